@@ -1,0 +1,69 @@
+# Needs Python >= 3.11, pip and make; everything is installed into .venv and nothing else is touched.
+# All paths are relative, so the checkout may lie anywhere. A smaller torch without CUDA:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make install
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+PY := .venv/bin/python
+INSTALLED := .venv/.installed
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install test lint demo prove bench wheel clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+install: $(INSTALLED)  ## install into .venv (some minutes the first time)
+
+test: lint  ## lint, types, import arrows and all tests but the long proofs
+	$(PY) -m pytest -ra
+
+lint: install  ## style, types and import arrows
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
+
+demo: install  ## train a small model on emulated nodes
+	$(PY) -m hpc_mp launch demo/job.toml --on local
+
+prove: install  ## the long proofs of exactness
+	$(PY) -m pytest -ra -m prove --timeout=3600
+
+bench: install  ## measure
+	@for script in benchmarks/*.py; do echo "$$script"; $(PY) "$$script" || exit 1; done
+
+wheel: install  ## build dist/*.whl and dist/*.tar.gz
+	$(PY) -m build --no-isolation
+
+clean:  ## remove .venv and everything that was built
+	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Debian's Python may come without ensurepip: then pip is put into the environment from outside.
+$(INSTALLED): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and \
+	  "hpc-mp needs Python 3.11 or newer and $(PYTHON) is older: name another with make PYTHON=python3.x")'
+	@rm -f $@
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv >/dev/null 2>&1 || { \
+	  $(PYTHON) -m venv --clear --without-pip .venv && $(PYTHON) -m pip --python $(PY) install --quiet pip; }
+	@echo "Installing hpc-mp and $(TORCH) into .venv"
+	@{ $(PY) -m pip install "$(TORCH)" -e '.[dev]' && touch $@; } 2>&1 | $(PY) -c "$$PROGRESS"
+	@test -e $@ || { tail -n 20 .venv/install.log; exit 1; }
+
+# pip's output goes to a log; shown are one moving line on a terminal, the large downloads in a pipe.
+define PROGRESS
+import re, sys
+live = sys.stdout.isatty()
+with open(".venv/install.log", "w") as log:
+    for line in sys.stdin:
+        log.write(line)
+        short = re.sub(r"-(cp|py)\d\S*", "", line.strip())[:78]
+        if live:
+            print("\r\033[K" + short, end="", flush=True)
+        elif short.endswith("MB)"):
+            print(short, flush=True)
+print("\r\033[K" if live else "", end="")
+endef
+export PROGRESS

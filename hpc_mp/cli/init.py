@@ -1,0 +1,56 @@
+"""``hpc-mp init``: find what is here and write a job file that runs."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from hpc_mp.cluster.here import Machine, Site, find_machine, find_site
+from hpc_mp.cluster.slurm_query import Partition
+from hpc_mp.errors import HpcMpError
+from hpc_mp.launch.device import torch_has_cuda
+from hpc_mp.launch.starter import GIB, job_text
+
+
+@click.command(help="Find what is here (Slurm partitions, account, GPUs) and write a job file that runs.")
+@click.argument("path", default="job.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--force", is_flag=True, help="Replace PATH if it is there.")
+def command(path: Path, force: bool) -> None:
+    machine, site, cuda = find_machine(), find_site(), torch_has_cuda()
+    text = job_text(machine if cuda else replace(machine, gpus=()), site if isinstance(site, Site) else None)
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise HpcMpError(str(path), "exists", "give another name, or --force to replace it") from None
+    except OSError as error:
+        raise HpcMpError(str(path), f"cannot be written ({error.strerror})",
+                         "give a path in a directory that is there and that you may write to") from None
+    for line in (_machine(machine, cuda), *_site(site)):
+        click.echo(line)
+    click.echo(f"\nwrote {path}; start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
+
+
+def _machine(machine: Machine, cuda: bool) -> str:
+    gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
+    if machine.gpus and not cuda:
+        gpus += " (without use: the installed torch is built without CUDA)"
+    return f"this machine  {machine.cores} cores, {machine.memory / GIB:.0f} GiB, {gpus}"
+
+
+def _site(site: Site | str) -> list[str]:
+    if isinstance(site, str):
+        return [f"Slurm         none: {site}"]
+    release = ".".join(f"{part:02d}" for part in site.version) if site.version else "of unknown version"
+    lines = [f"Slurm         {release}, {'account ' + site.accounts[0] if site.accounts else 'no accounts kept'}"]
+    return lines + [_partition(partition, partition is site.chosen) for partition in site.partitions]
+
+
+def _partition(partition: Partition, chosen: bool) -> str:
+    kinds = "; ".join(f"{len(kind.nodes)} nodes with {kind.cpus} CPUs, {kind.gpu_count} {kind.gpu_type or 'GPU'}s"
+                      for kind in partition.kinds)
+    marks = "".join([" (default)" * partition.default, "" if partition.up else " (down)", " ← used" * chosen])
+    return f"  partition   {partition.name}{marks}: {kinds or 'no nodes'}"

@@ -1,0 +1,70 @@
+"""The ``hpc-mp`` command: verbs are imported only when they are called, errors become exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from hpc_mp import __version__
+from hpc_mp.errors import HpcMpError, RunFailed
+
+# verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
+VERBS: dict[str, tuple[str, str]] = {
+    "init": ("init", "Find what is here and write a job file that runs."),
+    "launch": ("launch", "Plan, place, render and start a job."),
+    "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
+    "placement": ("placement", "Show which rank does what where, and what it costs."),
+    "schedule": ("schedule", "Show the action table of a pipeline schedule."),
+    "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
+    "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
+}
+
+
+class Verbs(click.Group):
+    """A click group that imports a verb's module when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"hpc_mp.cli.{VERBS[cmd_name][0]}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+
+
+@click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="hpc-mp")
+def cli() -> None:
+    """Train Hugging Face models too big for one GPU: look, plan, place, launch, train, compare."""
+
+
+def main() -> None:
+    """Run the command line: exit 0 (done), 1 (the run or a check failed), 2 (the input is wrong)."""
+    try:
+        code = cli(standalone_mode=False)
+    except click.exceptions.Exit as stop:
+        code = stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = 2
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        code = 1
+    except (HpcMpError, RunFailed) as error:
+        if os.environ.get("HPC_MP_DEBUG") == "1":
+            raise
+        click.echo(f"hpc-mp: {error}", err=True)
+        code = 2 if isinstance(error, HpcMpError) else 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)

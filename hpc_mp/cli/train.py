@@ -1,0 +1,20 @@
+"""``hpc-mp train``: what each rank runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command(help="What each rank runs (under srun, mpirun, torchrun or the emulator).")
+@click.argument("job", type=click.Path(path_type=Path))
+def command(job: Path) -> None:
+    from hpc_mp.engine.main import main  # imports torch
+
+    code = main(job)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # gloo with sub-groups aborts when the interpreter is torn down

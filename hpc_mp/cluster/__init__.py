@@ -1,0 +1,1 @@
+"""Facts about machines: host lists, what Slurm says, GPUs. No torch."""

@@ -1,0 +1,42 @@
+"""Ask a program of this machine a question and take its answer within a time limit."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+
+class NoAnswer(Exception):
+    """The program is absent, failed or took too long; the text says which, in the program's own words if it has any."""
+
+
+class Ask(Protocol):
+    """What ``ask`` does; tests hand in their own."""
+
+    def __call__(self, argv: Sequence[str]) -> str: ...
+
+
+def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, str] | None = None) -> str:
+    """Run ``argv`` and return what it wrote on stdout.
+
+    Args:
+        argv: the program and its arguments.
+        timeout: seconds to wait for it; None waits for ever.
+        environ: its environment; None is our own.
+
+    Raises:
+        NoAnswer: it is not there, exited with another code than 0, or did not answer in time.
+    """
+    try:
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=environ,
+                              encoding="utf-8", errors="replace", check=False)
+    except FileNotFoundError:
+        raise NoAnswer(f"{argv[0]} is not on PATH") from None
+    except OSError as error:
+        raise NoAnswer(f"{argv[0]} cannot be started ({error.strerror})") from None
+    except subprocess.TimeoutExpired:
+        raise NoAnswer(f"{argv[0]} did not answer within {timeout:g} s") from None
+    if done.returncode:
+        raise NoAnswer(done.stderr.strip() or f"{argv[0]} exited with {done.returncode}")
+    return done.stdout

@@ -1,0 +1,1 @@
+"""What every rank runs: mesh, tensor, pipeline and ZeRO parallelism, checkpoints, the train loop."""

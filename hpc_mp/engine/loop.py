@@ -1,0 +1,167 @@
+"""The train loop of one rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_mp.data import IGNORE, Samples, positions
+from hpc_mp.engine import checkpoint
+from hpc_mp.engine.dropout import DropoutClock
+from hpc_mp.engine.groups import Groups
+from hpc_mp.engine.logs import Log
+from hpc_mp.engine.memory import peak_bytes
+from hpc_mp.engine.optimizer import Optimizer, learning_rate
+from hpc_mp.engine.pipeline import Pipeline, Span
+from hpc_mp.engine.signals import StopFlag
+from hpc_mp.engine.stage import Stage
+from hpc_mp.engine.tensor import local
+from hpc_mp.job import JobSpec
+from hpc_mp.rundir import LineFile, RunDirectory
+
+TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy initialization
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that one rank trains with. ``attempt`` counts the starts of this run."""
+
+    spec: JobSpec
+    run: RunDirectory
+    attempt: int
+    stage: Stage
+    pipeline: Pipeline
+    optimizer: Optimizer
+    groups: Groups
+    clock: DropoutClock
+    samples: Samples
+    device: torch.device
+    log: Log
+    stop: StopFlag
+
+    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> str:
+        """From ``counters["step"]`` to ``train.steps``; returns "done", "stopped" or "unsaved" (the last save failed)."""
+        settings = self.spec.train
+        metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
+        first, tokens = counters["step"], counters["tokens"]
+        saved: bool | None = None
+        stopping = False
+        for step in range(first, settings.steps):
+            began = time.perf_counter()
+            trace = step - first + 1 == TRACED_STEP or settings.steps - first == 1
+            loss, norm, counted, stopping, spans = self._step(step, trace)
+            seconds = time.perf_counter() - began
+            tokens += settings.global_batch * self.spec.data.sequence_length
+            peak = self._largest(peak_bytes(self.device))
+            if metrics is not None:
+                metrics.write(json.dumps({
+                    "step": step + 1, "loss": loss, "tokens": tokens, "step_time_s": seconds,
+                    "tokens_per_s": settings.global_batch * self.spec.data.sequence_length / seconds,
+                    "learning_rate": learning_rate(step, settings), "grad_norm": norm, "peak_memory_bytes": peak,
+                    "label_tokens": counted, "attempt": self.attempt,
+                }))
+            if trace:
+                traced(step + 1, spans)
+            every = self.spec.checkpoint.every
+            if stopping or step + 1 == settings.steps or (every and (step + 1) % every == 0):
+                saved = self._save({"step": step + 1, "samples": (step + 1) * settings.global_batch, "tokens": tokens})
+            if stopping:
+                break
+        if metrics is not None:
+            metrics.close()
+        if saved is False:
+            return "unsaved"
+        return "stopped" if stopping and step + 1 < settings.steps else "done"
+
+    def _step(self, step: int, trace: bool) -> tuple[float, float, int, bool, list[Span]]:
+        """One optimizer step: loss, gradient norm, tokens that counted, whether somebody asks to stop, and the trace."""
+        settings = self.spec.train
+        mine = positions(step, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
+                         data_rank=self._data_rank, microbatches=self.spec.microbatches)
+        counted = self._count_labels(step)
+
+        def batch(microbatch: int) -> tuple[Tensor | None, Tensor | None]:
+            part = self.stage.part
+            if not (part.first or part.last):
+                return None, None
+            ids, labels = self.samples.batch(mine[microbatch])
+            return (torch.from_numpy(ids).to(self.device) if part.first else None,
+                    torch.from_numpy(labels).to(self.device) if part.last else None)
+
+        def enter(microbatch: int) -> None:
+            self.clock.set(step, tuple(mine[microbatch]))
+
+        loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, counted), trace)
+        self._sum_tied_gradients()
+        began = time.time()
+        # One all-reduce for all that ranks must agree on. Tensor ranks hold the same loss: the first one's counts.
+        facts = torch.stack((
+            self.optimizer.squared_norm(),
+            loss if self.stage.tensor.rank == 0 else torch.zeros_like(loss),
+            torch.tensor(float(self.stop.name is not None), dtype=torch.float64, device=self.device),
+        ))
+        dist.all_reduce(facts)
+        squares, total, asked = facts.tolist()
+        norm = squares**0.5
+        if not (norm < float("inf")):
+            raise FloatingPointError(f"step {step + 1}: the gradient norm is {norm}; the loss is {total / max(1, counted)}. "
+                                     "Lower train.learning_rate, or look at the data of this step")
+        self.optimizer.step(step, norm)
+        if trace:
+            spans.append(("OPTIMIZER", 0, -1, began, time.time()))
+        return total / max(1, counted), norm, counted, asked > 0, spans
+
+    @cached_property
+    def _data_rank(self) -> int:
+        mesh = self.groups.mesh
+        return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+
+    def _count_labels(self, step: int) -> int:
+        """Tokens of the global batch that count in the loss; every rank counts them all, which spares a message."""
+        size = self.spec.train.global_batch
+        if not self.samples.masked:
+            return size * self.spec.data.sequence_length
+        return sum(int((self.samples.at(p)[1] != IGNORE).sum()) for p in range(step * size, (step + 1) * size))
+
+    @torch.no_grad()
+    def _sum_tied_gradients(self) -> None:
+        """The embedding and the head's copy of it are one weight: both get the sum of their gradients."""
+        if self.stage.shares_tied_weight:
+            weight = self.stage.get_parameter(f"{self.stage.family.embedding}.weight")
+            assert weight.grad is not None
+            dist.all_reduce(local(weight.grad), group=self.groups.tied)
+
+    def _save(self, counters: dict[str, Any]) -> bool:
+        began = time.perf_counter()
+        try:
+            path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.spec.checkpoint.keep)
+        except checkpoint.SaveFailed as error:
+            self.log.say(f"checkpoint of step {counters['step']} FAILED: {error}. Training goes on; the earlier "
+                         "checkpoints are unharmed")
+            return False
+        self.log.say(f"checkpoint {path.name} saved in {time.perf_counter() - began:.2f} s")
+        return True
+
+    def _largest(self, value: int) -> int:
+        """The largest value over all ranks."""
+        shared = torch.tensor(value, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return int(shared)
+
+
+def write_trace(path: Path, document: dict[str, Any]) -> None:
+    """A trace is a picture's raw material: when it cannot be written, training does not suffer."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(document), encoding="utf-8")
+    except OSError:
+        pass

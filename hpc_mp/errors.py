@@ -1,0 +1,26 @@
+"""The one exception of hpc-mp: what was given, which rule it breaks, what to do about it."""
+
+from __future__ import annotations
+
+
+class HpcMpError(Exception):
+    """A mistake in the input that its author can mend. Commands print it and exit 2.
+
+    Args:
+        value: what was given, as the user wrote it (``"train.steps = -3"``).
+        rule: the rule it breaks (``"must be at least 1"``).
+        remedy: what to do (``"set train.steps to the number of optimizer steps"``).
+    """
+
+    def __init__(self, value: str, rule: str, remedy: str) -> None:
+        super().__init__(value, rule, remedy)
+        self.value = value
+        self.rule = rule
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.value}: {self.rule}. {self.remedy}."
+
+
+class RunFailed(Exception):
+    """A run that was started and failed. Commands print it and exit 1."""

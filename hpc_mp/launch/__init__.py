@@ -1,0 +1,1 @@
+"""Starting a run: render, submit, emulate, watch."""

@@ -1,0 +1,48 @@
+"""JSON messages, one per line, in both directions over a Unix socket; a message may carry open files."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+CHUNK = 1 << 16
+FILES = 8  # how many open files one message may carry
+
+
+class Channel:
+    """One end of the socket. Received files gather in ``files``, in the order in which they were sent."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._rest = b""
+        self.files: list[int] = []
+
+    def fileno(self) -> int:
+        return self._end.fileno()
+
+    def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        """Raises OSError (BrokenPipeError, ConnectionResetError) when the other side has gone."""
+        data = json.dumps(message).encode() + b"\n"
+        sent = socket.send_fds(self._end, [data], files) if files else 0
+        self._end.sendall(data[sent:])
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Wait for data and return the messages that are complete by now.
+
+        Raises:
+            EOFError: the other side has gone.
+        """
+        try:
+            data, files, _, _ = socket.recv_fds(self._end, CHUNK, FILES)
+        except ConnectionError:
+            data, files = b"", []
+        if not data:
+            raise EOFError
+        self.files += files
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        self._end.close()

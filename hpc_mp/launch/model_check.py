@@ -1,0 +1,47 @@
+"""What transformers itself says of a model configuration, before anything is started."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from hpc_mp.errors import HpcMpError
+
+# Keys that transformers takes although they are no fields: the family's name, and older or private spellings.
+ACCEPTED = {"model_type", "torch_dtype", "attn_implementation"}
+ROTARY = {"rope_theta", "rope_scaling"}  # older spellings of rope_parameters
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> list[str]:
+    """Let transformers validate a configuration; returns warnings. Imports transformers, which takes 2 to 3 s.
+
+    Args:
+        config: as ``hpc_mp.models.read_config`` gives it.
+        vocabulary: of the model.
+        written_here: whether it stands in the job file. transformers takes any key in silence (``hidden_sise``), so
+            there a key must be one of the family's; a config.json from elsewhere may hold more.
+
+    Raises:
+        HpcMpError: an unknown key, with the nearest valid one, or a value that transformers refuses.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.utils.logging import set_verbosity_error
+
+    set_verbosity_error()  # it also warns of special ids that are its own defaults
+    family = CONFIG_MAPPING[config["model_type"]]
+    fields = set(family.__dataclass_fields__)
+    known = fields | set(family.attribute_map) | ACCEPTED | (ROTARY if "rope_parameters" in fields else set())
+    for key in config if written_here else ():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+            raise HpcMpError(f"model.config.{key}", f"is not a key of a {config['model_type']} configuration",
+                             f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(sorted(known))}")
+    try:
+        family(**{key: value for key, value in config.items() if key != "model_type"})
+    except Exception as error:  # transformers validates with exceptions of many kinds
+        said = " ".join(str(error).split())
+        raise HpcMpError(f"model.config of model_type {config['model_type']!r}", f"is refused by transformers ({said})",
+                         "mend that value") from None
+    return [f"model.config.{key} = {config[key]} is beyond the vocabulary of {vocabulary}" for key in SPECIAL
+            if isinstance(config.get(key), int) and not 0 <= config[key] < vocabulary]

@@ -1,0 +1,107 @@
+"""Which run ``--resume`` goes on with, whether the job may do so, and the lock that lets only one launch have a run."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.cluster.ask import Ask, ask
+from hpc_mp.errors import HpcMpError
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.slurm import FINAL, UNKNOWN, state
+from hpc_mp.rundir import RunDirectory, find_run, problem
+from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
+
+# What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
+FIXED = ("model.", "data.", "train.seed", "train.global_batch",
+         "train.optimizer", "train.betas", "train.eps", "train.momentum")
+JOB_ID = "job.id"  # in a run directory: the Slurm job that runs it
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run that is held and may be gone on with: its open lock file, and whether any steps are left to do."""
+
+    run: RunDirectory
+    lock: int
+    left: bool
+
+
+@contextmanager
+def resuming(spec: JobSpec, ask: Ask = ask) -> Iterator[Resumed]:
+    """The newest run of this job's name, held.
+
+    Raises:
+        HpcMpError: there is none, it still goes on, a key that must not change did, or ``train.steps`` is less than
+            what has been done.
+    """
+    base = Path(spec.job.directory) / spec.job.name
+    try:
+        run = find_run(base)
+    except HpcMpError:
+        raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run in {base}",
+                         "launch it without --resume, or mend job.name and job.directory") from None
+    with hold(run) as lock:
+        _check_not_queued(run, ask)
+        _check_fixed(run, spec)
+        yield Resumed(run, lock, _steps_left(run, spec))
+
+
+@contextmanager
+def hold(run: RunDirectory) -> Iterator[int]:
+    """Have the run alone; gives the open lock file, which all emulated ranks inherit: while one lives, it is held.
+
+    Raises:
+        HpcMpError: another launch has it, or ranks of one still live.
+    """
+    lock = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HpcMpError(f"run {run.path}", "is still going on, or another launch resumes it",
+                             "wait for its end, or stop it with Ctrl-C where it was launched") from None
+        yield lock
+    finally:
+        os.close(lock)
+
+
+def _check_not_queued(run: RunDirectory, ask: Ask) -> None:
+    try:
+        job_id = (run.path / JOB_ID).read_text().strip()
+    except FileNotFoundError:
+        return
+    now = state(job_id, ask)
+    if now not in FINAL | {UNKNOWN}:
+        raise HpcMpError(f"run {run.path}", f"is Slurm job {job_id}, which is {now}",
+                         f"wait for its end, or end it with scancel {job_id}")
+
+
+def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:
+    old, new = (_leaves("", job.model_dump()) for job in (load_job(run.job), spec))
+    for key in sorted(old.keys() | new.keys()):
+        if key.startswith(FIXED) and old.get(key) != new.get(key):
+            raise HpcMpError(f"{key} = {new.get(key)}", f"was {old.get(key)} when {run.path} was launched",
+                             "put the old value back, or launch a new run without --resume")
+
+
+def _steps_left(run: RunDirectory, spec: JobSpec) -> bool:
+    saved = complete_steps(run.checkpoints)
+    done = int(saved[-1].name.removeprefix(PREFIX)) if saved else 0
+    if spec.train.steps < done:
+        raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {done} steps that {run.path} has done",
+                         f"set train.steps to more than {done} to train on")
+    return spec.train.steps > done or problem(saved[-1]) is not None
+
+
+def _leaves(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of a tree under their dotted names."""
+    if not isinstance(value, dict):
+        return {name: value}
+    below = (_leaves(f"{name}.{key}" if name else key, inner) for key, inner in value.items())
+    return {leaf: found for leaves in below for leaf, found in leaves.items()}

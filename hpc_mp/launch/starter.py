@@ -1,0 +1,112 @@
+"""A first job file that runs on what is here: ``slurm/job.toml.j2``, filled in."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sysconfig
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+
+from hpc_mp.assets import asset
+from hpc_mp.cluster.here import Machine, Site
+
+TEMPLATE = "slurm/job.toml.j2"
+TIME_LIMIT_S = 30 * 60
+GIB, MIB = 2**30, 2**20
+MEMORY_PER_CPU = 2 * GIB  # what a rank of the small model needs on CPUs, with room to spare
+
+# Emulated ranks: (cores, GiB of memory) that must be there, (nodes, ranks per node). A rank takes half a GiB before it
+# holds any model; two cores carry four ranks of the small one.
+EMULATED = (((2, 4), (2, 2)), ((1, 2), (2, 1)), ((0, 0), (1, 1)))
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A GPT-2-style model and its sequences, in tokens; ``vocabulary`` also bounds the tokenizer trained for it."""
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    precision: str
+    learning_rate: float
+
+
+SMALL = Size(layers=4, hidden=128, heads=4, vocabulary=2048, sequence=128, precision="fp32", learning_rate=1e-3)
+LARGE = Size(layers=12, hidden=1024, heads=16, vocabulary=8192, sequence=512, precision="bf16", learning_rate=3e-4)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where the ranks of a first job run, on what, and how they share the model."""
+
+    nodes: int
+    ranks_per_node: int
+    device: str
+    size: Size
+
+    @property
+    def tensor(self) -> int:
+        """2 where the ranks of a node pair up: its traffic stays inside the node."""
+        return 2 if self.ranks_per_node % 2 == 0 else 1
+
+    @property
+    def pipeline(self) -> int:
+        return 2 if self.nodes * self.ranks_per_node // self.tensor % 2 == 0 else 1
+
+    @property
+    def data(self) -> int:
+        return self.nodes * self.ranks_per_node // (self.tensor * self.pipeline)
+
+
+def choose(machine: Machine, site: Site | None) -> Start:
+    """On Slurm two nodes with a rank per GPU; else a rank per GPU here; else emulated ranks as the cores allow."""
+    if site is not None:
+        nodes = min(2, len(site.kind.nodes))
+        if site.kind.gpu_count:
+            return Start(nodes, site.kind.gpu_count, "auto", LARGE)
+        return Start(nodes, min(2, site.cpus), "cpu", SMALL)
+    if machine.gpus:
+        return Start(1, len(machine.gpus), "auto", LARGE)
+    nodes, ranks = next(layout for (cores, gib), layout in EMULATED
+                        if machine.cores >= cores and machine.memory >= gib * GIB)
+    return Start(nodes, ranks, "auto", SMALL)
+
+
+def job_text(machine: Machine, site: Site | None) -> str:
+    """A commented job file for what was found; ``site`` is None without Slurm."""
+    start = choose(machine, site)
+    jinja = jinja2.Environment(finalize=_toml, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+                               keep_trailing_newline=True, autoescape=False)
+    return jinja.from_string(asset(TEMPLATE).read_text(encoding="utf-8")).render(
+        start=start, site=site, corpus=f"{sysconfig.get_paths()['stdlib']}/*.py",
+        time_limit=_time_limit(site.chosen.time_limit if site else None), extra=_extra(site, start) if site else {})
+
+
+def _extra(site: Site, start: Start) -> dict[str, str | int]:
+    """The CPUs and the memory that a rank's GPU brings with it, or what a rank needs on CPUs."""
+    cpus = {"cpus-per-task": max(1, site.cpus // start.ranks_per_node)}
+    if site.kind.gpu_count:
+        return cpus | {"mem": "0"}
+    return {"mem-per-cpu": f"{min(MEMORY_PER_CPU, site.kind.memory // site.kind.cpus) // MIB}M"}
+
+
+def _time_limit(most: str | None) -> str:
+    """Half an hour, or the partition's limit where that is shorter."""
+    return most if most and _seconds(most) < TIME_LIMIT_S else "00:30:00"
+
+
+def _seconds(limit: str) -> int:
+    """Of ``days-hours:minutes:seconds``, from the right as much of it as is there."""
+    days, _, clock = limit.rpartition("-")
+    return int(days or 0) * 86400 + functools.reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{name} = {_toml(each)}' for name, each in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,91 @@
+"""Checkpoint manifests: which checkpoint directories are complete, and what is wrong with the others.
+
+A checkpoint is written as ``checkpoints/.step-00000010.TOKEN`` and renamed to ``checkpoints/step-00000010`` after
+``complete.json`` lists every file with its size and SHA-256. A directory without that marker, or one that
+disagrees with it, is never loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.rundir.records import read_json, write_json
+
+MARKER = "complete.json"
+PREFIX = "step-"
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a complete checkpoint holds: file name -> (bytes, SHA-256)."""
+
+    step: int
+    files: Mapping[str, tuple[int, str]]
+
+
+def checkpoint_name(step: int) -> str:
+    return f"{PREFIX}{step:08d}"
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Write the completion marker (durably). Raises OSError."""
+    files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(manifest.files.items())}
+    write_json(directory / MARKER, {"format": 1, "step": manifest.step, "files": files})
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Raises OSError, ValueError or KeyError when there is no sound marker."""
+    document = read_json(directory / MARKER)
+    return Manifest(document["step"], {n: (f["bytes"], f["sha256"]) for n, f in document["files"].items()})
+
+
+def problem(directory: Path, hashes: bool = True) -> str | None:
+    """Why a checkpoint must not be loaded, naming the file; None when it is complete and unharmed."""
+    try:
+        manifest = read_manifest(directory)
+    except FileNotFoundError:
+        return f"{MARKER} is missing (the save was not finished)"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MARKER} cannot be read ({type(error).__name__}: {error})"
+    for name, (size, digest) in manifest.files.items():
+        path = directory / name
+        try:
+            found = path.stat().st_size
+            if found != size:
+                return f"{name} has {found} bytes, {size} were saved"
+            if hashes and sha256(path) != digest:
+                return f"{name} does not have the SHA-256 it was saved with (its content changed)"
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    return None
+
+
+def complete_steps(checkpoints: Path) -> list[Path]:
+    """Published checkpoint directories, oldest first (unverified)."""
+    return sorted((p for p in checkpoints.glob(f"{PREFIX}*") if p.is_dir()), key=lambda p: p.name)
+
+
+def newest_complete(checkpoints: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest checkpoint that verifies, and the newer ones that were skipped with the reason."""
+    skipped: list[tuple[Path, str]] = []
+    for path in reversed(complete_steps(checkpoints)):
+        reason = problem(path)
+        if reason is None:
+            return path, skipped
+        skipped.append((path, reason))
+    return None, skipped
+
+
+def prune(checkpoints: Path, keep: int) -> None:
+    """Delete the oldest published checkpoints beyond ``keep``, and the temporary ones that crashed saves left."""
+    for path in [*complete_steps(checkpoints)[:-keep], *checkpoints.glob(f".{PREFIX}*")]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,144 @@
+"""Where everything of a run lies, and how runs are numbered, found and resumed.
+
+``DIRECTORY/NAME/0001`` holds one run::
+
+    job.toml         the resolved job            placement.json   which rank is where
+    job.sbatch       the rendered script         ranks.jsonl      attempt, rank, host, pid, coordinates
+    metrics.jsonl    one line per step           checkpoints/     step-00000010/ ...
+    log/main.log     rank 0, failures            log/rank-00003.log
+    trace/           rank-00003.json: actions as executed and memory of one rank
+    failures/        attempt-1-rank-00003.json: why a rank ended
+    attempts/K/      job.toml and placement.json of earlier attempts
+    report.html      the pictures
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.errors import HpcMpError
+
+PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The names inside one run directory."""
+
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.toml"
+
+    @property
+    def placement(self) -> Path:
+        return self.path / "placement.json"
+
+    @property
+    def script(self) -> Path:
+        return self.path / "job.sbatch"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ranks(self) -> Path:
+        return self.path / "ranks.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def log(self) -> Path:
+        return self.path / "log"
+
+    @property
+    def main_log(self) -> Path:
+        return self.log / "main.log"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def cache(self) -> Path:
+        """Tokenizers and token files, shared by all runs under the same ``job.directory``."""
+        return self.path.parent.parent / ".cache"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.log / f"rank-{rank:05d}.log"
+
+    def trace(self, rank: int) -> Path:
+        return self.path / "trace" / f"rank-{rank:05d}.json"
+
+    def failure(self, attempt: int, rank: int) -> Path:
+        return self.path / "failures" / f"attempt-{attempt}-rank-{rank:05d}.json"
+
+    def attempt(self) -> int:
+        """The number of the current attempt, from 1: one more than those put away."""
+        return 1 + sum(1 for _ in (self.path / "attempts").glob("[0-9]*"))
+
+
+def create_run(directory: Path, name: str) -> RunDirectory:
+    """Make the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
+
+    Raises:
+        HpcMpError: when the directory cannot be written.
+    """
+    base = directory / name
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        number = max((int(p.name) for p in _numbered(base)), default=0) + 1
+        while True:
+            path = base / f"{number:04d}"
+            try:
+                path.mkdir(mode=PRIVATE)
+                break
+            except FileExistsError:  # another launch took this number in between
+                number += 1
+        for sub in ("checkpoints", "log", "trace", "failures", "attempts"):
+            (path / sub).mkdir(mode=PRIVATE)
+    except OSError as error:
+        raise HpcMpError(f"job.directory = {directory}", f"cannot be written ({error.strerror})",
+                         "choose a directory on a file system that all nodes share and that you may write") from None
+    return RunDirectory(path)
+
+
+def find_run(path: Path) -> RunDirectory:
+    """``path`` itself when it is a run directory, else the newest run below ``DIRECTORY/NAME``.
+
+    Raises:
+        HpcMpError: when there is none.
+    """
+    path = path.resolve()
+    if (path / "job.toml").is_file():
+        return RunDirectory(path)
+    runs = [run for run in _numbered(path) if (run / "job.toml").is_file()]
+    if not runs:
+        raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs",
+                         "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job")
+    return RunDirectory(max(runs, key=lambda run: int(run.name)))
+
+
+def prepare_resume(run: RunDirectory) -> int:
+    """Put the current job.toml and placement.json away to ``attempts/K/``; returns the new attempt's number."""
+    attempt = run.attempt()
+    aside = run.path / "attempts" / str(attempt)
+    aside.mkdir(mode=PRIVATE, parents=True)
+    for name in (run.job, run.placement, run.script):
+        if name.exists():
+            shutil.copy2(name, aside / name.name)
+    return attempt + 1
+
+
+def _numbered(base: Path) -> list[Path]:
+    try:
+        return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,61 @@
+"""An append-only line file that survives a full disk."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+
+class LineFile:
+    """Lines appended and flushed one by one; while the disk is full they wait in memory and are written when they can be.
+
+    Args:
+        path: the file; created with its first line.
+        limit: how many lines wait at most; beyond it the oldest are dropped and counted in ``dropped``.
+    """
+
+    def __init__(self, path: Path, limit: int = 10_000) -> None:
+        self.path = path
+        self.waiting: deque[bytes] = deque()
+        self.dropped = 0
+        self._limit = limit
+        self._fd: int | None = None
+
+    def write(self, line: str) -> None:
+        """Append one line (without its newline). Never raises for a full disk or an exceeded quota."""
+        self.waiting.append(line.encode() + b"\n")
+        while len(self.waiting) > self._limit:
+            self.waiting.popleft()
+            self.dropped += 1
+        self.flush()
+
+    def flush(self) -> bool:
+        """Write what waits; returns whether nothing waits any more."""
+        try:
+            if self._fd is None:
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            while self.waiting:
+                self._append(self._fd, self.waiting[0])
+                self.waiting.popleft()
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.flush()
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    @staticmethod
+    def _append(fd: int, data: bytes) -> None:
+        """All of ``data`` or nothing: a line cut off by a full disk is taken back, so that no reader sees half of it."""
+        start = os.lseek(fd, 0, os.SEEK_END)
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(fd, data[written:])
+        except OSError:
+            os.ftruncate(fd, start)
+            raise

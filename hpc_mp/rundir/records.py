@@ -1,0 +1,60 @@
+"""Small readable files: JSON documents published atomically, JSON lines read tolerantly."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, document: Any) -> None:
+    """Publish a JSON document atomically and durably (temporary name, fsync, rename).
+
+    Raises:
+        OSError: when it cannot be written; the old document is then still there.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    """Raises OSError or ValueError when it is absent or broken."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All complete records of a JSON-lines file; an absent file is empty, a half-written last line is left out."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in data.split(b"\n")[:-1]:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            continue
+    return records
+
+
+def cut_metrics(path: Path, step: int) -> None:
+    """Keep the records up to ``step`` only: a resume from there writes the later ones again."""
+    if not path.exists():
+        return
+    kept = [record for record in read_lines(path) if record["step"] <= step]
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
