@@ -1,7 +1,6 @@
-"""Fake ranks that need no torch, and a launcher for them that runs as a process of its own.
+"""Fake ranks that need no torch; what one does stands in its environment: ``DEED_<rank>``, else ``DEED``.
 
-``python emulated.py RUN RANKS`` starts RANKS fake ranks (their deeds in the environment: ``DEED_<rank>``, else ``DEED``)
-and prints how they ended as one JSON document.
+``python emulated.py RUN RANKS`` starts RANKS of them and prints how they ended as one JSON document.
 """
 
 from __future__ import annotations
@@ -16,17 +15,15 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import psutil
-
+from hpc_mp.job import load_job
 from hpc_mp.launch.emulator import Emulator, Task
 from hpc_mp.launch.interrupts import Interrupts
 from hpc_mp.launch.progress import Quiet
 from hpc_mp.launch.tail import Attempt
 from hpc_mp.launch.watch import Ended, watch
-from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
 
 ENTRY = "emulated:rank"
-MARK = "HPC_MP_TEST_MARK"
 
 
 def rank(job_file: Path) -> int:
@@ -85,6 +82,50 @@ def echo(job_file: Path) -> int:
     return 1
 
 
+def train(job_file: Path) -> int:
+    """Trains without a model: rank 0 writes what a real one writes. ``PAUSE``: seconds per step."""
+    asked: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
+    run, steps = RunDirectory(job_file.parent), load_job(job_file).train.steps
+    newest, _ = newest_complete(run.checkpoints)
+    first = int(newest.name[-8:]) if newest else 0
+    if os.environ["SLURM_PROCID"] != "0":
+        while first < steps and not asked and not (run.checkpoints / f"step-{steps:08d}").exists():
+            time.sleep(0.02)
+        return 75 if asked else 0
+    metrics = LineFile(run.metrics)
+    for step in range(first + 1, steps + 1):
+        metrics.write(json.dumps({"attempt": run.attempt(), "step": step, "loss": 8.0 / step, "tokens": 100 * step,
+                                  "step_time_s": 0.5 if step > first + 1 else 5.0, "tokens_per_s": 200.0}))
+        time.sleep(float(os.environ.get("PAUSE", "0")))
+        if asked or step == steps:
+            directory = run.checkpoints / f"step-{step:08d}"
+            directory.mkdir()
+            write_manifest(directory, Manifest(step, {}))
+            return 75 if asked else 0
+    return 0
+
+
+def wrong_input(job_file: Path) -> int:
+    return report_failure(job_file, "user", "data.files = x: is empty. give text.", 2)
+
+
+def error(job_file: Path) -> int:
+    return report_failure(job_file, "error", "ValueError: boom", 1)
+
+
+def peer(job_file: Path) -> int:
+    return report_failure(job_file, "peer", "RuntimeError: Connection closed by peer", 1)
+
+
+def report_failure(job_file: Path, kind: str, message: str, code: int) -> int:
+    run, number = RunDirectory(job_file.parent), int(os.environ["SLURM_PROCID"])
+    write_json(run.failure(run.attempt(), number), {
+        "attempt": run.attempt(), "rank": number, "node": os.environ["SLURMD_NODENAME"], "host": "here",
+        "pid": os.getpid(), "time": time.time(), "kind": kind, "message": message, "traceback": ""})
+    return code
+
+
 def tell(job_file: Path) -> int:
     """Writes down what it sees of itself."""
     descriptors = {}
@@ -108,7 +149,7 @@ def tell(job_file: Path) -> int:
 
 
 DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
-    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell)}
+    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, wrong_input, error, peer)}
 
 
 def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str]) -> Ended:
@@ -122,18 +163,5 @@ def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str]) -> En
         return watch(emulator, ranks, Attempt(run, 1), interrupts, Quiet())
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    """The living processes whose environment carries ``mark``."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return found
-
-
 if __name__ == "__main__":
-    how = emulate(RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), os.environ)
-    print(json.dumps(dataclasses.asdict(how)))
+    print(json.dumps(dataclasses.asdict(emulate(RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), os.environ))))

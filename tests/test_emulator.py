@@ -9,49 +9,27 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import emulated
 import psutil
 import pytest
-from emulated import MARK, marked
+from launching import HERE, environment, mark, marked, until
 
 from hpc_mp.launch.watch import Ended, Exit
 from hpc_mp.rundir import RunDirectory, create_run
 
-HERE = Path(__file__).parent
+__all__ = ["mark"]  # a fixture
+
+# Makes standard input the controlling terminal, so that Ctrl-C written to its other end becomes SIGINT.
+ON_TERMINAL = """import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])"""
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     return create_run(tmp_path, "job")
-
-
-@pytest.fixture
-def mark() -> Iterator[str]:
-    """A word in the environment of everything that a test starts; whatever is left at its end is an error, and killed."""
-    word = uuid.uuid4().hex
-    yield word
-    left = marked(word)
-    for process in left:
-        process.kill()
-    assert left == []
-
-
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come to pass"
-        time.sleep(0.02)
-    return found
-
-
-def environment(mark: str, path: Path | None = None, **more: str) -> dict[str, str]:
-    """``path``: a directory to import from before all others."""
-    return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [path, *sys.path]))), **more}
 
 
 def emulate(run: RunDirectory, ranks: int, mark: str, path: Path | None = None, **deeds: str) -> tuple[Ended, float]:
@@ -64,7 +42,7 @@ def by_rank(ended: Ended) -> dict[int, Exit]:
     return {end.rank: end for end in ended.exits}
 
 
-# --- a good run ------------------------------------------------------------------------------------------------------------
+# --- a good run -------------------------------------------------------------------------------------------------------
 
 
 def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
@@ -102,12 +80,10 @@ def test_the_current_directory_is_not_on_the_path(run: RunDirectory, mark: str, 
     assert ended.broken is None and by_rank(ended)[0].code == 0
 
 
-# --- a rank that ends badly ends the others --------------------------------------------------------------------------------
+# --- a rank that ends badly ends the others ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("deed", "code", "logged"), [
-    ("fail", 1, "ValueError: boom"), ("leave", 7, ""), ("killed", -9, ""), ("segfault", -11, ""),
-])
+@pytest.mark.parametrize(("deed", "code", "logged"), [("fail", 1, "ValueError: boom"), ("segfault", -11, "")])
 def test_one_bad_end_ends_all(run: RunDirectory, mark: str, deed: str, code: int, logged: str) -> None:
     ended, seconds = emulate(run, 8, mark, DEED="hang", DEED_3=deed)
     exits = by_rank(ended)
@@ -134,7 +110,12 @@ def test_echoes_are_collected_before_anything_is_killed(run: RunDirectory, mark:
     assert seconds < 3
 
 
-# --- a launcher in a process of its own ------------------------------------------------------------------------------------
+def test_an_exit_code_is_passed_on(run: RunDirectory, mark: str) -> None:
+    ended, _ = emulate(run, 2, mark, DEED="echo", DEED_0="leave")
+    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: 7, 1: 1}
+
+
+# --- a launcher in a process of its own -------------------------------------------------------------------------------
 
 
 class Launcher:
@@ -150,9 +131,8 @@ class Launcher:
         with open(self.out, "w") as out, open(self.err, "w") as err:
             if terminal:
                 self.keyboard, inside = pty.openpty()
-                code = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
-                self.process = subprocess.Popen([sys.executable, "-c", code, *command], stdin=inside, stdout=out, stderr=err,
-                                                env=environ, start_new_session=True)
+                self.process = subprocess.Popen([sys.executable, "-c", ON_TERMINAL, *command], stdin=inside, stdout=out,
+                                                stderr=err, env=environ, start_new_session=True)
                 os.close(inside)
             else:
                 self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
@@ -206,8 +186,9 @@ def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str) ->
     until(lambda: not marked(mark), 3)
 
 
-def test_a_zygote_that_still_imports_does_not_outlive_a_killed_launcher(run: RunDirectory, mark: str, tmp_path: Path) -> None:
-    (tmp_path / "emulated.py").write_text(f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'importing').touch()\ntime.sleep(2)\n")
+def test_a_zygote_that_still_imports_ends_after_its_launcher(run: RunDirectory, mark: str, tmp_path: Path) -> None:
+    slow = f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'importing').touch()\ntime.sleep(2)\n"
+    (tmp_path / "emulated.py").write_text(slow)
     launcher = Launcher(run, 1, mark, tmp_path)
     until(lambda: (run.path / "importing").exists())
     launcher.process.kill()

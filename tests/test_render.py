@@ -42,8 +42,8 @@ CASES: dict[str, tuple[dict[str, Any], Path]] = {
 }
 
 # What a value must survive, as a path component, an environment variable or a comment.
-NASTY = ("a b", "$(touch x)", "`touch x`", "; touch x;", "&& touch x", "it's", 'a"b', "#1", "ünï→", "*", "$HOME", "%j", "-x",
-         "!")
+NASTY = ("a b", "$(touch x)", "`touch x`", "; touch x;", "&& touch x", "it's", 'a"b', "#1", "ünï→", "*", "$HOME", "%j",
+         "-x", "!")
 
 
 def job(**sections: Any) -> JobSpec:
@@ -226,7 +226,8 @@ def test_a_signal_to_the_shell_reaches_srun(tmp_path: Path) -> None:
 
 def read_by_sbatch(line: str) -> list[str]:
     """``get_argument`` of src/sbatch/opt.c, in Python: the words of a directive."""
-    words, at = [], 0
+    words: list[str] = []
+    at = 0
     while True:
         while at < len(line) and line[at].isspace():
             at += 1

@@ -217,7 +217,7 @@ def test_the_training_sample_is_spread_evenly(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("family", [None, "gpt2", "llama"])
 @pytest.mark.parametrize("kind", ["trained", "gpt2", "bare"])
 def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str, family: str | None) -> None:
-    """Alone, and in an exported model: for a Llama, transformers would put its own class over a nameless tokenizer."""
+    """Alone, and in an exported model, where the class of the model's family must not take over."""
     from transformers import AutoTokenizer
 
     gpt2 = gpt2_files(tmp_path / "gpt2")
@@ -229,6 +229,7 @@ def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str,
     shutil.copytree(token_set.tokenizer_directory, exported)
     if family:
         write(exported / "config.json", json.dumps({"model_type": family}))
+    assert json.loads((exported / "tokenizer_config.json").read_text())["tokenizer_class"] == bpe.CLASS
     theirs = AutoTokenizer.from_pretrained(exported)
     end = None if kind == "bare" else bpe.END
     assert theirs.eos_token == end

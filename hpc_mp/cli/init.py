@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.cluster.here import Machine, Site, find_machine, find_site
-from hpc_mp.cluster.slurm_query import Partition
+from hpc_mp.cluster.slurm_query import NodeKind, Partition
 from hpc_mp.errors import HpcMpError
 from hpc_mp.launch.device import torch_has_cuda
 from hpc_mp.launch.starter import GIB, job_text
@@ -50,7 +50,10 @@ def _site(site: Site | str) -> list[str]:
 
 
 def _partition(partition: Partition, chosen: bool) -> str:
-    kinds = "; ".join(f"{len(kind.nodes)} nodes with {kind.cpus} CPUs, {kind.gpu_count} {kind.gpu_type or 'GPU'}s"
-                      for kind in partition.kinds)
     marks = "".join([" (default)" * partition.default, "" if partition.up else " (down)", " ← used" * chosen])
-    return f"  partition   {partition.name}{marks}: {kinds or 'no nodes'}"
+    return f"  partition   {partition.name}{marks}: {'; '.join(map(_kind, partition.kinds)) or 'no nodes'}"
+
+
+def _kind(kind: NodeKind) -> str:
+    gpus = f", {kind.gpu_count} × {kind.gpu_type or 'GPU'}" if kind.gpus else ""
+    return f"{len(kind.nodes)} nodes with {kind.cpus} CPUs{gpus}"

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+
+Ask = Callable[[Sequence[str]], str]  # what ``ask`` does; tests hand in their own
 
 
 class NoAnswer(Exception):
     """The program is absent, failed or took too long; the text says which, in the program's own words if it has any."""
-
-
-class Ask(Protocol):
-    """What ``ask`` does; tests hand in their own."""
-
-    def __call__(self, argv: Sequence[str]) -> str: ...
 
 
 def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, str] | None = None) -> str:

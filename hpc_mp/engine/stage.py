@@ -72,10 +72,7 @@ class Stage(nn.Module):
         }
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(config)
-        self.rotary = None
-        if family.rotary is not None:
-            rotary = type(whole.get_submodule(family.rotary))
-            self.rotary = rotary(config)  # not on meta: its frequencies are no parameters and nobody would fill them
+        self.rotary = None if family.rotary is None else _Rotary(type(whole.get_submodule(family.rotary)), config)
 
         if part.first or (part.last and shape.tied):
             self._graft(family.embedding, VocabularyEmbedding(self._made(f"{family.embedding}.weight"), config.pad_token_id
@@ -143,8 +140,7 @@ class Stage(nn.Module):
         """What every block gets besides the hidden states; attention is causal by itself when it gets no mask."""
         if self.rotary is None:
             return {"attention_mask": None}
-        positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
-        return {"attention_mask": None, "position_embeddings": self.rotary(hidden, positions)}
+        return {"attention_mask": None, "position_embeddings": self.rotary.table(hidden)}
 
     def _graft(self, path: str, module: nn.Module) -> None:
         """Attach a module under its Hugging Face path."""
@@ -211,6 +207,22 @@ class Stage(nn.Module):
         """Llama keeps the number, GPT-2 a module that its own code asks for the number."""
         kept = getattr(attention, "attention_dropout", None)
         return float(attention.attn_dropout.p if kept is None else kept)
+
+
+class _Rotary:
+    """Rotary cosines and sines. No module: ``to_empty`` would wipe its frequencies, which are no parameters."""
+
+    def __init__(self, kind: type[nn.Module], config: PreTrainedConfig) -> None:
+        self.module = kind(config)
+        self.tables: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def table(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """(cosines, sines), each (1, sequence, head_dim), in the format and on the device of ``hidden``."""
+        key = hidden.shape[1], hidden.dtype
+        if key not in self.tables:
+            positions = torch.arange(hidden.shape[1], device=hidden.device).unsqueeze(0)
+            self.tables[key] = self.module.to(hidden.device)(hidden, positions)
+        return self.tables[key]
 
 
 class _Holder(nn.Module):

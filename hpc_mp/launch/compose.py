@@ -13,9 +13,11 @@ from hpc_mp.launch.device import Device, check_memory, local_device
 from hpc_mp.launch.order import degrees, settle_order
 from hpc_mp.launch.slurm import settle
 from hpc_mp.launch.where import Where
-from hpc_mp.models import ModelShape, check_layout, read_shape, state_bytes
+from hpc_mp.models import ModelShape, check_layout, layer_costs, read_shape
 from hpc_mp.placement import Placement, place
+from hpc_mp.planner import state_bytes
 from hpc_mp.rundir import find_run
+from hpc_mp.schedule.stages import stage_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +52,14 @@ def compose(given: JobSpec, where: Where) -> Plan:
     check_layout(shape, given)
     if given.checkpoint.resume is not None:
         _check_origin(Path(given.checkpoint.resume))
-    order, order_why = settle_order(given, shape)
-    settled = given.model_copy(update={"parallel": given.parallel.model_copy(update={"order": order})})
+    costs, p = layer_costs(shape, given.data.sequence_length), given.parallel
+    layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
+    order, order_why = settle_order(given, shape, layers)
+    settled = given.model_copy(update={"parallel": p.model_copy(update={"order": order})})
     spec, device = _local(settled) if where.place == "local" else _slurm(settled)
     placement = place(degrees(spec), order, spec.job.ranks_per_node)
-    state = tuple(state_bytes(shape, spec, placement))
+    held = state_bytes(shape, spec, layers)
+    state = tuple(held[rank.pp, rank.tp].total for rank in placement.ranks)
     check_memory(state, device)
     return Plan(given, spec, where, shape, placement, order_why, device, state)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from typing import Any
 
 from hpc_mp.errors import HpcMpError
@@ -26,9 +27,8 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> 
         HpcMpError: an unknown key, with the nearest valid one, or a value that transformers refuses.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.utils.logging import set_verbosity_error
 
-    set_verbosity_error()  # it also warns of special ids that are its own defaults
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns even of special ids that are its own defaults
     family = CONFIG_MAPPING[config["model_type"]]
     fields = set(family.__dataclass_fields__)
     known = fields | set(family.attribute_map) | ACCEPTED | (ROTARY if "rope_parameters" in fields else set())

@@ -5,9 +5,8 @@ from __future__ import annotations
 from math import prod
 
 from hpc_mp.job import JobSpec
-from hpc_mp.models import ModelShape, family_of, layer_costs
+from hpc_mp.models import ModelShape, family_of
 from hpc_mp.placement import Degrees, choose_order, normalize_order, traffic
-from hpc_mp.schedule.stages import stage_layers
 
 ELEMENT = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes of one activation or gradient element on the wire
 
@@ -17,21 +16,23 @@ def degrees(spec: JobSpec) -> Degrees:
     return Degrees(tensor=p.tensor, pipeline=p.pipeline, data=spec.data_degree, context=p.context, expert=p.expert)
 
 
-def settle_order(spec: JobSpec, shape: ModelShape) -> tuple[str, str]:
-    """The letters and the reason; ``auto`` takes the order with the least time on the busiest node's link."""
+def settle_order(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> tuple[str, str]:
+    """The letters and the reason; ``auto`` takes the order with the least time on the busiest node's link.
+
+    Args:
+        layers: of every stage.
+    """
     asked, p = spec.parallel.order, spec.parallel
     if asked != "auto":
         return normalize_order(asked, p.context), f"parallel.order = {asked}"
-    costs = layer_costs(shape, spec.data.sequence_length)
-    layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
     moved = traffic(
         degrees(spec), hidden=shape.hidden, sequence=spec.data.sequence_length, zero=p.zero,
         microbatch_size=spec.microbatch_size, microbatches=spec.microbatches, layers_per_stage=max(layers),
         stage_parameters=_largest_stage(shape, layers, p.tensor), bytes_per_element=ELEMENT[spec.train.precision])
-    order, costs_of_orders = choose_order(degrees(spec), moved, spec.job.ranks_per_node)
+    order, costs = choose_order(degrees(spec), moved, spec.job.ranks_per_node)
     if spec.job.nodes == 1:
         return order, "one node: no traffic leaves it"
-    loads = [cost.load.total / 1e6 for cost in costs_of_orders]
+    loads = [cost.load.total / 1e6 for cost in costs]
     return order, f"{min(loads):,.1f} MB leave the busiest node per step, in the worst order {max(loads):,.1f} MB"
 
 

@@ -32,8 +32,8 @@ _ALLOCATION = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST"})
 def submit(script: Path, environ: Mapping[str, str] = os.environ) -> str:
     """Give ``script`` to sbatch and return the job's id.
 
-    The job inherits ``environ`` without what another job, launcher or a profile left in it (``SLURM_*``, ``SBATCH_*`` …):
-    that would override the script's own directives in silence.
+    The job inherits ``environ`` without what another job, a launcher or a profile left in it (``SLURM_*``, ``SBATCH_*``
+    …): that would override the script's own directives in silence.
 
     Raises:
         RunFailed: sbatch refuses; its message is passed on as it is.

@@ -88,10 +88,9 @@ def job_text(machine: Machine, site: Site | None) -> str:
 
 
 def _extra(site: Site, start: Start) -> dict[str, str | int]:
-    """The CPUs and the memory that a rank's GPU brings with it, or what a rank needs on CPUs."""
-    cpus = {"cpus-per-task": max(1, site.cpus // start.ranks_per_node)}
+    """All of the node that comes with its GPUs, shared out; without GPUs a CPU per rank and what a rank needs there."""
     if site.kind.gpu_count:
-        return cpus | {"mem": "0"}
+        return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}
     return {"mem-per-cpu": f"{min(MEMORY_PER_CPU, site.kind.memory // site.kind.cpus) // MIB}M"}
 
 

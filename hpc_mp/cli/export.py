@@ -1,0 +1,50 @@
+"""``hpc-mp export``: a run's checkpoint as a Hugging Face model directory."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from hpc_mp.rundir import find_run
+
+
+@click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory, which "
+                    "AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained load.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write; it must not be there.")
+@click.option("--step", type=int, help="Take the checkpoint of this step instead of the newest.")
+@click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep", show_default=True,
+              help="Of the weights; keep = as training holds them. bfloat16 halves float32, and rounds.")
+@click.option("--force", is_flag=True, help="Replace a model directory that lies at --output.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, as_json: bool) -> None:
+    directory = find_run(run)
+    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
+    from hpc_mp.engine.export import export  # imports torch
+
+    console = Console(stderr=True)
+    with Progress("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
+                  disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        done = export(directory, output, step=step, dtype=dtype, force=force,
+                      progress=lambda written, total: bar.update(task, completed=written, total=total))
+    for path, reason in done.skipped:
+        click.echo(f"checkpoint {path.name} is skipped: {reason}", err=True)
+    if done.tokenizer is None:
+        click.echo("warning: the run's tokenizer is gone from the cache beside it; none is written", err=True)
+    if as_json:
+        click.echo(json.dumps({
+            "run": str(directory.path), "checkpoint": str(done.checkpoint), "step": done.step, "output": str(done.output),
+            "files": done.files, "parameters": done.parameters, "bytes": done.bytes, "dtype": done.dtype,
+            "tokenizer": str(done.tokenizer) if done.tokenizer else None,
+            "skipped": [{"checkpoint": str(path), "reason": reason} for path, reason in done.skipped],
+        }))
+    else:
+        click.echo(f"exported  step {done.step} of {directory.path}\n"
+                   f"written   {done.output}: {done.parameters:,} parameters, {done.dtype}, "
+                   f"{done.bytes / 1e6:,.1f} MB in {len(done.files)} file{'s' if len(done.files) > 1 else ''}")

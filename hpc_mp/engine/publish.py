@@ -1,0 +1,72 @@
+"""A directory that appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from hpc_mp.errors import HpcMpError
+
+
+def check_output(output: Path, force: bool) -> None:
+    """May a model directory be put at ``output``? With ``force`` also where one is.
+
+    Raises:
+        HpcMpError: something is there that must not be replaced.
+    """
+    value = f"--output {output}"
+    if not output.exists():
+        return
+    if not output.is_dir():
+        raise HpcMpError(value, "is a file", "name a directory")
+    entries = list(output.iterdir())
+    if entries and not force:
+        raise HpcMpError(value, "is not empty", "name another directory, or add --force to replace a model that lies there")
+    if entries and (any(entry.is_dir() for entry in entries) or not (output / "config.json").exists()):
+        raise HpcMpError(value, "is not a model directory (a config.json, and no directories): --force replaces nothing else",
+                         "name another directory")
+
+
+@contextmanager
+def publishing(output: Path) -> Iterator[Path]:
+    """A temporary directory beside ``output``, which takes its place when the block has ended well; else nothing is left.
+
+    Raises:
+        HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
+    """
+    made = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
+    old = made.with_name(f"{made.name}.old")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        made.mkdir()
+        yield made
+        for path in (*made.iterdir(), made):
+            _sync(path)
+        if output.exists():
+            output.rename(old)
+        made.rename(output)
+        _sync(output.parent)
+    except (OSError, SafetensorError) as error:
+        if old.exists() and not output.exists():
+            old.rename(output)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise HpcMpError(f"--output {output}", f"cannot be written ({reason})",
+                         "free space there, or name a directory that you may write, on a file system with room") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    """Make a file's bytes, or a directory's names, durable; a full disk may show only here."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

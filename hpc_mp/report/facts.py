@@ -1,0 +1,257 @@
+"""What lies in a run directory, read into one frozen value: whatever is absent or broken is left out, and said."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+
+from hpc_mp.errors import HpcMpError
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.placement import Placement, from_dict
+from hpc_mp.rundir import RunDirectory, read_json, read_lines
+
+
+class Record(BaseModel):
+    """A document that a rank or the launcher wrote; keys that no picture needs are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Metric(Record):
+    """A line of ``metrics.jsonl``: one optimizer step."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    tokens: int
+    step_time_s: float
+    tokens_per_s: float
+    peak_memory_bytes: NonNegativeInt
+    attempt: int = 1
+
+
+class Start(Record):
+    """A line of ``ranks.jsonl``: one rank that came to life."""
+
+    attempt: int
+    rank: int
+    node: str
+    host: str
+    time: float
+
+
+class Failure(Record):
+    """Why a rank ended. ``kind``: "user", "error", or "peer" (another rank went away)."""
+
+    attempt: int
+    rank: int
+    node: str
+    time: float
+    kind: str
+    message: str
+    traceback: str = ""
+
+
+class Status(Record):
+    """What rank 0 was doing when it last said so."""
+
+    attempt: int
+    phase: str
+    done: int = 0
+    total: int = 0
+    time: float
+
+
+class Cause(Record):
+    message: str
+
+
+class Outcome(Record):
+    """The launcher's verdict."""
+
+    state: str
+    cause: Cause | str | None = None
+    attempt: int | None = None
+
+
+class Span(NamedTuple):
+    """An action as executed, in unix seconds (or, of a simulation, in seconds from its start)."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    start: float
+    end: float
+
+
+class Memory(Record):
+    """Bytes of one rank. ``peak`` is the most it ever held, ``limit`` what it may hold (0: unknown)."""
+
+    parameters: NonNegativeInt
+    gradients: NonNegativeInt = 0
+    optimizer: NonNegativeInt
+    peak: NonNegativeInt
+    limit: NonNegativeInt = 0
+
+
+class Trace(Record):
+    """One step of one rank."""
+
+    attempt: int
+    rank: int
+    step: int
+    actions: tuple[Span, ...]
+    memory: Memory | None = None
+
+
+class LogLine(NamedTuple):
+    """A line of ``log/main.log``."""
+
+    time: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """A run directory.
+
+    Attributes:
+        attempt: the current one, from 1; ``failures`` and ``starts`` hold all of them, ``traces`` (by rank), ``status``
+            and ``outcome`` this one alone.
+        earlier: attempt → its placement, of those before the current one.
+        written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
+        problems: what was there and could not be read.
+    """
+
+    path: Path
+    attempt: int
+    job_text: str
+    spec: JobSpec | None
+    placement: Placement | None
+    earlier: Mapping[int, Placement]
+    metrics: tuple[Metric, ...]
+    written: float | None
+    starts: tuple[Start, ...]
+    traces: Mapping[int, Trace]
+    failures: tuple[Failure, ...]
+    status: Status | None
+    outcome: Outcome | None
+    log: tuple[LogLine, ...]
+    problems: tuple[str, ...]
+
+
+def read_facts(run: RunDirectory) -> Facts:
+    """Read everything a page needs. Never raises for a run that has only begun or is half-written."""
+    reader = _Reader(run)
+    attempt = run.attempt()
+    traces = reader.all("trace/rank-*.json", Trace)
+    earlier = {number: reader.placement(run.path / "attempts" / str(number) / "placement.json")
+               for number in range(1, attempt)}
+    status = reader.one(run.path / "status.json", Status)
+    outcome = reader.one(run.path / "outcome.json", Outcome)
+    return Facts(
+        path=run.path,
+        attempt=attempt,
+        job_text=reader.text(run.job),
+        spec=reader.job(),
+        placement=reader.placement(run.placement),
+        earlier={number: placement for number, placement in earlier.items() if placement is not None},
+        metrics=reader.lines(run.metrics, Metric),
+        written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
+        starts=reader.lines(run.ranks, Start),
+        traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
+        failures=reader.all("failures/*.json", Failure),
+        status=status if status is not None and status.attempt == attempt else None,
+        outcome=outcome if outcome is not None and outcome.attempt in (None, attempt) else None,
+        log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
+        problems=tuple(reader.problems),
+    )
+
+
+R = TypeVar("R", bound=Record)
+
+
+class _Reader:
+    """Reads files of one run; what is broken becomes a problem, what is absent is nothing."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.problems: list[str] = []
+
+    def text(self, path: Path) -> str:
+        try:
+            return path.read_bytes().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            self._problem(path, error)
+            return ""
+
+    def job(self) -> JobSpec | None:
+        try:
+            return load_job(self.run.job)
+        except HpcMpError as error:
+            self.problems.append(f"job.toml is not understood: {error}")
+            return None
+
+    def placement(self, path: Path) -> Placement | None:
+        document = self._document(path)
+        try:
+            return None if document is None else from_dict(document)
+        except HpcMpError as error:
+            self._problem(path, error)
+            return None
+
+    def one(self, path: Path, model: type[R]) -> R | None:
+        document = self._document(path)
+        try:
+            return None if document is None else model.model_validate(document)
+        except ValidationError as error:
+            self._problem(path, error)
+            return None
+
+    def all(self, pattern: str, model: type[R]) -> tuple[R, ...]:
+        found = (self.one(path, model) for path in sorted(self.run.path.glob(pattern)))
+        return tuple(record for record in found if record is not None)
+
+    def lines(self, path: Path, model: type[R]) -> tuple[R, ...]:
+        try:
+            documents = read_lines(path)
+        except OSError as error:
+            self._problem(path, error)
+            return ()
+        records, broken = [], 0
+        for document in documents:
+            try:
+                records.append(model.model_validate(document))
+            except ValidationError:
+                broken += 1
+        if broken:
+            self.problems.append(f"{self._name(path)}: {broken} of {len(documents)} lines are not understood")
+        return tuple(records)
+
+    def _document(self, path: Path) -> Any:
+        try:
+            return read_json(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            self._problem(path, error)
+            return None
+
+    def _problem(self, path: Path, error: Exception) -> None:
+        reason = f"{error.error_count()} wrong or missing keys" if isinstance(error, ValidationError) else str(error)
+        self.problems.append(f"{self._name(path)} cannot be read ({reason})")
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.run.path))
+
+
+def _log_line(line: str) -> LogLine:
+    found = re.fullmatch(r"(\d\d:\d\d:\d\d) (.*)", line)
+    return LogLine(*found.groups()) if found else LogLine("", line)
