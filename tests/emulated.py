@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpc_mp.job import load_job
@@ -24,6 +24,8 @@ from hpc_mp.launch.watch import Ended, watch
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
 
 ENTRY = "emulated:rank"
+if "LAG" in os.environ:
+    sys.modules["__main__"].LAG = float(os.environ["LAG"])  # type: ignore[attr-defined]  # of the zygote that imports us
 
 
 def rank(job_file: Path) -> int:
@@ -126,6 +128,18 @@ def report_failure(job_file: Path, kind: str, message: str, code: int) -> int:
     return code
 
 
+def multiply(job_file: Path) -> int:
+    """Uses the torch that was imported before the fork, with threads of its own."""
+    import torch
+
+    torch.set_num_threads(2)
+    matrix = torch.randn(300, 300, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    same = torch.allclose(torch.linalg.inv(matrix) @ matrix, torch.eye(300, dtype=torch.float64))
+    threads = len(os.listdir("/proc/self/task"))
+    print(f"same {same}, several threads {threads > 1}")
+    return 0
+
+
 def tell(job_file: Path) -> int:
     """Writes down what it sees of itself."""
     descriptors = {}
@@ -149,12 +163,12 @@ def tell(job_file: Path) -> int:
 
 
 DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
-    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, wrong_input, error, peer)}
+    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, wrong_input, error, peer, multiply)}
 
 
-def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str]) -> Ended:
-    """Start fake ranks and follow them to their end."""
-    modules = (ENTRY.partition(":")[0],)
+def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> Ended:
+    """Start fake ranks and follow them to their end; ``more``: what else is imported before they are forked."""
+    modules = (ENTRY.partition(":")[0], *more)
     with (Emulator(modules, environment) as emulator, Interrupts() as interrupts, open(run.path / ".lock", "w") as lock,
           socket.create_server(("127.0.0.1", 0)) as listener):
         port = str(listener.getsockname()[1])

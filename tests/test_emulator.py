@@ -64,6 +64,14 @@ def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
     assert [run.rank_log(rank).read_text() for rank in range(8)] == [f"rank {rank} lives\n" for rank in range(8)]
 
 
+def test_ranks_compute_with_the_torch_that_was_imported_once(run: RunDirectory, mark: str) -> None:
+    modules = ("torch", "transformers.models.gpt2.modeling_gpt2")
+    ended = emulated.emulate(run, 4, environment(mark, DEED="multiply", OMP_NUM_THREADS="2"), modules)
+    assert {end.rank: end.code for end in ended.exits} == dict.fromkeys(range(4), 0), run.rank_log(0).read_text()
+    for rank in range(4):
+        assert run.rank_log(rank).read_text() == f"rank {rank} lives\nsame True, several threads True\n"
+
+
 def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str, tmp_path: Path) -> None:
     (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
     ended, _ = emulate(run, 2, mark, tmp_path)
@@ -99,6 +107,13 @@ def test_a_rank_deaf_to_sigterm_is_killed(run: RunDirectory, mark: str) -> None:
     assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: -9, 1: -9, 2: -9}
     assert [by_rank(ended)[rank].ours for rank in range(3)] == [True, False, True]
     assert seconds < 5
+
+
+def test_a_rank_that_does_not_end_with_the_others_is_ended(run: RunDirectory, mark: str) -> None:
+    ended, seconds = emulate(run, 3, mark, DEED_1="hang", LAG="0.5")
+    assert {rank: (end.code, end.ours) for rank, end in by_rank(ended).items()} == {
+        0: (0, False), 1: (-signal.SIGTERM, True), 2: (0, False)}
+    assert 0.5 < seconds < 5
 
 
 def test_echoes_are_collected_before_anything_is_killed(run: RunDirectory, mark: str) -> None:

@@ -79,7 +79,7 @@ def silent(argv: Any) -> str:
     raise NoAnswer(f"{argv[0]} is not on PATH")
 
 
-# --- the environment of a rank ---------------------------------------------------------------------------------------
+# --- the environment of a rank ------------------------------------------------------------------------------
 
 
 def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, cores=9)["OMP_NUM_THREADS"] == "7"
 
 
-# --- where -----------------------------------------------------------------------------------------------------------
+# --- where --------------------------------------------------------------------------------------------------
 
 
 def answers(table: Mapping[str, str]) -> Callable[[Any], str]:
@@ -167,7 +167,7 @@ def test_real_programs_are_asked(
     assert time.monotonic() - began < 4
 
 
-# --- the device and its memory ---------------------------------------------------------------------------------------
+# --- the device and its memory ------------------------------------------------------------------------------
 
 GPUS = (Gpu(0, "H200", 100 * GIB), Gpu(1, "H200", 100 * GIB))
 
@@ -213,7 +213,7 @@ def test_sizes_are_right_to_a_decimal(count: int) -> None:
     assert unit == "TiB" or float(number) <= 1024
 
 
-# --- the plan and its words ------------------------------------------------------------------------------------------
+# --- the plan and its words ---------------------------------------------------------------------------------
 
 
 def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +224,9 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
     assert plan.placement.order == plan.spec.parallel.order and len(plan.state) == 4
     text = describe(plan)
-    for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)", "cpu (nvidia-smi finds no GPU)",
-                 "tensor(2) × pipeline(1) × data(2), ZeRO-1", "slurm.setup has no effect locally", "MiB per rank",
-                 "microbatches(1) × 4 sequences of 32 tokens"):
+    for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)",
+                 "cpu (nvidia-smi finds no GPU)", "tensor(2) × pipeline(1) × data(2), ZeRO-1",
+                 "slurm.setup has no effect locally", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
         assert part in text, text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -241,7 +241,7 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_mp.launch.device.psutil.virtual_memory", lambda: type("m", (), {"total": 3 * 2**20}))
-    with pytest.raises(HpcMpError, match=r"MiB of model state .* of the 4 ranks on this machine: is more than its 3\.0 MiB"):
+    with pytest.raises(HpcMpError, match=r"MiB of model state .* 4 ranks on this machine: is more than its 3\.0 MiB"):
         compose(spec_of(tmp_path), Where("local", ""))
 
 
@@ -265,7 +265,7 @@ def test_configs_that_transformers_takes() -> None:
     assert warning == "model.config.eos_token_id = 512 is beyond the vocabulary of 512"
 
 
-# --- what became of a run --------------------------------------------------------------------------------------------
+# --- what became of a run -----------------------------------------------------------------------------------
 
 
 def end(rank: int, code: int, time: float = 0.0, ours: bool = False) -> Exit:
@@ -285,7 +285,6 @@ PLACED = place(Degrees(data=4), "DPT", 2)
 @pytest.mark.parametrize(("words", "exits", "state", "kind", "rank"), [
     ({}, [end(0, 0), end(1, 0)], "completed", None, None),
     ({}, [end(0, 75), end(1, 75)], "stopped", None, None),
-    ({}, [end(0, -9, 1.0, ours=True), end(1, -9, 1.0, ours=True)], "stopped", None, None),
     ({1: ("error", 5.0)}, [end(1, 1, 6.0), end(0, -15, 7.0, ours=True)], "failed", "error", 1),
     # the earliest wins, whatever the order in which ends were noticed, and an exception counts when it was raised
     ({1: ("error", 5.0), 2: ("error", 4.0)}, [end(1, 1, 5.1), end(2, 1, 5.2)], "failed", "error", 2),
@@ -298,6 +297,7 @@ PLACED = place(Degrees(data=4), "DPT", 2)
     # wrong input comes before all
     ({0: ("error", 1.0), 1: ("user", 5.0)}, [end(0, 1, 1.1), end(1, 2, 5.1)], "failed", "user", 1),
     ({}, [end(2, 1, 3.0)], "failed", "exit", 2),
+    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "hang", 2),
 ])
 def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str,
                          kind: str | None, rank: int | None) -> None:
@@ -315,6 +315,8 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
     assert judge(Ended(exits, asked=True), Attempt(run, 1), PLACED) == ("stopped", None)
     assert judge(Ended(exits, asked=False), Attempt(run, 1), PLACED)[0] == "failed"
+    killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
+    assert judge(Ended(killed, asked=True), Attempt(run, 1), PLACED) == ("stopped", None)
 
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:
@@ -378,7 +380,7 @@ def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
     assert attempt.status() == {"attempt": 2, "phase": "training"}
 
 
-# --- the command, with fake ranks ------------------------------------------------------------------------------------
+# --- the command, with fake ranks ---------------------------------------------------------------------------
 
 
 
@@ -425,8 +427,8 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
     assert oct(run.path.stat().st_mode)[-3:] == "700"
     code, out, err = launch(mark, job)
     assert code == 0 and "loss      8.0000 → 1.6000 in 5 steps, 200 tokens/s" in out and err == ""
-    for line in ("where     ", "state     ", "defaults  ", f"run       {the_run(job, 2).path}", "saved     ", "report    ",
-                 f"export    hpc-mp export {the_run(job, 2).path} --output DIRECTORY"):
+    for line in ("where     ", "state     ", "defaults  ", f"run       {the_run(job, 2).path}", "saved     ",
+                 "report    ", f"export    hpc-mp export {the_run(job, 2).path} --output DIRECTORY"):
         assert line in out
 
 
@@ -515,7 +517,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(job: Path, mark: str) ->
     assert not (job.parent / "runs").exists()
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- going on -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -619,7 +621,7 @@ def test_a_queued_run_is_not_resumed(finished: Path) -> None:
     assert not left(finished, ask=silent)
 
 
-# --- on a terminal ---------------------------------------------------------------------------------------------------
+# --- on a terminal ------------------------------------------------------------------------------------------
 
 
 def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
@@ -630,3 +632,21 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
     shown = os.read(keyboard, 1 << 16).decode()
     assert code == 0 and "step 3/5" in shown and "loss 2.6667" in shown and "200 tokens/s" in shown
     assert "step 3/5" not in out
+
+
+# --- with the real engine ----------------------------------------------------------------------------------------------
+
+
+def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
+    program = ("-m", "hpc_mp")
+    running = Launch(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=program)
+    run = the_run(job)
+    until(lambda: run.metrics.exists() and run.metrics.read_text().count("\n") > 3, 60)
+    began = time.monotonic()
+    rank_process(mark, run, 1).kill()
+    code, out, err = running.end()
+    assert time.monotonic() - began < 10  # with the report
+    document = json.loads(out)
+    assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
+    assert "rank 1 on node0 was killed by SIGKILL" in err
+    assert [json.loads(line)["rank"] for line in sorted(run.ranks.read_text().splitlines())] == [0, 1]

@@ -16,10 +16,10 @@ from hpc_mp.rundir import find_run
 @click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory, which "
                     "AutoModelForCausalLM.from_pretrained and AutoTokenizer.from_pretrained load.")
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write; it must not be there.")
+@click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write; new or empty.")
 @click.option("--step", type=int, help="Take the checkpoint of this step instead of the newest.")
-@click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep", show_default=True,
-              help="Of the weights; keep = as training holds them. bfloat16 halves float32, and rounds.")
+@click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep",
+              show_default=True, help="Of the weights; keep = as training holds them; bfloat16 rounds.")
 @click.option("--force", is_flag=True, help="Replace a model directory that lies at --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, as_json: bool) -> None:
@@ -39,9 +39,9 @@ def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, 
         click.echo("warning: the run's tokenizer is gone from the cache beside it; none is written", err=True)
     if as_json:
         click.echo(json.dumps({
-            "run": str(directory.path), "checkpoint": str(done.checkpoint), "step": done.step, "output": str(done.output),
-            "files": done.files, "parameters": done.parameters, "bytes": done.bytes, "dtype": done.dtype,
-            "tokenizer": str(done.tokenizer) if done.tokenizer else None,
+            "run": str(directory.path), "checkpoint": str(done.checkpoint), "step": done.step,
+            "output": str(done.output), "files": done.files, "parameters": done.parameters, "bytes": done.bytes,
+            "dtype": done.dtype, "tokenizer": str(done.tokenizer) if done.tokenizer else None,
             "skipped": [{"checkpoint": str(path), "reason": reason} for path, reason in done.skipped],
         }))
     else:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 from hpc_mp.engine.optimizer import Optimizer
 from hpc_mp.engine.stage import Stage
@@ -121,7 +122,7 @@ def _together(action: Callable[[], Any]) -> list[Any]:
     result, reason = None, None
     try:
         result = action()
-    except Exception as error:  # whatever it is, the other ranks must hear of it
+    except (Exception, CheckpointException) as error:  # whatever it is, the other ranks must hear of it
         reason = f"rank {dist.get_rank()}: {_first_cause(error)}"
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, (result, reason))

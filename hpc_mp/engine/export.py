@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -163,13 +164,12 @@ def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
 
 
 def _stored(checkpoint: Path, shapes: dict[str, torch.Size]) -> dict[str, TensorStorageMetadata]:
-    """What the checkpoint says of each parameter. Its shapes are the engine's: (in, 3, out) where GPT-2 has (in, 3 x out)."""
-    held = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    """What the checkpoint says of each parameter, in the engine's shape: (in, 3, out) where GPT-2 has (in, 3 x out)."""
+    held: dict[str, Any] = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
     for name, shape in shapes.items():
         if name not in held or held[name].size.numel() != shape.numel():
-            found = f"the shape {tuple(held[name].size)}" if name in held else "no such tensor"
             raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {name} should have the shape "
-                             f"{tuple(shape)}, there is {found}",
+                             f"{tuple(shape)} and has {tuple(held[name].size) if name in held else 'none'}",
                              "put the config.json of model.pretrained back as it was when the run began")
     return {name: held[name] for name in shapes}
 

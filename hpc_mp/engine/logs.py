@@ -52,6 +52,7 @@ class Log:
         handler = _Handler(self)
         logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
         logging.getLogger("transformers").handlers = []
+        logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)  # launch has shown its warnings
         logging.getLogger("transformers").propagate = True
 
 

@@ -27,15 +27,15 @@ def check_output(output: Path, force: bool) -> None:
         raise HpcMpError(value, "is a file", "name a directory")
     entries = list(output.iterdir())
     if entries and not force:
-        raise HpcMpError(value, "is not empty", "name another directory, or add --force to replace a model that lies there")
+        raise HpcMpError(value, "is not empty", "name another directory, or add --force to replace a model there")
     if entries and (any(entry.is_dir() for entry in entries) or not (output / "config.json").exists()):
-        raise HpcMpError(value, "is not a model directory (a config.json, and no directories): --force replaces nothing else",
-                         "name another directory")
+        raise HpcMpError(value, "is no model directory (a config.json and other files, no directories), and --force "
+                         "replaces nothing else", "name another directory")
 
 
 @contextmanager
 def publishing(output: Path) -> Iterator[Path]:
-    """A temporary directory beside ``output``, which takes its place when the block has ended well; else nothing is left.
+    """A temporary directory beside ``output`` that takes its place when the block ends well; else nothing is left.
 
     Raises:
         HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
@@ -57,7 +57,7 @@ def publishing(output: Path) -> Iterator[Path]:
             old.rename(output)
         reason = getattr(error, "strerror", None) or str(error)
         raise HpcMpError(f"--output {output}", f"cannot be written ({reason})",
-                         "free space there, or name a directory that you may write, on a file system with room") from None
+                         "name a directory that you may write to, on a file system with enough room") from None
     finally:
         shutil.rmtree(made, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)

@@ -19,10 +19,10 @@ from hpc_mp.rundir.checkpoints import complete_steps
 STOPPED = 75  # EX_TEMPFAIL: a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
-Kind = Literal["user", "error", "signal", "exit", "launcher", "peer"]
+Kind = Literal["user", "error", "signal", "exit", "launcher", "peer", "hang"]
 
 # Which finding is the cause when there are several; of equal ones the earliest. A peer's complaint is an echo.
-PRECEDENCE: dict[Kind, int] = {"user": 0, "error": 1, "signal": 1, "exit": 1, "launcher": 1, "peer": 2}
+PRECEDENCE: dict[Kind, int] = {"user": 0, "error": 1, "signal": 1, "exit": 1, "launcher": 1, "peer": 2, "hang": 3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Cause:
 
     Attributes:
         kind: "user" (the input is wrong), "error" (an exception), "signal", "exit" (a code and no word), "launcher"
-            (the emulator itself), "peer" (another rank was lost, and nobody says why).
+            (the emulator itself), "peer" (another rank was lost, and nobody says why), "hang" (others had long ended).
         message: one sentence or, for "user", one paragraph.
         rank, node, log: who, where, and the file that says more; None when it was no rank.
         time: unix seconds.
@@ -77,7 +77,7 @@ def judge(ended: Ended, attempt: Attempt, placement: Placement) -> tuple[State, 
     words = attempt.failures()
     causes = [
         reported(words[end.rank], attempt) if end.rank in words else _silent(end, attempt, placement)
-        for end in ended.exits if end.code not in (0, STOPPED) and not end.ours
+        for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)
     ]
     if ended.broken is not None:
         causes.append(Cause("launcher", ended.broken))
@@ -127,10 +127,11 @@ def figures(attempt: Attempt) -> dict[str, Any]:
 def _silent(end: Exit, attempt: Attempt, placement: Placement) -> Cause:
     """The end of a rank that wrote nothing about it."""
     node = node_name(placement.ranks[end.rank].node)
+    kind: Kind = "hang" if end.ours else "signal" if end.code < 0 else "exit"
     words = attempt.last_words(end.rank)
-    message = f"rank {end.rank} on {node} {ending(end.code)}" + (f"; its last words: {words}" if words else "")
-    log = str(attempt.run.rank_log(end.rank))
-    return Cause("signal" if end.code < 0 else "exit", message, end.rank, node, log, end.time)
+    message = (f"rank {end.rank} on {node} {'did not end with the others' if end.ours else ending(end.code)}"
+               + (f"; its last words: {words}" if words else ""))
+    return Cause(kind, message, end.rank, node, str(attempt.run.rank_log(end.rank)), end.time)
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -66,6 +67,8 @@ def hold(run: RunDirectory) -> Iterator[int]:
         except BlockingIOError:
             raise HpcMpError(f"run {run.path}", "is still going on, or another launch resumes it",
                              "wait for its end, or stop it with Ctrl-C where it was launched") from None
+        except OSError as error:  # Lustre, for one, may be mounted without locks
+            warnings.warn(f"no lock on {run.path} ({error.strerror}): do not resume it twice at once", stacklevel=3)
         yield lock
     finally:
         os.close(lock)

@@ -5,10 +5,8 @@ threads of OpenMP, rayon and CUDA do not survive one.
 
 Run as ``python -m hpc_mp.launch.zygote MODULE …`` with one end of a ``Channel`` as standard input. It says
 
-    {"event": "ready"}                                     the modules are imported
-    {"event": "broken", "why"}                             one of them could not be
-    {"event": "started", "pids"}                           all ranks live; the n-th pid is rank n's
-    {"event": "exit", "rank", "code", "time", "ours"}      code -9: killed by signal 9; ours: by a signal sent from here
+    {"event": "broken", "why"}                            a module could not be imported
+    {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
 and hears first ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
 the lock on the run, later ``{"command": "stop"}`` (SIGTERM to every rank) or ``{"command": "kill"}``. When the channel
@@ -19,6 +17,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import os
 import pkgutil
 import selectors
@@ -38,9 +37,9 @@ from hpc_mp.launch.channel import Channel
 ORDERLY = (0, 75)  # done, and stopped by a signal after saving (EX_TEMPFAIL)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 COMMANDS = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
-# After an abnormal exit: (seconds to wait, signal for the ranks that are left). In the first seconds the others end by
-# themselves, and their exits show which were echoes. Together less than the 5 s that a launch may take to end.
-AFTERMATH = ((2.0, signal.SIGTERM), (1.0, signal.SIGKILL))
+GRACE = 2.0  # seconds after an abnormal exit in which the others end by themselves: their exits are its echoes
+LAG = 60.0  # seconds after an orderly exit until the others are thought to hang, as with srun's --wait=60
+ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
 
 
 def main(modules: Sequence[str]) -> int:
@@ -52,7 +51,6 @@ def main(modules: Sequence[str]) -> int:
         traceback.print_exc()
         channel.send({"event": "broken", "why": f"{type(error).__name__}: {error}"})
         return 1
-    channel.send({"event": "ready"})
     try:
         messages: list[dict[str, Any]] = []
         while not messages:
@@ -120,11 +118,10 @@ class Ranks:
         self.channel = channel
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()
-        self.aftermath = deque(AFTERMATH)
-        self.due: float | None = None  # when the next signal of the aftermath is sent
+        self.ending = deque(ENDING)
+        self.due = math.inf  # when the next signal of the ending is sent
         self.selector = selectors.DefaultSelector()
         self.bell, self.ringer = socket.socketpair()
-        self._say(event="started", pids=list(pids))
 
     def watch(self, commands: Sequence[dict[str, Any]] = ()) -> None:
         """Return when no rank lives any more."""
@@ -136,12 +133,12 @@ class Ranks:
         self.selector.register(self.bell, selectors.EVENT_READ, self._answer)
         self.selector.register(self.channel, selectors.EVENT_READ, self._listen)
         while self.alive:
-            timeout = None if self.due is None else max(0.0, self.due - time.monotonic())
+            timeout = None if self.due == math.inf else max(0.0, self.due - time.monotonic())
             for key, _ in self.selector.select(timeout):
                 key.data()
-            if self.due is not None and time.monotonic() >= self.due:
-                self._signal(self.aftermath.popleft()[1])
-                self._schedule()
+            if time.monotonic() >= self.due:
+                self._signal(self.ending.popleft())
+                self.due = time.monotonic() + 1.0 if self.ending else math.inf
 
     def _answer(self) -> None:
         self.bell.recv(4096)
@@ -154,11 +151,8 @@ class Ranks:
                 return
             code = os.waitstatus_to_exitcode(status)
             self._say(event="exit", rank=self.alive.pop(pid), code=code, time=time.time(), ours=-code in self.sent)
-            if code not in ORDERLY and self.due is None:
-                self._schedule()
-
-    def _schedule(self) -> None:
-        self.due = time.monotonic() + self.aftermath[0][0] if self.aftermath else None
+            if self.ending:
+                self.due = min(self.due, time.monotonic() + (LAG if code in ORDERLY else GRACE))
 
     def _listen(self) -> None:
         try:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,11 @@ class Tick:
 
 
 def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[float, ...]:
-    """At most ``most`` + 1 multiples of 1, 2 or 5 × 10ⁿ between ``low`` and ``high``; ``whole`` numbers only, if asked."""
-    if not high > low:
+    """The multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``most`` + 1; ``whole`` numbers only, if asked.
+
+    A range too narrow to be divided has ``low`` alone.
+    """
+    if high - low <= max(1e-12 * max(abs(low), abs(high)), TINY):
         return (low,)
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
@@ -43,16 +47,18 @@ def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[flo
 
 
 def ticks(scale: Scale, most: int, whole: bool = False) -> tuple[Tick, ...]:
-    """Round numbers on a scale, all with the same number of decimals."""
+    """Round numbers on a scale, all in the same unit and with the same number of decimals."""
     values = rounds(scale.low, scale.high, most, whole)
-    step = values[1] - values[0] if len(values) > 1 else abs(values[0]) or 1.0
-    return tuple(Tick(scale(value), label(value, step)) for value in values)
+    largest = max((abs(value) for value in values), default=0.0)
+    unit, prefix = next(((unit, prefix) for unit, prefix in PREFIXES if largest >= 10 * unit), (1.0, ""))
+    if len(values) > 1:
+        decimals = max(0, -math.floor(math.log10((values[1] - values[0]) / unit) + 1e-9))
+    else:
+        decimals = 0 if whole else 4
 
+    def label(value: float) -> str:
+        if 0 < largest < 1e-4:
+            return f"{value:.2g}"
+        return f"{value / unit:.{decimals}f}{prefix}" if value else "0"
 
-def label(value: float, step: float) -> str:
-    """A round number whose neighbours lie ``step`` away: ``0.25``, ``1500``, ``20k``, ``1e-07``."""
-    if 0 < abs(step) < 1e-5:
-        return f"{value:.2g}"
-    unit, prefix = next(((u, p) for u, p in PREFIXES if abs(value) >= 10 * u or (abs(value) >= u > 1e3)), (1.0, ""))
-    decimals = max(0, -math.floor(math.log10(step / unit) + 1e-9))
-    return f"{value / unit:.{decimals}f}{prefix}"
+    return tuple(Tick(scale(value), label(value)) for value in values)

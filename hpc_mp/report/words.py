@@ -43,6 +43,6 @@ def moment(time: float) -> str:
     return f"{datetime.fromtimestamp(time):%Y-%m-%d %H:%M:%S}"
 
 
-def counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 node``, ``2 nodes``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"

@@ -8,12 +8,14 @@ disagrees with it, is never loaded.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hpc_mp.rundir.records import read_json, write_json
+from hpc_mp.rundir.records import render_json, write_json
 
 MARKER = "complete.json"
 PREFIX = "step-"
@@ -38,14 +40,17 @@ def sha256(path: Path) -> str:
 
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Write the completion marker (durably). Raises OSError."""
-    files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(manifest.files.items())}
-    write_json(directory / MARKER, {"format": 1, "step": manifest.step, "files": files})
+    write_json(directory / MARKER, _document(manifest))
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises OSError, ValueError or KeyError when there is no sound marker."""
-    document = read_json(directory / MARKER)
-    return Manifest(document["step"], {n: (f["bytes"], f["sha256"]) for n, f in document["files"].items()})
+    """Raises OSError, ValueError, KeyError, TypeError or AttributeError when there is no sound marker."""
+    text = (directory / MARKER).read_text(encoding="utf-8")
+    document = json.loads(text)
+    manifest = Manifest(document["step"], {n: (f["bytes"], f["sha256"]) for n, f in document["files"].items()})
+    if text != render_json(_document(manifest)):
+        raise ValueError("its content changed")
+    return manifest
 
 
 def problem(directory: Path, hashes: bool = True) -> str | None:
@@ -55,7 +60,7 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
     except FileNotFoundError:
         return f"{MARKER} is missing (the save was not finished)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MARKER} cannot be read ({type(error).__name__}: {error})"
+        return f"{MARKER} cannot be used ({type(error).__name__}: {error})"
     for name, (size, digest) in manifest.files.items():
         path = directory / name
         try:
@@ -66,7 +71,15 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
                 return f"{name} does not have the SHA-256 it was saved with (its content changed)"
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
-    return None
+    strangers = sorted(path.name for path in directory.glob("*.safetensors") if path.name not in manifest.files)
+    return f"{strangers[0]} was not saved with it" if strangers else None
+
+
+def _document(manifest: Manifest) -> dict[str, Any]:
+    """The marker; its last entry is the SHA-256 of the others, so that a changed marker is told from changed files."""
+    files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(manifest.files.items())}
+    document = {"format": 1, "step": manifest.step, "files": files}
+    return document | {"sha256": hashlib.sha256(render_json(document).encode()).hexdigest()}
 
 
 def complete_steps(checkpoints: Path) -> list[Path]:

@@ -8,6 +8,11 @@ from pathlib import Path
 from typing import Any
 
 
+def render_json(document: Any) -> str:
+    """How every JSON document of a run directory is written."""
+    return json.dumps(document, indent=1) + "\n"
+
+
 def write_json(path: Path, document: Any) -> None:
     """Publish a JSON document atomically and durably (temporary name, fsync, rename).
 
@@ -17,8 +22,7 @@ def write_json(path: Path, document: Any) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1)
-            file.write("\n")
+            file.write(render_json(document))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

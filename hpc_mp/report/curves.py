@@ -1,0 +1,108 @@
+"""Curves over the steps of a run: loss, gradient norm, throughput, step time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from hpc_mp.report.axes import Scale, Tick, ticks
+from hpc_mp.report.facts import Metric
+from hpc_mp.report.words import counted, number
+
+WIDTH, HEIGHT = 540, 220
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
+MOST_POINTS = 600
+SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others: it must not press them flat
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One figure: its heading, what it shows, and whether its axis starts at 0 and leaves outliers above it."""
+
+    title: str
+    subtitle: str
+    value: Callable[[Metric], float]
+    from_zero: bool = False
+
+
+PANELS = (
+    Panel("Loss", "mean over all tokens of the global batch", lambda metric: metric.loss),
+    Panel("Gradient norm", "L2 over all parameters, before clipping", lambda metric: metric.grad_norm),
+    Panel("Throughput", "tokens per second, all ranks together", lambda metric: metric.tokens_per_s, from_zero=True),
+    Panel("Step time", "seconds", lambda metric: metric.step_time_s, from_zero=True),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where an attempt went on: its first step's pixel."""
+
+    at: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """One figure in pixels. ``steps``, ``values`` and ``points`` belong together, one for one."""
+
+    panel: Panel
+    steps: tuple[int, ...]
+    values: tuple[float, ...]
+    points: tuple[tuple[float, float], ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    resumes: tuple[Resume, ...]
+    notes: tuple[str, ...]
+
+
+def curves(metrics: Sequence[Metric]) -> tuple[Curve, ...]:
+    """The four figures; none before the first step has ended."""
+    return tuple(curve(panel, metrics) for panel in PANELS) if metrics else ()
+
+
+def curve(panel: Panel, metrics: Sequence[Metric]) -> Curve:
+    """``metrics`` holds one step at least."""
+    every = [(metric.step, panel.value(metric)) for metric in metrics]
+    finite = [(step, value) for step, value in every if math.isfinite(value)]
+    kept = thinned(finite, MOST_POINTS)
+    low, high = _range(panel, [value for _, value in finite] or [0.0])
+    x = Scale(metrics[0].step, metrics[-1].step, LEFT, WIDTH - RIGHT)
+    y = Scale(low, high, HEIGHT - BOTTOM, TOP)
+    notes = [f"{counted(len(every) - len(finite), 'step')} not finite"] if len(finite) < len(every) else []
+    if above := [(value, step) for step, value in finite if value > high]:
+        largest, at = max(above)
+        notes.append(f"{counted(len(above), 'step')} above the scale, the most {number(largest)} at step {at}")
+    return Curve(
+        panel,
+        steps=tuple(step for step, _ in kept),
+        values=tuple(value for _, value in kept),
+        points=tuple((x(step), y(min(value, high))) for step, value in kept),
+        x_ticks=ticks(x, 6, whole=True),
+        y_ticks=ticks(y, 4),
+        resumes=tuple(Resume(x(after.step), after.attempt) for before, after in pairwise(metrics)
+                      if after.attempt != before.attempt),
+        notes=tuple(notes),
+    )
+
+
+def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[int, float]]:
+    """At most ``most`` of the points: the lowest and the highest of every stretch, so that no spike is lost."""
+    if len(points) <= most:
+        return points
+    stretches = most // 2 - 1  # the first and the last point are kept as well
+    kept = {0, len(points) - 1}
+    for stretch in range(stretches):
+        span = range(stretch * len(points) // stretches, (stretch + 1) * len(points) // stretches)
+        kept |= {min(span, key=lambda i: points[i][1]), max(span, key=lambda i: points[i][1])}
+    return [points[i] for i in sorted(kept)]
+
+
+def _range(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
+    """The lower and upper end of the y axis."""
+    if panel.from_zero:
+        return 0.0, 1.08 * min(max(values), SCALE_OVER_MEDIAN * median(values))
+    margin = 0.05 * (max(values) - min(values))
+    return min(values) - margin, max(values) + margin

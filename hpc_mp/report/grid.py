@@ -1,0 +1,118 @@
+"""The rank grid: which rank sits on which node, at which coordinates, and with whom it communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from hpc_mp.placement import Placement, RankPlace
+from hpc_mp.report.facts import Start
+
+# Matplotlib's viridis, sampled: ordered like the stages, and told apart with any kind of colour vision.
+RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121),
+        (110, 206, 88), (181, 222, 43), (253, 231, 37))
+RAMP_BEGIN, RAMP_END = 0.28, 0.9
+DENSITIES = ((32, "roomy"), (128, "close"))  # ranks up to which a cell holds both its labels; beyond: the number alone
+GROUPS = {"dp": "replicas", "pp": "pipeline", "cp": "context group", "tp": "tensor group"}
+MEMBERS_SHOWN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """A fill and the ink that reads on it, as CSS colours."""
+
+    fill: str
+    ink: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One rank. ``groups`` names the group of every axis that it is a member of (``tp3``), for highlighting."""
+
+    rank: int
+    label: str
+    shade: Shade
+    tip: str
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node; ``host`` is empty where it says no more than the name."""
+
+    name: str
+    host: str
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The whole picture. ``columns``: cells side by side in a node; ``stages``: the legend."""
+
+    nodes: tuple[Node, ...]
+    density: str
+    columns: int
+    stages: tuple[Shade, ...]
+    axes: tuple[str, ...]
+
+
+def grid(placement: Placement, starts: Mapping[int, Start]) -> Grid:
+    """``starts``: rank → the newest word of its start, as far as ranks have said one."""
+    axes = present_axes(placement)
+    shades = tuple(shade(stage, placement.degrees.pipeline) for stage in range(placement.degrees.pipeline))
+    group_of = {axis: {rank: (number, group) for number, group in enumerate(placement.groups[axis]) for rank in group}
+                for axis in axes}
+
+    def cell(place: RankPlace) -> Cell:
+        mine = {axis: group_of[axis][place.rank] for axis in axes}
+        where = f"{_name(place, starts)}, local rank {place.local_rank}"
+        lines = [f"rank {place.rank} on {where}", " ".join(f"{axis} {getattr(place, axis)}" for axis in axes)]
+        lines += [f"{GROUPS[axis]}: {_members(group)}" for axis, (_, group) in mine.items()]
+        return Cell(place.rank, coordinates(place, axes), shades[place.pp], "\n".join(filter(None, lines)),
+                    tuple(f"{axis}{number}" for axis, (number, _) in mine.items()))
+
+    def node(places: list[RankPlace]) -> Node:
+        name = _name(places[0], starts)
+        host = starts[places[0].rank].host if places[0].rank in starts else ""
+        return Node(name, "" if host == name else host, tuple(map(cell, places)))
+
+    by_node = groupby(sorted(placement.ranks, key=lambda place: (place.node, place.local_rank)), lambda place: place.node)
+    density = next((name for most, name in DENSITIES if placement.degrees.world <= most), "dense")
+    return Grid(tuple(node(list(places)) for _, places in by_node), density, min(4, placement.ranks_per_node), shades, axes)
+
+
+def present_axes(placement: Placement) -> tuple[str, ...]:
+    """The axes with more than one coordinate."""
+    degrees = placement.degrees
+    sizes = {"dp": degrees.data, "pp": degrees.pipeline, "cp": degrees.context, "tp": degrees.tensor}
+    return tuple(axis for axis, count in sizes.items() if count > 1)
+
+
+def coordinates(place: RankPlace, axes: tuple[str, ...]) -> str:
+    """``d0 p1 t1``, of the given axes."""
+    return " ".join(f"{axis[0]}{getattr(place, axis)}" for axis in axes)
+
+
+def shade(stage: int, stages: int) -> Shade:
+    """The colour of a stage: the ramp divided evenly among the stages."""
+    share = (stage / (stages - 1) if stages > 1 else 0.15) * (RAMP_END - RAMP_BEGIN) + RAMP_BEGIN
+    index, rest = divmod(share * (len(RAMP) - 1), 1)
+    low, high = RAMP[int(index)], RAMP[min(int(index) + 1, len(RAMP) - 1)]
+    rgb = tuple(round(a + rest * (b - a)) for a, b in zip(low, high, strict=True))
+    return Shade("#%02x%02x%02x" % rgb, "#fff" if luminance(rgb) < 0.24 else "#111")
+
+
+def luminance(rgb: tuple[int, ...]) -> float:
+    """Relative luminance, 0 … 1 (WCAG 2.2)."""
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _name(place: RankPlace, starts: Mapping[int, Start]) -> str:
+    return starts[place.rank].node if place.rank in starts else f"node {place.node}"
+
+
+def _members(group: tuple[int, ...]) -> str:
+    more = f" … ({len(group)} ranks)" if len(group) > MEMBERS_SHOWN else ""
+    return " ".join(map(str, group[:MEMBERS_SHOWN])) + more

@@ -1,0 +1,39 @@
+"""The attempts of a run: when each began, on which layout, which of its steps remain, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_mp.report.facts import Facts
+from hpc_mp.report.summary import first_cause, layout
+from hpc_mp.report.words import moment
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One start of the run; all in words, empty where nothing is known."""
+
+    number: int
+    began: str
+    layout: str
+    steps: str
+    end: str
+
+
+def attempts(facts: Facts, state: str) -> tuple[Attempt, ...]:
+    """``state``: that of the current attempt. Steps that a resume cut back are counted where they were done again."""
+    return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
+
+
+def _attempt(facts: Facts, number: int, state: str) -> Attempt:
+    began = min((start.time for start in facts.starts if start.attempt == number), default=None)
+    steps = [metric.step for metric in facts.metrics if metric.attempt == number]
+    current = number == facts.attempt
+    cause = first_cause(facts, number)
+    return Attempt(
+        number,
+        began="" if began is None else moment(began),
+        layout=layout(facts.placement if current else facts.earlier.get(number), facts.spec if current else None),
+        steps=f"{steps[0]}–{steps[-1]}" if steps else "none",
+        end=cause or (state if current else "resumed"),
+    )

@@ -1,0 +1,93 @@
+"""The page: facts in, one self-contained HTML file out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from hpc_mp import __version__
+from hpc_mp.errors import HpcMpError
+from hpc_mp.placement import Placement, spans
+from hpc_mp.report import curves, gantt, grid, memory, words
+from hpc_mp.report.facts import Facts, Start, read_facts
+from hpc_mp.report.history import attempts
+from hpc_mp.report.summary import key_numbers, name, summarize
+from hpc_mp.rundir import RunDirectory
+
+HERE = Path(__file__).resolve().parent
+PRIVATE = 0o600  # logs and job files are the user's own
+
+
+def write_report(run: RunDirectory) -> Path:
+    """Write ``report.html`` (mode 600) from whatever lies in the run directory; a page that is there is replaced whole.
+
+    Raises:
+        HpcMpError: the page cannot be written.
+    """
+    text = render(read_facts(run), time.time())
+    temporary = run.path / f".{run.report.name}.{os.getpid()}"
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, run.report)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HpcMpError(f"report {run.report}", f"cannot be written ({error.strerror})",
+                         "make room there, or copy the run to where you may write and report the copy") from None
+    return run.report
+
+
+def render(facts: Facts, now: float) -> str:
+    """The page as of ``now`` (unix seconds). Everything that comes from the run is escaped."""
+    summary = summarize(facts)
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    placement, spec = facts.placement, facts.spec
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = words.percent
+    return environment.get_template("page.html.j2").render(
+        name=name(facts.path, spec),
+        path=str(facts.path),
+        model=_model(facts),
+        summary=summary,
+        numbers=key_numbers(facts),
+        curves=curves.curves(facts.metrics),
+        grid=grid.grid(placement, _newest(facts)) if placement else None,
+        gantt=gantt.gantt(facts.traces, placement, spec) if placement and spec else None,
+        memory=memory.memory(facts.traces, placement),
+        groups=_groups(placement) if placement else (),
+        attempts=attempts(facts, summary.state),
+        job_text=facts.job_text,
+        unreadable=facts.problems,
+        now=words.moment(now),
+        version=__version__,
+        size={"curves": curves, "gantt": gantt, "memory": memory},
+        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _newest(facts: Facts) -> dict[int, Start]:
+    """Rank → its newest start in the current attempt."""
+    return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
+
+
+def _model(facts: Facts) -> str:
+    if facts.spec is None:
+        return ""
+    model = facts.spec.model
+    return str(model.config["model_type"]) if model.config is not None else Path(model.pretrained or "").name
+
+
+def _groups(placement: Placement) -> list[tuple[str, int, int, int, int, str]]:
+    """Kind, number of groups, ranks in each, nodes spanned, inter-node hops, and the members of all."""
+    reach = spans(placement)
+    return [(kind, len(groups), len(groups[0]), reach[kind].nodes, reach[kind].hops,
+             " | ".join(" ".join(map(str, group)) for group in groups)) for kind, groups in placement.groups.items()]

@@ -1,0 +1,162 @@
+"""The head of the page: how the run stands, why it failed, its layout in one line, its key numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from hpc_mp.job import JobSpec
+from hpc_mp.placement import Placement
+from hpc_mp.report.facts import Cause, Facts, Failure, Metric
+from hpc_mp.report.words import counted, duration, moment, number, percent, size
+
+PRECEDENCE = {"user": 0, "peer": 2}  # all else: 1. A peer's complaint is the echo of another rank's end
+PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")  # in the main log: saves, skipped checkpoints, ranks and attempts
+WARNING = "warning: "
+_UNSAVED = "the last checkpoint could not be saved"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A key number: its name, its value, and beneath it what puts it into proportion."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """``state``: completed, failed, stopped, running, or what else the launcher says.
+
+    ``cause`` is empty unless it failed; ``traceback`` is that of the rank that failed first, if it left one.
+    """
+
+    state: str
+    doing: str
+    when: str
+    layout: str
+    cause: str
+    traceback: str
+    failures: tuple[Failure, ...]
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def summarize(facts: Facts) -> Summary:
+    failures = tuple(sorted((f for f in facts.failures if f.attempt == facts.attempt), key=_precedence))
+    cause = first_cause(facts, facts.attempt)
+    state = _state(facts, cause)
+    return Summary(
+        state=state,
+        doing=_doing(facts) if state == "running" else "",
+        when=_when(facts, state),
+        layout=layout(facts.placement, facts.spec),
+        cause=(cause or _UNSAVED) if state == "failed" else "",
+        traceback=next((failure.traceback for failure in failures if failure.kind == "error"), ""),
+        failures=failures,
+        problems=tuple(f"{line.time} {line.text}".strip() for line in facts.log if PROBLEM.search(line.text)),
+        warnings=tuple(line.text.removeprefix(WARNING) for line in facts.log if line.text.startswith(WARNING)),
+    )
+
+
+def first_cause(facts: Facts, attempt: int) -> str:
+    """Why an attempt failed: the launcher's verdict, which knows of signals, else what the first failing rank said."""
+    if attempt == facts.attempt and facts.outcome is not None and facts.outcome.cause is not None:
+        cause = facts.outcome.cause
+        return cause.message if isinstance(cause, Cause) else cause
+    verdict = f"attempt {attempt} failed: "
+    if said := [line.text.removeprefix(verdict) for line in facts.log if line.text.startswith(verdict)]:
+        return said[-1]
+    failures = [failure for failure in facts.failures if failure.attempt == attempt]
+    if not failures:
+        return ""
+    failure = min(failures, key=_precedence)
+    return f"rank {failure.rank} on {failure.node} failed: {failure.message}"
+
+
+def layout(placement: Placement | None, spec: JobSpec | None) -> str:
+    """One line: nodes × ranks, degrees, ZeRO, schedule, order; as much of it as is known."""
+    parts = []
+    if placement is not None:
+        d = placement.degrees
+        world = (f"{placement.nodes} nodes × {placement.ranks_per_node} = {d.world} ranks" if placement.nodes > 1
+                 else f"{counted(d.world, 'rank')} on 1 node")
+        context = f" × context {d.context}" if d.context > 1 else ""
+        parts += [world, f"tensor {d.tensor} × pipeline {d.pipeline}{context} × data {d.data}"]
+    if spec is not None:
+        batch = counted(spec.microbatches, "microbatch", "microbatches")
+        parts += [f"ZeRO-{spec.parallel.zero}", f"{spec.parallel.schedule}, {batch} of {counted(spec.microbatch_size, 'sequence')}"]
+    if placement is not None:
+        parts.append(f"order {placement.order}")
+    return " · ".join(parts)
+
+
+def key_numbers(facts: Facts) -> tuple[Number, ...]:
+    """What a reader looks for first; nothing before the first step has ended."""
+    if not facts.metrics:
+        return ()
+    first, last = facts.metrics[0], facts.metrics[-1]
+    steady = later_half(facts.metrics)
+    span = f"median of steps {steady[0].step}–{steady[-1].step}" if len(steady) > 1 else f"step {last.step}"
+    steps = f"{last.step:,} of {facts.spec.train.steps:,}" if facts.spec else f"{last.step:,}"
+    peak = max(metric.peak_memory_bytes for metric in facts.metrics if metric.attempt == last.attempt)
+    limits = [trace.memory.limit for trace in facts.traces.values() if trace.memory is not None and trace.memory.limit]
+    return (
+        Number("Steps", steps, f"{last.tokens:,} tokens"),
+        Number("Loss", f"{first.loss:.4f} → {last.loss:.4f}", f"{last.loss - first.loss:+.4f}".replace("-", "−")),
+        Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
+        Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
+        Number("Peak memory", size(peak), f"{percent(peak / min(limits))} of {size(min(limits))} per rank" if limits
+               else "the fullest rank"),
+    )
+
+
+def later_half(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+    """The second half of the newest attempt's steps: its first ones warm up, and another attempt may have another layout."""
+    newest = tuple(metric for metric in metrics if metric.attempt == metrics[-1].attempt)
+    return newest[len(newest) // 2:]
+
+
+def name(path: Path, spec: JobSpec | None) -> str:
+    """``demo 0001``: the job's name and the number of its run."""
+    return f"{spec.job.name if spec else path.parent.name} {path.name}"
+
+
+def _state(facts: Facts, cause: str) -> str:
+    if facts.outcome is not None:
+        return facts.outcome.state
+    phase = facts.status.phase if facts.status else ""
+    all_done = bool(facts.spec and facts.metrics and facts.metrics[-1].step >= facts.spec.train.steps)
+    rules = (
+        (bool(cause) or phase == "unsaved", "failed"),
+        (phase == "stopped", "stopped"),
+        (phase == "done" or (all_done and phase != "saving"), "completed"),
+    )
+    return next((state for holds, state in rules if holds), "running")
+
+
+def _doing(facts: Facts) -> str:
+    status = facts.status
+    if status is None:
+        return "no rank has said anything yet" if not facts.starts else "ranks have started"
+    return f"{status.phase}, {percent(status.done / status.total)}" if status.total else status.phase
+
+
+def _when(facts: Facts, state: str) -> str:
+    """From the first rank's start to the last word."""
+    times = [*(start.time for start in facts.starts), *(failure.time for failure in facts.failures)]
+    times += [facts.status.time] if facts.status else []
+    times += [facts.written] if facts.written is not None and state == "running" else []
+    if not times:
+        return "not started"
+    begin, end = min(times), max(times)
+    attempts = f", {counted(facts.attempt, 'attempt')}" if facts.attempt > 1 else ""
+    until = f"last sign of life {moment(end)}" if state == "running" else f"ended {moment(end)}"
+    return f"started {moment(begin)}, {until} ({duration(end - begin)}{attempts})"
+
+
+def _precedence(failure: Failure) -> tuple[int, float]:
+    return PRECEDENCE.get(failure.kind, 1), failure.time
