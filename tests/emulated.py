@@ -85,7 +85,7 @@ def echo(job_file: Path) -> int:
 
 
 def train(job_file: Path) -> int:
-    """Trains without a model: rank 0 writes what a real one writes. ``PAUSE``: seconds per step."""
+    """Trains without a model: rank 0 writes what a real one does. ``PAUSE``: seconds per step, cut short by a stop."""
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
     run, steps = RunDirectory(job_file.parent), load_job(job_file).train.steps
@@ -99,7 +99,9 @@ def train(job_file: Path) -> int:
     for step in range(first + 1, steps + 1):
         metrics.write(json.dumps({"attempt": run.attempt(), "step": step, "loss": 8.0 / step, "tokens": 100 * step,
                                   "step_time_s": 0.5 if step > first + 1 else 5.0, "tokens_per_s": 200.0}))
-        time.sleep(float(os.environ.get("PAUSE", "0")))
+        ended = time.monotonic() + float(os.environ.get("PAUSE", "0"))
+        while time.monotonic() < ended and not asked:
+            time.sleep(0.02)
         if asked or step == steps:
             directory = run.checkpoints / f"step-{step:08d}"
             directory.mkdir()
@@ -163,7 +165,8 @@ def tell(job_file: Path) -> int:
 
 
 DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
-    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, wrong_input, error, peer, multiply)}
+    end, hang, hang_deaf, fail, leave, segfault, killed, save_and_stop, echo, tell, train, wrong_input, error, peer,
+    multiply)}
 
 
 def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> Ended:

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -152,7 +151,8 @@ def _plain(spec: JobSpec) -> Result:
                                     momentum=settings.momentum, foreach=False)
     losses, norms = [], []
     for step in range(settings.steps):
-        ids, labels = (torch.from_numpy(a) for a in samples.batch(range(step * settings.global_batch, (step + 1) * settings.global_batch)))
+        batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
+        ids, labels = map(torch.from_numpy, samples.batch(batch))
         assert (labels == IGNORE).any() and (labels != IGNORE).any()
         logits = model(ids).logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch  # noqa: F401  (imported before forking)
-import torch.distributed.checkpoint  # noqa: F401
+import torch
+import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 from transformers.models.llama import modeling_llama  # noqa: F401
@@ -44,7 +44,9 @@ def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: flo
     return _collect(children, world, time.monotonic() + timeout)
 
 
-def _child(rank: int, world: int, port: int, listener: socket.socket, write: int, function: Callable[..., Any], args: Any) -> None:
+def _child(
+    rank: int, world: int, port: int, listener: socket.socket, write: int, function: Callable[..., Any], args: Any,
+) -> None:
     code = 1
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the test process
     try:

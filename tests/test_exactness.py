@@ -8,11 +8,9 @@ from itertools import permutations, product
 from pathlib import Path
 
 import pytest
-import torch
-import torch.distributed as dist
-from layouts import Result, job, run_engine, run_plain, start, write_text
+from layouts import Result, job, run_engine, run_plain, write_text
 
-from hpc_mp.engine import groups, loop, pipeline, stage, tensor, zero
+from hpc_mp.engine import loop, pipeline, tensor, zero
 
 EXACT = 1e-12
 WRONG = 1e-6  # a broken layout is off by at least this much

@@ -106,6 +106,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     assert shared == {
         "PATH": "/bin", "RANKING": "kept", "OMP_NUM_THREADS": "2", "HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
     assert shared_environment(spec, {}, cores=3)["OMP_NUM_THREADS"] == "1"
     assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, cores=9)["OMP_NUM_THREADS"] == "7"
@@ -465,13 +466,13 @@ def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: int) -> None:
-    running = Launch(mark, job, "--json", PAUSE="0.3")
+    running = Launch(mark, job, "--json", PAUSE="60")
     until(the_run(job).metrics.exists)
     running.process.send_signal(number)
     code, out, err = running.end()
     document = json.loads(out)
     assert code == 1 and document["state"] == "stopped" and document["cause"] is None
-    assert 1 <= document["steps"] < 5 and document["checkpoint"].endswith(f"step-{document['steps']:08d}")
+    assert document["steps"] == 1 and document["checkpoint"].endswith(f"step-{document['steps']:08d}")
     assert "saving at the next step" in err
     assert f"stopped after step {document['steps']}. Go on with: hpc-mp launch {job} --on local --resume" in err
     code, out, err = launch(mark, job, "--json", "--resume")
@@ -588,14 +589,19 @@ def test_a_finished_run_is_extended(job: Path, mark: str) -> None:
 
 
 def test_a_run_is_held_by_one_launch(job: Path, mark: str) -> None:
-    running = Launch(mark, job, PAUSE="0.2")
+    running = Launch(mark, job, PAUSE="60")
     until(the_run(job).metrics.exists)
     code, _, err = launch(mark, job, "--resume")
     assert code == 2 and "is still going on, or another launch resumes it" in err
     running.process.send_signal(signal.SIGTERM)
     assert running.end()[0] == 1
-    first, second = Launch(mark, job, "--resume", PAUSE="0.2"), Launch(mark, job, "--resume", PAUSE="0.2")
-    assert sorted([first.end()[0], second.end()[0]]) == [0, 2]
+    pair = [Launch(mark, job, "--resume", PAUSE="60") for _ in range(2)]
+    refused = until(lambda: [one for one in pair if one.process.poll() is not None])
+    assert len(refused) == 1 and refused[0].end()[0] == 2
+    (winner,) = (one for one in pair if one not in refused)
+    until(lambda: len(the_run(job).metrics.read_text().splitlines()) == 2)
+    winner.process.send_signal(signal.SIGTERM)
+    assert winner.end()[0] == 1
     assert [path.name for path in (the_run(job).path / "attempts").iterdir()] == ["1"]
 
 
@@ -630,11 +636,11 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
     os.close(screen)
     code, out, _ = running.end()
     shown = os.read(keyboard, 1 << 16).decode()
-    assert code == 0 and "step 3/5" in shown and "loss 2.6667" in shown and "200 tokens/s" in shown
+    assert code == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}  200 tokens/s", shown), shown
     assert "step 3/5" not in out
 
 
-# --- with the real engine ----------------------------------------------------------------------------------------------
+# --- with the real engine -----------------------------------------------------------------------------------
 
 
 def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
@@ -645,7 +651,7 @@ def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) 
     began = time.monotonic()
     rank_process(mark, run, 1).kill()
     code, out, err = running.end()
-    assert time.monotonic() - began < 10  # with the report
+    assert time.monotonic() - began < 15  # with the report
     document = json.loads(out)
     assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
     assert "rank 1 on node0 was killed by SIGKILL" in err

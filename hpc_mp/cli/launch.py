@@ -14,13 +14,13 @@ import click
 from hpc_mp.data import find_files
 from hpc_mp.errors import RunFailed
 from hpc_mp.job import load_job
-from hpc_mp.launch.cluster import launch_job, launch_step
 from hpc_mp.launch.compose import Plan, compose
 from hpc_mp.launch.describe import describe
 from hpc_mp.launch.local import launch_local
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.outcome import Outcome, finished
 from hpc_mp.launch.resume import Resumed, resuming
+from hpc_mp.launch.slurm_run import launch_job, launch_step
 from hpc_mp.launch.where import decide
 from hpc_mp.launch.write import next_run, script
 from hpc_mp.models import read_config

@@ -50,7 +50,7 @@ def save(checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: O
             temporary.mkdir(mode=0o700, parents=True)
 
     def write() -> None:
-        dcp.save(_state(stage, optimizer, saving=True),  # type: ignore[arg-type]
+        dcp.save(_state(stage, optimizer, saving=True),
                  storage_writer=HuggingFaceStorageWriter(str(temporary), save_distributed=True))
 
     def publish() -> None:

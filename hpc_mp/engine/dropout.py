@@ -10,7 +10,7 @@ import hashlib
 import struct
 import zlib
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,8 @@ def attention(
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     scores = scores.masked_fill(future, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    weights = module.attention_site(weights, start=module.first_head * length * length)
+    site, first_head = cast(HashDropout, module.attention_site), cast(int, module.first_head)
+    weights = site(weights, start=first_head * length * length)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 

@@ -84,8 +84,9 @@ class _Handler(logging.Handler):
         self.log.warn(f"{record.name}: {record.getMessage()}")
 
 
-PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "NCCL communicator was aborted",
-             "remote process exited", "Socket closed", "failed to recv, got 0 bytes", "Connection refused", "Read error")
+PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
+             "NCCL communicator was aborted", "remote process exited", "Socket closed",
+             "failed to recv, got 0 bytes", "Connection refused", "Read error")
 
 
 def failure_kind(error: BaseException) -> str:
@@ -99,7 +100,7 @@ def failure_kind(error: BaseException) -> str:
 
 
 def record_failure(run: RunDirectory, attempt: int, who: Identity, log: Log, error: BaseException) -> str:
-    """Write ``failures/…`` and the traceback to the rank's log, the first failure of an attempt to the main log; returns its kind."""
+    """Write ``failures/…``, the traceback to the rank's log and an attempt's first failure to the main log; returns its kind."""
     kind = failure_kind(error)
     message = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))

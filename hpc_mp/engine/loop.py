@@ -31,6 +31,18 @@ from hpc_mp.rundir import LineFile, RunDirectory
 TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy initialization
 
 
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, whether
+    somebody was asked to stop, and the largest peak memory."""
+
+    loss: float
+    norm: float
+    labels: int
+    stopping: bool
+    peak_bytes: int
+
+
 @dataclass(frozen=True)
 class Trainer:
     """Everything that one rank trains with. ``attempt`` counts the starts of this run."""
@@ -58,16 +70,16 @@ class Trainer:
         for step in range(first, settings.steps):
             began = time.perf_counter()
             trace = step - first + 1 == TRACED_STEP or settings.steps - first == 1
-            loss, norm, counted, stopping, spans = self._step(step, trace)
+            facts, spans = self._step(step, trace)
             seconds = time.perf_counter() - began
             tokens += settings.global_batch * self.spec.data.sequence_length
-            peak = self._largest(peak_bytes(self.device))
+            stopping = facts.stopping
             if metrics is not None:
                 metrics.write(json.dumps({
-                    "step": step + 1, "loss": loss, "tokens": tokens, "step_time_s": seconds,
+                    "step": step + 1, "loss": facts.loss, "tokens": tokens, "step_time_s": seconds,
                     "tokens_per_s": settings.global_batch * self.spec.data.sequence_length / seconds,
-                    "learning_rate": learning_rate(step, settings), "grad_norm": norm, "peak_memory_bytes": peak,
-                    "label_tokens": counted, "attempt": self.attempt,
+                    "learning_rate": learning_rate(step, settings), "grad_norm": facts.norm,
+                    "peak_memory_bytes": facts.peak_bytes, "label_tokens": facts.labels, "attempt": self.attempt,
                 }))
             if trace:
                 traced(step + 1, spans)
@@ -82,43 +94,49 @@ class Trainer:
             return "unsaved"
         return "stopped" if stopping and step + 1 < settings.steps else "done"
 
-    def _step(self, step: int, trace: bool) -> tuple[float, float, int, bool, list[Span]]:
-        """One optimizer step: loss, gradient norm, tokens that counted, whether somebody asks to stop, and the trace."""
+    def _step(self, step: int, trace: bool) -> tuple[Facts, list[Span]]:
+        """One optimizer step; returns what all ranks agree on, and the trace if it is asked for."""
         settings = self.spec.train
         mine = positions(step, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
                          data_rank=self._data_rank, microbatches=self.spec.microbatches)
-        counted = self._count_labels(step)
+        labels = self._count_labels(step)
 
         def batch(microbatch: int) -> tuple[Tensor | None, Tensor | None]:
             part = self.stage.part
             if not (part.first or part.last):
                 return None, None
-            ids, labels = self.samples.batch(mine[microbatch])
+            ids, shifted = self.samples.batch(mine[microbatch])
             return (torch.from_numpy(ids).to(self.device) if part.first else None,
-                    torch.from_numpy(labels).to(self.device) if part.last else None)
+                    torch.from_numpy(shifted).to(self.device) if part.last else None)
 
         def enter(microbatch: int) -> None:
             self.clock.set(step, tuple(mine[microbatch]))
 
-        loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, counted), trace)
+        loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, labels), trace)
         self._sum_tied_gradients()
         began = time.time()
-        # One all-reduce for all that ranks must agree on. Tensor ranks hold the same loss: the first one's counts.
-        facts = torch.stack((
+        facts = self._agree(loss, labels)
+        if not (facts.norm < float("inf")):
+            raise FloatingPointError(f"step {step + 1}: the gradient norm is {facts.norm}, the loss {facts.loss}. "
+                                     "Lower train.learning_rate, or look at the data of this step")
+        self.optimizer.step(step, facts.norm)
+        if trace:
+            spans.append(("OPTIMIZER", self.groups.mesh["pp"].get_local_rank(), -1, began, time.time()))
+        return facts, spans
+
+    def _agree(self, loss: Tensor, labels: int) -> Facts:
+        """One message for all that ranks must know of each other; summed in rank order, so that all get the same bits."""
+        # Tensor ranks hold the same loss: the first one's counts.
+        mine = torch.stack((
             self.optimizer.squared_norm(),
             loss if self.stage.tensor.rank == 0 else torch.zeros_like(loss),
             torch.tensor(float(self.stop.name is not None), dtype=torch.float64, device=self.device),
+            torch.tensor(float(peak_bytes(self.device)), dtype=torch.float64, device=self.device),
         ))
-        dist.all_reduce(facts)
-        squares, total, asked = facts.tolist()
-        norm = squares**0.5
-        if not (norm < float("inf")):
-            raise FloatingPointError(f"step {step + 1}: the gradient norm is {norm}; the loss is {total / max(1, counted)}. "
-                                     "Lower train.learning_rate, or look at the data of this step")
-        self.optimizer.step(step, norm)
-        if trace:
-            spans.append(("OPTIMIZER", 0, -1, began, time.time()))
-        return total / max(1, counted), norm, counted, asked > 0, spans
+        everyone = mine.new_empty(dist.get_world_size(), len(mine))
+        dist.all_gather(list(everyone.unbind()), mine)
+        squares, total, asked, _ = everyone.sum(0).tolist()
+        return Facts(total / max(1, labels), squares**0.5, labels, asked > 0, int(everyone[:, 3].max()))
 
     @cached_property
     def _data_rank(self) -> int:
@@ -150,12 +168,6 @@ class Trainer:
             return False
         self.log.say(f"checkpoint {path.name} saved in {time.perf_counter() - began:.2f} s")
         return True
-
-    def _largest(self, value: int) -> int:
-        """The largest value over all ranks."""
-        shared = torch.tensor(value, device=self.device)
-        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        return int(shared)
 
 
 def write_trace(path: Path, document: dict[str, Any]) -> None:

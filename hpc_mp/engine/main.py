@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from hpc_mp.data import Samples, TokenSet, find_files, load_tokens, prepare
 from hpc_mp.engine import checkpoint, initial
 from hpc_mp.engine.dropout import DropoutClock
-from hpc_mp.engine.groups import Groups, build, choose_device, meet
+from hpc_mp.engine.groups import build, choose_device, meet
 from hpc_mp.engine.identity import Identity, identity
 from hpc_mp.engine.logs import Log, record_failure
 from hpc_mp.engine.loop import Trainer, write_trace
@@ -156,7 +157,7 @@ def _restore(
     spec: JobSpec, shape: ModelShape, run: RunDirectory, who: Identity, stage: Stage, optimizer: Optimizer, log: Log,
 ) -> dict[str, int]:
     """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values."""
-    found = [None]
+    found: list[str | None] = [None]
     if who.rank == 0:
         path, skipped = newest_complete(run.checkpoints)
         for bad, reason in skipped:
@@ -226,8 +227,6 @@ def _announce(run: RunDirectory, attempt: int, placement: Placement, who: Identi
 def _status(run: RunDirectory, attempt: int, who: Identity, phase: str, done: int = 0, total: int = 0) -> None:
     """What rank 0 is doing, for whoever watches."""
     if who.rank == 0:
-        try:
+        with suppress(OSError):  # a full disk must not stop training
             write_json(run.path / "status.json", {"attempt": attempt, "phase": phase, "detail": "", "done": done,
                                                   "total": total, "time": time.time()})
-        except OSError:
-            pass  # a full disk must not stop training

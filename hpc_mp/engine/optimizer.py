@@ -59,12 +59,11 @@ class Optimizer:
 
     def squared_norm(self) -> Tensor:
         """This rank's share of the squared L2 norm of all gradients, a float64 scalar: summed over all ranks it is whole."""
-        total = torch.zeros((), dtype=torch.float64, device=self.locals[0].device)
-        for held in self.held:
-            if held.counted and held.parameter.grad is not None:
-                gradient = _part(held.parameter.grad)
-                total += gradient.pow(2).sum(dtype=torch.float64)
-        return total
+        norms = [torch.linalg.vector_norm(_part(held.parameter.grad), dtype=torch.float64)
+                 for held in self.held if held.counted and held.parameter.grad is not None]
+        if not norms:
+            return torch.zeros((), dtype=torch.float64, device=self.locals[0].device)
+        return torch.stack(norms).square().sum()
 
     @torch.no_grad()
     def step(self, number: int, norm: float) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -102,7 +102,7 @@ class Stage(nn.Module):
         assert labels is not None
         hidden = self.tensor.enter(self.get_submodule(self.family.norm)(hidden))
         head = self.get_submodule(self.family.embedding if self.shape.tied else self.family.head)
-        logits = project(hidden, local(head.weight), None, transposed=False).flatten(0, 1)
+        logits = project(hidden, local(cast(Tensor, head.weight)), None, transposed=False).flatten(0, 1)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return self.tensor.cross_entropy(logits, labels.flatten(), self.shape.vocabulary)
 
@@ -165,7 +165,7 @@ class Stage(nn.Module):
             if how == "fused":
                 assert bias is not None
                 cut = FusedProjection(weight, bias)
-                block.get_submodule(parent).split_size = self.shape.hidden // self.tensor.size
+                setattr(block.get_submodule(parent), "split_size", self.shape.hidden // self.tensor.size)  # noqa: B010
             elif how == "column":
                 cut = ColumnProjection(weight, bias, self.family.transposed)
             else:
@@ -200,13 +200,13 @@ class Stage(nn.Module):
         for layer in self.part.layers:
             attention = self.get_submodule(f"{self.family.blocks}.{layer}.{self.family.enters[0]}")
             attention.attention_site = HashDropout(self._attention_probability(attention), f"attention.{layer}", clock)
-            attention.first_head = self.tensor.rank * heads
+            setattr(attention, "first_head", self.tensor.rank * heads)  # noqa: B010
 
     @staticmethod
     def _attention_probability(attention: nn.Module) -> float:
         """Llama keeps the number, GPT-2 a module that its own code asks for the number."""
-        kept = getattr(attention, "attention_dropout", None)
-        return float(attention.attn_dropout.p if kept is None else kept)
+        module = getattr(attention, "attn_dropout", None)
+        return module.p if isinstance(module, HashDropout) else cast(float, attention.attention_dropout)
 
 
 class _Rotary:

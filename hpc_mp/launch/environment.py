@@ -31,6 +31,7 @@ def shared_environment(spec: JobSpec, environ: Mapping[str, str], cores: int) ->
         **inherited,
         "HPC_MP_EMULATED": "1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a library that asks for GPUs as it is imported would else spoil the fork
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",

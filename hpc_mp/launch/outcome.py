@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from hpc_mp.placement import Placement
 from hpc_mp.rundir import RunDirectory, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
 
-STOPPED = 75  # EX_TEMPFAIL: a rank that was asked to stop and has saved
+STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
 Kind = Literal["user", "error", "signal", "exit", "launcher", "peer", "hang"]

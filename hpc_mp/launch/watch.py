@@ -68,7 +68,9 @@ def watch(emulator: Emulator, ranks: int, attempt: Attempt, interrupts: Interrup
                 except EOFError:
                     break
                 exits += [Exit(e["rank"], e["code"], e["time"], e["ours"]) for e in events if e["event"] == "exit"]
-                broken = next((e["why"] for e in events if e["event"] == "broken"), broken)
+                for event in events:
+                    if event["event"] == "broken":
+                        broken = f"what ranks need cannot be imported ({event['why']})"
             progress.update(attempt.status(), attempt.steps())
     if len(exits) < ranks and broken is None:
         broken = f"the process that forked the ranks {emulator.wait()}"

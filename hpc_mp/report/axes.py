@@ -11,7 +11,7 @@ TINY = 1e-300
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The linear map that takes ``low`` to pixel ``start`` and ``high`` to pixel ``end``; both to the middle if equal."""
+    """The linear map of ``low`` to pixel ``start`` and ``high`` to pixel ``end``; if they are equal, to the middle."""
 
     low: float
     high: float
@@ -32,7 +32,7 @@ class Tick:
 
 
 def rounds(low: float, high: float, most: int, whole: bool = False) -> tuple[float, ...]:
-    """The multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``most`` + 1; ``whole`` numbers only, if asked.
+    """Multiples of 1, 2 or 5 × 10ⁿ from ``low`` to ``high``, at most ``most`` + 1; on request ``whole`` numbers only.
 
     A range too narrow to be divided has ``low`` alone.
     """

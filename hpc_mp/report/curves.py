@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
 from hpc_mp.report.axes import Scale, Tick, ticks
-from hpc_mp.report.facts import Metric
+from hpc_mp.report.records import Metric
 from hpc_mp.report.words import counted, number
 
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
 MOST_POINTS = 600
 SCALE_OVER_MEDIAN = 3  # a warming-up step takes many times as long as the others: it must not press them flat
+HUGE = 1e300  # what differs by more cannot be subtracted any more; NaN is not below it either
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def curves(metrics: Sequence[Metric]) -> tuple[Curve, ...]:
 def curve(panel: Panel, metrics: Sequence[Metric]) -> Curve:
     """``metrics`` holds one step at least."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
-    finite = [(step, value) for step, value in every if math.isfinite(value)]
+    finite = [(step, value) for step, value in every if abs(value) < HUGE]
     kept = thinned(finite, MOST_POINTS)
     low, high = _range(panel, [value for _, value in finite] or [0.0])
     x = Scale(metrics[0].step, metrics[-1].step, LEFT, WIDTH - RIGHT)
@@ -81,7 +81,7 @@ def curve(panel: Panel, metrics: Sequence[Metric]) -> Curve:
         values=tuple(value for _, value in kept),
         points=tuple((x(step), y(min(value, high))) for step, value in kept),
         x_ticks=ticks(x, 6, whole=True),
-        y_ticks=ticks(y, 4),
+        y_ticks=ticks(y, 6),
         resumes=tuple(Resume(x(after.step), after.attempt) for before, after in pairwise(metrics)
                       if after.attempt != before.attempt),
         notes=tuple(notes),

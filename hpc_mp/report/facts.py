@@ -8,105 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
+from pydantic import ValidationError
 
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.placement import Placement, from_dict
+from hpc_mp.report.records import Failure, Metric, Outcome, Record, Start, Status, Trace
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
-
-
-class Record(BaseModel):
-    """A document that a rank or the launcher wrote; keys that no picture needs are passed over."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class Metric(Record):
-    """A line of ``metrics.jsonl``: one optimizer step."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    tokens: int
-    step_time_s: float
-    tokens_per_s: float
-    peak_memory_bytes: NonNegativeInt
-    attempt: int = 1
-
-
-class Start(Record):
-    """A line of ``ranks.jsonl``: one rank that came to life."""
-
-    attempt: int
-    rank: int
-    node: str
-    host: str
-    time: float
-
-
-class Failure(Record):
-    """Why a rank ended. ``kind``: "user", "error", or "peer" (another rank went away)."""
-
-    attempt: int
-    rank: int
-    node: str
-    time: float
-    kind: str
-    message: str
-    traceback: str = ""
-
-
-class Status(Record):
-    """What rank 0 was doing when it last said so."""
-
-    attempt: int
-    phase: str
-    done: int = 0
-    total: int = 0
-    time: float
-
-
-class Cause(Record):
-    message: str
-
-
-class Outcome(Record):
-    """The launcher's verdict."""
-
-    state: str
-    cause: Cause | str | None = None
-    attempt: int | None = None
-
-
-class Span(NamedTuple):
-    """An action as executed, in unix seconds (or, of a simulation, in seconds from its start)."""
-
-    kind: str
-    stage: int
-    microbatch: int
-    start: float
-    end: float
-
-
-class Memory(Record):
-    """Bytes of one rank. ``peak`` is the most it ever held, ``limit`` what it may hold (0: unknown)."""
-
-    parameters: NonNegativeInt
-    gradients: NonNegativeInt = 0
-    optimizer: NonNegativeInt
-    peak: NonNegativeInt
-    limit: NonNegativeInt = 0
-
-
-class Trace(Record):
-    """One step of one rank."""
-
-    attempt: int
-    rank: int
-    step: int
-    actions: tuple[Span, ...]
-    memory: Memory | None = None
 
 
 class LogLine(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpc_mp.placement import Placement, RankPlace
-from hpc_mp.report.facts import Start
+from hpc_mp.report.records import Start
 
 # Matplotlib's viridis, sampled: ordered like the stages, and told apart with any kind of colour vision.
 RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121),
@@ -15,6 +15,7 @@ RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142
 RAMP_BEGIN, RAMP_END = 0.28, 0.9
 DENSITIES = ((32, "roomy"), (128, "close"))  # ranks up to which a cell holds both its labels; beyond: the number alone
 GROUPS = {"dp": "replicas", "pp": "pipeline", "cp": "context group", "tp": "tensor group"}
+MOST_COLUMNS = 4
 MEMBERS_SHOWN = 16
 
 
@@ -77,9 +78,10 @@ def grid(placement: Placement, starts: Mapping[int, Start]) -> Grid:
         host = starts[places[0].rank].host if places[0].rank in starts else ""
         return Node(name, "" if host == name else host, tuple(map(cell, places)))
 
-    by_node = groupby(sorted(placement.ranks, key=lambda place: (place.node, place.local_rank)), lambda place: place.node)
+    ordered = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
+    nodes = tuple(node(list(places)) for _, places in groupby(ordered, lambda place: place.node))
     density = next((name for most, name in DENSITIES if placement.degrees.world <= most), "dense")
-    return Grid(tuple(node(list(places)) for _, places in by_node), density, min(4, placement.ranks_per_node), shades, axes)
+    return Grid(nodes, density, min(MOST_COLUMNS, placement.ranks_per_node), shades, axes)
 
 
 def present_axes(placement: Placement) -> tuple[str, ...]:
@@ -100,7 +102,7 @@ def shade(stage: int, stages: int) -> Shade:
     index, rest = divmod(share * (len(RAMP) - 1), 1)
     low, high = RAMP[int(index)], RAMP[min(int(index) + 1, len(RAMP) - 1)]
     rgb = tuple(round(a + rest * (b - a)) for a, b in zip(low, high, strict=True))
-    return Shade("#%02x%02x%02x" % rgb, "#fff" if luminance(rgb) < 0.24 else "#111")
+    return Shade(f"#{bytes(rgb).hex()}", "#fff" if luminance(rgb) < 0.19 else "#111")
 
 
 def luminance(rgb: tuple[int, ...]) -> float:

@@ -7,16 +7,18 @@ from dataclasses import dataclass
 
 from hpc_mp.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
-from hpc_mp.report.facts import Memory, Trace
-from hpc_mp.report.words import percent, size
+from hpc_mp.report.records import Memory, Trace
+from hpc_mp.report.words import BINARY, percent, size
 
-WIDTH, HEIGHT = 1080, 250
-LEFT, RIGHT, TOP, BOTTOM = 66, 10, 20, 34
+WIDTH, HEIGHT = 1080, 240
+LEFT, RIGHT, TOP, BOTTOM = 66, 10, 14, 24
 MOST_BARS = 64
+MOST_LABELS = 33
 WIDEST = 64
 LIMIT_WITHIN = 3  # the axis reaches up to the limit unless that is more than so many times the highest peak
 
-PARTS = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
+STATE = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
+NAMES = dict(STATE) | {"rest": "the rest"}
 REST = ("rest", "the rest up to the peak: activations, buffers, libraries")
 
 
@@ -42,14 +44,34 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """``limit``: its pixel, None where it lies above the axis or is not known; ``note`` says so."""
+    """``per``: what a bar stands for; ``limit``: its pixel, None where it lies above the axis or is not known."""
 
+    step: int
+    per: str
     bars: tuple[Bar, ...]
     ticks: tuple[Tick, ...]
     limit: float | None
     legend: tuple[tuple[str, str], ...]
-    note: str
-    per: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a bar shows: the label beneath it, the first line of its hover text, and the bytes."""
+
+    label: str
+    heading: str
+    memory: Memory
+
+    @property
+    def state(self) -> int:
+        return sum(getattr(self.memory, kind) for kind, _ in STATE)
+
+    @property
+    def parts(self) -> list[tuple[str, int]]:
+        """CSS class and bytes, from the bottom up, without empty ones."""
+        state = [(kind, getattr(self.memory, kind)) for kind, _ in STATE]
+        return [(kind, part) for kind, part in (*state, ("rest", self.memory.peak - self.state)) if part > 0]
 
 
 def memory(traces: Mapping[int, Trace], placement: Placement | None) -> Chart | None:
@@ -57,61 +79,63 @@ def memory(traces: Mapping[int, Trace], placement: Placement | None) -> Chart | 
     known = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not known:
         return None
-    labelled, per = _bars(known, placement)
-    highest = max(_height(held) for _, _, held in labelled)
-    limit = min(held.limit for _, _, held in labelled)
+    if len(known) <= MOST_BARS or placement is None:
+        per, held = "rank", [_Held(str(rank), f"rank {rank}", memory) for rank, memory in known.items()]
+    else:
+        per, held = "stage, that of its fullest rank", _by_stage(known, placement)
+    highest = max(max(each.memory.peak, each.state) for each in held)
+    limit = min(each.memory.limit for each in held)
     in_sight = 0 < limit <= LIMIT_WITHIN * highest
     y = Scale(0, 1.06 * max(highest, limit if in_sight else 0, 1), HEIGHT - BOTTOM, TOP)
-    pitch = (WIDTH - LEFT - RIGHT) / len(labelled)
-    width = min(0.8 * pitch, WIDEST)
-    bars = tuple(_bar(label, tip, held, y, LEFT + pitch * (i + 0.5) - width / 2, width)
-                 for i, (label, tip, held) in enumerate(labelled))
-    used = f"the highest peak is {size(highest)}"
-    note = f"{used}, {percent(highest / limit)} of a limit of {size(limit)} per rank" if limit else f"{used}; no limit is known"
-    present = {piece.kind for bar in bars for piece in bar.pieces}
-    return Chart(bars, _ticks(y), y(limit) if in_sight else None,
-                 tuple(entry for entry in (*PARTS, REST) if entry[0] in present),
-                 note + ("" if in_sight or not limit else " (above the picture)"), per)
+    of_limit = f"{percent(highest / limit)} of the limit of {size(limit)} per rank" if limit else "of a limit not known"
+    state = f"model state takes at most {size(max(each.state for each in held))} of it"
+    present = {kind for each in held for kind, _ in each.parts}
+    return Chart(
+        step=max(trace.step for trace in traces.values()),
+        per=per,
+        bars=_bars(held, y),
+        ticks=_ticks(y),
+        limit=y(limit) if in_sight else None,
+        legend=tuple(entry for entry in (*STATE, REST) if entry[0] in present),
+        words=f"the highest peak is {size(highest)}, {of_limit}, {state}",
+    )
 
 
-def _bars(known: Mapping[int, Memory], placement: Placement | None) -> tuple[Sequence[tuple[str, str, Memory]], str]:
-    """Label, heading of the hover text and bytes of every bar, and what a bar stands for."""
-    if len(known) <= MOST_BARS or placement is None:
-        return [(str(rank), f"rank {rank}", held) for rank, held in known.items()], "rank"
+def _by_stage(known: Mapping[int, Memory], placement: Placement) -> list[_Held]:
     stages: dict[int, list[int]] = {}
     for place in placement.ranks:
         if place.rank in known:
             stages.setdefault(place.pp, []).append(place.rank)
-    bars = []
-    for stage, ranks in sorted(stages.items()):
-        fullest = max(ranks, key=lambda rank: known[rank].peak)
-        least = min(known[rank].peak for rank in ranks)
-        bars.append((f"stage {stage}", f"stage {stage}: rank {fullest}, the fullest of {len(ranks)} (the least: {size(least)})",
-                     known[fullest]))
-    return bars, "stage (its fullest rank)"
+
+    def held(stage: int, ranks: list[int]) -> _Held:
+        by_peak = sorted(ranks, key=lambda rank: known[rank].peak)
+        heading = (f"stage {stage}: rank {by_peak[-1]}, the fullest of {len(ranks)}\n"
+                   f"the emptiest: rank {by_peak[0]}, peak {size(known[by_peak[0]].peak)}")
+        return _Held(f"stage {stage}", heading, known[by_peak[-1]])
+
+    return [held(stage, ranks) for stage, ranks in sorted(stages.items())]
 
 
-def _parts(held: Memory) -> list[tuple[str, str, int]]:
-    """CSS class, name and bytes of every part, from the bottom up."""
-    state = [(kind, name, getattr(held, kind)) for kind, name in PARTS]
-    return [*state, ("rest", "the rest", max(0, held.peak - sum(part for _, _, part in state)))]
+def _bars(all_held: Sequence[_Held], y: Scale) -> tuple[Bar, ...]:
+    pitch = (WIDTH - LEFT - RIGHT) / len(all_held)
+    width = min(0.8 * pitch, WIDEST)
+    every = 1 + len(all_held) // MOST_LABELS
 
-
-def _height(held: Memory) -> int:
-    return sum(part for _, _, part in _parts(held))
-
-
-def _bar(label: str, heading: str, held: Memory, y: Scale, x: float, width: float) -> Bar:
-    pieces, below = [], 0
-    for kind, _, part in _parts(held):
-        if part:
+    def bar(i: int, held: _Held) -> Bar:
+        x = LEFT + pitch * (i + 0.5) - width / 2
+        pieces, below = [], 0
+        for kind, part in held.parts:
             pieces.append(Piece(kind, y(below + part), round(y(below) - y(below + part), 1)))
-        below += part
-    tip = "\n".join([heading, *(f"{name}: {size(part)}" for _, name, part in _parts(held) if part), f"peak: {size(held.peak)}"])
-    return Bar(round(x, 1), round(width, 1), label, tip, tuple(pieces))
+            below += part
+        parts = [f"{NAMES[kind]}: {size(part)}" for kind, part in held.parts]
+        tip = "\n".join([held.heading, f"peak: {size(held.memory.peak)}", *parts])
+        return Bar(round(x, 1), round(width, 1), "" if i % every else held.label, tip, tuple(pieces))
+
+    return tuple(bar(i, held) for i, held in enumerate(all_held))
 
 
 def _ticks(y: Scale) -> tuple[Tick, ...]:
-    """Round numbers of the binary unit that the top of the axis has."""
-    unit = 1024 ** ((int(y.high).bit_length() - 1) // 10)
-    return tuple(Tick(y(value * unit), size(value * unit)) for value in rounds(0, y.high / unit, 4))
+    """Round numbers in the binary unit that the top of the axis has."""
+    power = min((int(y.high).bit_length() - 1) // 10, len(BINARY) - 1)
+    unit, name = 1024**power, BINARY[power]
+    return tuple(Tick(y(value * unit), f"{value:g} {name}") for value in rounds(0, y.high / unit, 5))

@@ -9,14 +9,14 @@ import time
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from hpc_mp import __version__
 from hpc_mp.errors import HpcMpError
 from hpc_mp.placement import Placement, spans
 from hpc_mp.report import curves, gantt, grid, memory, words
-from hpc_mp.report.facts import Facts, Start, read_facts
+from hpc_mp.report.facts import Facts, read_facts
 from hpc_mp.report.history import attempts
+from hpc_mp.report.records import Start
 from hpc_mp.report.summary import key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
 
@@ -53,7 +53,7 @@ def render(facts: Facts, now: float) -> str:
     environment.filters["percent"] = words.percent
     return environment.get_template("page.html.j2").render(
         name=name(facts.path, spec),
-        path=str(facts.path),
+        path=str(facts.path.resolve()),
         model=_model(facts),
         summary=summary,
         numbers=key_numbers(facts),
@@ -61,6 +61,7 @@ def render(facts: Facts, now: float) -> str:
         grid=grid.grid(placement, _newest(facts)) if placement else None,
         gantt=gantt.gantt(facts.traces, placement, spec) if placement and spec else None,
         memory=memory.memory(facts.traces, placement),
+        ranks=_ranks(placement, _newest(facts)) if placement else (),
         groups=_groups(placement) if placement else (),
         attempts=attempts(facts, summary.state),
         job_text=facts.job_text,
@@ -68,8 +69,8 @@ def render(facts: Facts, now: float) -> str:
         now=words.moment(now),
         version=__version__,
         size={"curves": curves, "gantt": gantt, "memory": memory},
-        style=Markup((HERE / "page.css").read_text(encoding="utf-8")),
-        script=Markup(script),
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
@@ -84,6 +85,13 @@ def _model(facts: Facts) -> str:
         return ""
     model = facts.spec.model
     return str(model.config["model_type"]) if model.config is not None else Path(model.pretrained or "").name
+
+
+def _ranks(placement: Placement, starts: dict[int, Start]) -> list[tuple[int, str, str, tuple[int, ...]]]:
+    """Rank, node and host as far as they are known, and local rank and coordinates."""
+    return [(at.rank, starts[at.rank].node if at.rank in starts else str(at.node),
+             starts[at.rank].host if at.rank in starts else "", (at.local_rank, at.dp, at.pp, at.cp, at.tp))
+            for at in placement.ranks]
 
 
 def _groups(placement: Placement) -> list[tuple[str, int, int, int, int, str]]:

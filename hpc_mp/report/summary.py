@@ -9,13 +9,16 @@ from statistics import median
 
 from hpc_mp.job import JobSpec
 from hpc_mp.placement import Placement
-from hpc_mp.report.facts import Cause, Facts, Failure, Metric
+from hpc_mp.report.facts import Facts
+from hpc_mp.report.records import Cause, Failure, Metric
 from hpc_mp.report.words import counted, duration, moment, number, percent, size
 
 PRECEDENCE = {"user": 0, "peer": 2}  # all else: 1. A peer's complaint is the echo of another rank's end
-PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")  # in the main log: saves, skipped checkpoints, ranks and attempts
+# In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
+PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")
 WARNING = "warning: "
-_UNSAVED = "the last checkpoint could not be saved"
+MOST_LINES = 50
+UNSAVED = "the last checkpoint could not be saved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +52,18 @@ def summarize(facts: Facts) -> Summary:
     failures = tuple(sorted((f for f in facts.failures if f.attempt == facts.attempt), key=_precedence))
     cause = first_cause(facts, facts.attempt)
     state = _state(facts, cause)
+    said = cause if state == "failed" else ""
     return Summary(
         state=state,
         doing=_doing(facts) if state == "running" else "",
         when=_when(facts, state),
         layout=layout(facts.placement, facts.spec),
-        cause=(cause or _UNSAVED) if state == "failed" else "",
+        cause=said or (UNSAVED if state == "failed" else ""),
         traceback=next((failure.traceback for failure in failures if failure.kind == "error"), ""),
         failures=failures,
-        problems=tuple(f"{line.time} {line.text}".strip() for line in facts.log if PROBLEM.search(line.text)),
-        warnings=tuple(line.text.removeprefix(WARNING) for line in facts.log if line.text.startswith(WARNING)),
+        problems=_newest([f"{line.time} {line.text}".strip() for line in facts.log
+                          if PROBLEM.search(line.text) and not (said and line.text.endswith(said))]),
+        warnings=_newest([line.text.removeprefix(WARNING) for line in facts.log if line.text.startswith(WARNING)]),
     )
 
 
@@ -88,7 +93,8 @@ def layout(placement: Placement | None, spec: JobSpec | None) -> str:
         parts += [world, f"tensor {d.tensor} × pipeline {d.pipeline}{context} × data {d.data}"]
     if spec is not None:
         batch = counted(spec.microbatches, "microbatch", "microbatches")
-        parts += [f"ZeRO-{spec.parallel.zero}", f"{spec.parallel.schedule}, {batch} of {counted(spec.microbatch_size, 'sequence')}"]
+        sequences = counted(spec.microbatch_size, "sequence")
+        parts += [f"ZeRO-{spec.parallel.zero}", f"{spec.parallel.schedule}, {batch} of {sequences}"]
     if placement is not None:
         parts.append(f"order {placement.order}")
     return " · ".join(parts)
@@ -109,13 +115,12 @@ def key_numbers(facts: Facts) -> tuple[Number, ...]:
         Number("Loss", f"{first.loss:.4f} → {last.loss:.4f}", f"{last.loss - first.loss:+.4f}".replace("-", "−")),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
-        Number("Peak memory", size(peak), f"{percent(peak / min(limits))} of {size(min(limits))} per rank" if limits
-               else "the fullest rank"),
+        Number("Peak memory", size(peak), f"fullest rank, of {size(min(limits))}" if limits else "fullest rank"),
     )
 
 
 def later_half(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
-    """The second half of the newest attempt's steps: its first ones warm up, and another attempt may have another layout."""
+    """The second half of the newest attempt's steps: the first ones warm up, other attempts may have other layouts."""
     newest = tuple(metric for metric in metrics if metric.attempt == metrics[-1].attempt)
     return newest[len(newest) // 2:]
 
@@ -156,6 +161,13 @@ def _when(facts: Facts, state: str) -> str:
     attempts = f", {counted(facts.attempt, 'attempt')}" if facts.attempt > 1 else ""
     until = f"last sign of life {moment(end)}" if state == "running" else f"ended {moment(end)}"
     return f"started {moment(begin)}, {until} ({duration(end - begin)}{attempts})"
+
+
+def _newest(lines: list[str]) -> tuple[str, ...]:
+    """The last ones, each once."""
+    lines = list(dict.fromkeys(lines))
+    left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
+    return (*left_out, *lines[-MOST_LINES:])
 
 
 def _precedence(failure: Failure) -> tuple[int, float]:

@@ -1,0 +1,130 @@
+"""What the pipeline did, rank by rank, and what its schedule would do with nothing in the way."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import fmean, median
+
+from hpc_mp.job import JobSpec
+from hpc_mp.placement import Placement, RankPlace
+from hpc_mp.report.grid import coordinates
+from hpc_mp.report.records import Span, Trace
+from hpc_mp.schedule import Timeline, build, simulate
+from hpc_mp.schedule.simulate import Slot
+
+MOST_RANKS = 8  # beyond: whole pipelines, as many as fit and one at least
+COMPUTING = ("F", "B")
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """What a row shows: pipeline rank ``stage`` and actions in seconds from the start."""
+
+    label: str
+    detail: str
+    stage: int
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bubble:
+    """Idle shares of the pipeline, 0 … 1: as executed, with the stages' own median times and nothing in the way, and of
+    equal stages: (P − 1) / (V M + P − 1) for P pipeline ranks with V stages each and M microbatches (Narayanan et al.
+    2021)."""
+
+    measured: float
+    own_times: float
+    ideal: float
+    formula: str
+
+
+def chosen(placement: Placement, traced: Mapping[int, Trace]) -> tuple[list[RankPlace], str]:
+    """The ranks to draw, pipeline by pipeline, and in words which those are."""
+
+    def chain(place: RankPlace) -> tuple[int, int, int]:
+        return place.dp, place.cp, place.tp
+
+    chains = [list(places) for _, places in groupby(sorted(placement.ranks, key=lambda p: (chain(p), p.pp)), chain)]
+    chains.sort(key=lambda places: -sum(place.rank in traced for place in places))  # stable: else the first ones
+    fitting = max(1, MOST_RANKS // placement.degrees.pipeline)
+    drawn = [place for places in chains[:fitting] for place in places]
+    present = [place for place in drawn if place.rank in traced]
+    words = []
+    if len(chains) > fitting:
+        words.append(f"{fitting} of the {len(chains)} pipelines (one for every replica and tensor rank)"
+                     if placement.degrees.pipeline > 1 else f"{fitting} of the {len(chains)} ranks")
+    if absent := [str(place.rank) for place in drawn if place.rank not in traced]:
+        words.append(f"no trace yet of rank {', '.join(absent)}")
+    return present, "; ".join(words)
+
+
+def executed(places: Sequence[RankPlace], traced: Mapping[int, Trace], axes: tuple[str, ...]) -> list[Line]:
+    """What the ranks did, in seconds from the first action of them all."""
+    origin = min(span.start for place in places for span in traced[place.rank].actions)
+    return [
+        Line(f"rank {place.rank}", coordinates(place, axes), place.pp,
+             tuple(span._replace(start=span.start - origin, end=span.end - origin)
+                   for span in traced[place.rank].actions))
+        for place in places
+    ]
+
+
+def compared(lines: Sequence[Line], spec: JobSpec) -> tuple[Timeline | None, Bubble | None]:
+    """The ideal, and how far the executed pipeline is from it; nothing without a forward and a backward to measure."""
+    p = spec.parallel
+    computed = [span for line in lines for span in line.spans if span.kind in COMPUTING and span.end > span.start]
+    if {span.kind for span in computed} != set(COMPUTING):
+        return None, None
+    wall = wall_time(lines)
+    equal = _ideal(computed, spec, per_stage=False)
+    return equal, Bubble(
+        measured=fmean(idle(line, wall) for line in lines),
+        own_times=_ideal(computed, spec, per_stage=True).bubble,
+        ideal=equal.bubble,
+        formula=f"({p.pipeline} − 1) / ({p.virtual_stages * spec.microbatches} + {p.pipeline} − 1)",
+    )
+
+
+def simulated(timeline: Timeline) -> list[Line]:
+    """A timeline as lines, one for every pipeline rank."""
+
+    def line(rank: int, slots: Sequence[Slot]) -> Line:
+        stages = ", ".join(map(str, sorted({slot.action.stage for slot in slots})))
+        spans = (Span(slot.action.kind, slot.action.stage, slot.action.microbatch, slot.start, slot.end)
+                 for slot in slots)
+        return Line(f"stage {stages}", "", rank, tuple(spans))
+
+    return [line(rank, slots) for rank, slots in enumerate(timeline.ranks)]
+
+
+def wall_time(lines: Iterable[Line]) -> float:
+    """Seconds from the first to the last computation of them all."""
+    computed = [span for line in lines for span in line.spans if span.kind in COMPUTING]
+    return max((span.end for span in computed), default=0) - min((span.start for span in computed), default=0)
+
+
+def idle(line: Line, wall: float) -> float:
+    """The share of ``wall`` seconds in which a rank computes nothing."""
+    busy = sum(span.end - span.start for span in line.spans if span.kind in COMPUTING)
+    return max(0.0, 1 - busy / wall) if wall > 0 else 0.0
+
+
+def _ideal(computed: Iterable[Span], spec: JobSpec, per_stage: bool) -> Timeline:
+    """The job's schedule with the median times of the forwards and backwards: of all stages, or of each its own."""
+    p = spec.parallel
+    times: dict[tuple[str, int | None], list[float]] = defaultdict(list)
+    for span in computed:
+        for key in ((span.kind, None), (span.kind, span.stage)):
+            times[key].append(span.end - span.start)
+
+    def time(kind: str, stage: int) -> float:
+        """A stage without a trace is as fast as the others."""
+        return median((per_stage and times.get((kind, stage))) or times[kind, None])
+
+    stages = range(p.pipeline * p.virtual_stages)
+    return simulate(build(p.schedule, p.pipeline, spec.microbatches, p.virtual_stages),
+                    forward={stage: time("F", stage) for stage in stages},
+                    backward={stage: time("B", stage) for stage in stages})
