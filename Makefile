@@ -26,13 +26,14 @@ lint: install  ## style, types and import arrows
 	$(PY) -c "from importlinter.cli import lint_imports_command; lint_imports_command()" --no-logo
 
 demo: install  ## train a small model on emulated nodes
-	$(PY) -m hpc_mp launch demo/job.toml --on local
+	$(PY) demo/run.py
 
 prove: install  ## the long proofs of exactness
 	$(PY) -m pytest -ra -m prove --timeout=3600
 
 bench: install  ## measure
-	@for script in benchmarks/*.py; do echo "$$script"; $(PY) "$$script" || exit 1; done
+	$(PY) benchmarks/startup.py
+	$(PY) benchmarks/throughput.py
 
 wheel: install  ## build dist/*.whl and dist/*.tar.gz
 	$(PY) -m build --no-isolation

@@ -6,7 +6,6 @@ the model's shape nor the machine. ``dump_job`` writes the resolved job: a file 
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +15,29 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpc_mp.errors import HpcMpError
+from hpc_mp.job_errors import explain, shown, wrong
+from hpc_mp.job_values import (
+    Betas,
+    Config,
+    Count,
+    Flag,
+    Line,
+    Name,
+    NonNegative,
+    Option,
+    Order,
+    Partition,
+    PathName,
+    Patterns,
+    Rate,
+    Share,
+    Time,
+    Variable,
+    check_values,
+)
 
-Count = Annotated[int, Field(ge=1, strict=True)]
-NonNegative = Annotated[int, Field(ge=0, strict=True)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=128)]
-EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
+MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
 
 
 class Section(BaseModel):
@@ -34,33 +50,31 @@ class Job(Section):
     name: Name = "job"
     nodes: Count = 1
     ranks_per_node: Count = 1
-    time_limit: Annotated[str, Field(pattern=r"^(\d+|\d+:\d{1,2}|(\d+-)?\d+:\d{1,2}:\d{1,2}|\d+-\d+(:\d{1,2})?)$")] = "01:00:00"
-    directory: Annotated[str, Field(min_length=1)] = "runs"
+    time_limit: Time = "01:00:00"
+    directory: PathName = "runs"
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
 
 class Model(Section):
     """Which model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
-    pretrained: str | None = None
-    config: dict[str, Any] | None = None
+    pretrained: PathName | None = None
+    config: Config | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
         if (self.pretrained is None) == (self.config is None):
-            given = "neither" if self.pretrained is None else "both"
-            raise ValueError(f"{given} of pretrained and config given|exactly one is needed|"
-                             "set model.pretrained to a checkpoint directory, or model.config to a table with model_type")
-        if self.config is not None and not isinstance(self.config.get("model_type"), str):
-            raise ValueError("config without model_type|the family must be named|add model_type = \"gpt2\" or \"llama\"")
+            given = "neither pretrained nor config" if self.pretrained is None else "both pretrained and config"
+            raise wrong(f"has {given}", "set pretrained to the directory of a checkpoint, or config to a table with "
+                        "model_type and sizes")
         return self
 
 
 class Data(Section):
     """What to train on."""
 
-    files: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(min_length=1)]
-    tokenizer: str | None = None
+    files: Patterns
+    tokenizer: PathName | None = None
     sequence_length: Count
 
 
@@ -73,22 +87,13 @@ class Parallel(Section):
     expert: Count = 1
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     shard_degree: Count | None = None
-    order: str = "auto"
+    order: Order = "auto"
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
     virtual_stages: Count = 1
-    microbatches: Count | None = None
-    partition: Literal["auto"] | tuple[Count, ...] = "auto"
+    microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES, strict=True)] | None = None
+    partition: Partition = "auto"
     recompute: Literal["none", "full", "selective"] = "none"
     offload: Literal["none", "optimizer", "activations"] = "none"
-
-    @model_validator(mode="after")
-    def _known_order(self) -> Parallel:
-        if self.order not in ("auto", "cluster", "spread") and (
-            sorted(self.order) not in (sorted("DPT"), sorted("DPCT"))
-        ):
-            raise ValueError(f"order = {self.order!r}|must be auto, cluster, spread or each of the letters D, P, T (and C) once|"
-                             "leave order = \"auto\", or write for example \"DPT\" (the right-most letter varies fastest)")
-        return self
 
 
 class Train(Section):
@@ -97,16 +102,16 @@ class Train(Section):
     steps: Count
     global_batch: Count
     optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: Annotated[float, Field(ge=0, strict=True)] = 3e-4
-    betas: tuple[Annotated[float, Field(ge=0, lt=1, strict=True)], Annotated[float, Field(ge=0, lt=1, strict=True)]] = (0.9, 0.95)
+    learning_rate: Rate = 3e-4
+    betas: Betas = (0.9, 0.95)
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
-    momentum: Annotated[float, Field(ge=0, lt=1, strict=True)] = 0.0
+    momentum: Share = 0.0
     warmup_steps: NonNegative = 0
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    weight_decay: Annotated[float, Field(ge=0, strict=True)] = 0.0
-    clip: Annotated[float, Field(ge=0, strict=True)] = 1.0
+    weight_decay: Rate = 0.0
+    clip: Rate = 1.0
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
-    dropout: Annotated[float, Field(ge=0, lt=1, strict=True)] | None = None
+    dropout: Share | None = None
     seed: NonNegative = 0
 
 
@@ -115,7 +120,7 @@ class Checkpoint(Section):
 
     every: NonNegative = 0
     keep: Count = 2
-    resume: str | None = None
+    resume: PathName | None = None
 
 
 class Slurm(Section):
@@ -130,14 +135,14 @@ class Slurm(Section):
     gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = "auto"
     container: str | None = None
     setup: tuple[str, ...] = ()
-    extra: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]*$")], str | int | bool] = {}
+    extra: dict[Option, Flag] = {}
 
 
 class Environment(Section):
     """Environment variables of every rank."""
 
     profile: str | None = None
-    set: dict[EnvName, str] = {}
+    set: dict[Variable, str] = {}
 
 
 class JobSpec(Section):
@@ -177,7 +182,8 @@ class JobSpec(Section):
         if self.parallel.pipeline == 1:
             return 1
         per_replica = self.train.global_batch // self.data_degree
-        return max(m for m in range(1, per_replica + 1) if per_replica % m == 0 and m <= 4 * self.parallel.pipeline)
+        most = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
+        return next(m for m in range(most, 0, -1) if per_replica % m == 0)
 
     @property
     def microbatch_size(self) -> int:
@@ -185,15 +191,17 @@ class JobSpec(Section):
         return self.train.global_batch // (self.data_degree * self.microbatches)
 
 
-NOT_BUILT: tuple[tuple[str, Any, str], ...] = (
-    # (key, the one value that is built, what to do instead)
-    ("parallel.context", 1, "leave parallel.context = 1"),
-    ("parallel.expert", 1, "leave parallel.expert = 1"),
-    ("parallel.virtual_stages", 1, "leave parallel.virtual_stages = 1"),
-    ("parallel.recompute", "none", "leave parallel.recompute = \"none\""),
-    ("parallel.offload", "none", "leave parallel.offload = \"none\""),
-    ("slurm.container", None, "activate the software in slurm.setup instead"),
-    ("environment.profile", None, "name the variables in environment.set instead"),
+# (key, the values that are built, what to do instead)
+NOT_BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("parallel.context", (1,), "leave parallel.context = 1"),
+    ("parallel.expert", (1,), "leave parallel.expert = 1"),
+    ("parallel.virtual_stages", (1,), "leave parallel.virtual_stages = 1"),
+    ("parallel.schedule", ("gpipe", "1f1b"), 'use "1f1b" or "gpipe" (`hpc-mp schedule` draws the other)'),
+    ("parallel.recompute", ("none",), 'leave parallel.recompute = "none"'),
+    ("parallel.offload", ("none",), 'leave parallel.offload = "none"'),
+    ("train.precision", ("fp64", "fp32", "bf16"), 'use "bf16" or "fp32"'),
+    ("slurm.container", (None,), "activate the software in slurm.setup instead"),
+    ("environment.profile", (None,), "name the variables in environment.set instead"),
 )
 
 
@@ -203,29 +211,19 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     Raises:
         HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise HpcMpError(f"job file {path}", f"cannot be read ({reason})",
-                         "give the path of a job file; `hpc-mp init` writes one") from None
-    try:
-        tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise HpcMpError(f"job file {path}", f"is not valid TOML ({error})", "mend that line") from None
+    tree = _parse(path)
     for override in overrides:
         _override(tree, override)
     return resolve(tree, path.resolve().parent)
 
 
 def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
-    """Validate a parsed job file; relative paths become absolute, seen from ``base``."""
+    """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
+    check_values(tree)
     try:
         spec = JobSpec.model_validate(tree)
     except ValidationError as error:
-        raise _explain(error) from None
-    except RecursionError:
-        raise HpcMpError("the job file", "is nested too deeply", "flatten it") from None
+        raise explain(error, JobSpec) from None
     spec = _absolute(spec, base)
     _check_built(spec)
     _check_arithmetic(spec)
@@ -234,40 +232,61 @@ def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
 
 def dump_job(spec: JobSpec) -> str:
     """The resolved job as TOML: every default explicit, every path absolute."""
-    tree = spec.model_dump(mode="json", exclude_none=True)
-    tree["parallel"]["microbatches"] = spec.microbatches
-    return tomli_w.dumps(tree)
+    parallel = spec.parallel.model_copy(update={"microbatches": spec.microbatches})
+    return tomli_w.dumps(spec.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_none=True))
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    value = f"job file {path}"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
+    except UnicodeDecodeError:
+        raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise HpcMpError(value, f"is not valid TOML ({error})", "mend that line") from None
+    except ValueError:  # from Python's int
+        raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
+    except RecursionError:
+        raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
 
 
 def _override(tree: dict[str, Any], text: str) -> None:
+    """Put ``"a.b=value"`` into a parsed job file; text that is no TOML value is taken as it is."""
     key, equals, raw = text.partition("=")
-    parts = key.strip().split(".")
+    parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
-        raise HpcMpError(f"--set {text}", "must read key=value with the key's section", "write for example --set train.steps=20")
+        raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
     try:
-        value: Any = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = raw
+        parsed = tomllib.loads(f"v = {raw}")
+    except (ValueError, RecursionError):
+        parsed = {}
     table = tree
     for part in parts[:-1]:
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
-            raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key inside a section")
-    table[parts[-1]] = value
+            raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key of a table")
+    table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
 
 
 def _absolute(spec: JobSpec, base: Path) -> JobSpec:
     def at(path: str) -> str:
-        return str(base / Path(path).expanduser())
+        try:
+            return str(base / Path(path).expanduser())
+        except RuntimeError:
+            raise HpcMpError(f"the path {path}", "begins with the home directory of an unknown user",
+                             "write the directory itself") from None
 
     def maybe(path: str | None) -> str | None:
         return None if path is None else at(path)
 
+    job, model, data, checkpoint = spec.job, spec.model, spec.data, spec.checkpoint
     return spec.model_copy(update={
-        "job": spec.job.model_copy(update={"directory": at(spec.job.directory)}),
-        "model": spec.model.model_copy(update={"pretrained": maybe(spec.model.pretrained)}),
-        "data": spec.data.model_copy(update={"files": tuple(map(at, spec.data.files)), "tokenizer": maybe(spec.data.tokenizer)}),
-        "checkpoint": spec.checkpoint.model_copy(update={"resume": maybe(spec.checkpoint.resume)}),
+        "job": job.model_copy(update={"directory": at(job.directory)}),
+        "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
+        "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
+        "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
     })
 
 
@@ -275,33 +294,32 @@ def _check_built(spec: JobSpec) -> None:
     for key, built, remedy in NOT_BUILT:
         section, name = key.split(".")
         value = getattr(getattr(spec, section), name)
-        if value != built:
-            raise HpcMpError(f"{key} = {value}", "not built yet", remedy)
-    if spec.parallel.schedule == "interleaved_1f1b":
-        raise HpcMpError("parallel.schedule = interleaved_1f1b", "not built yet in the engine (`hpc-mp schedule` draws it)",
-                         "use schedule = \"1f1b\" or \"gpipe\"")
-    if spec.train.precision == "fp16":
-        raise HpcMpError("train.precision = fp16", "not built yet", "use precision = \"bf16\" or \"fp32\"")
+        if value not in built:
+            raise HpcMpError(f"{key} = {shown(value)}", "is not built yet", remedy)
 
 
 def _check_arithmetic(spec: JobSpec) -> None:
     p, t = spec.parallel, spec.train
     degree = p.tensor * p.pipeline * p.context
     product = f"tensor({p.tensor}) × pipeline({p.pipeline}) × context({p.context}) = {degree}"
-    ranks = f"{spec.ranks} ranks (nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}))"
+    ranks = f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks}"
+    if spec.ranks > MOST_RANKS:
+        raise HpcMpError(ranks, f"is more than {MOST_RANKS} ranks", "lower job.nodes or job.ranks_per_node")
     if spec.ranks % degree:
-        raise HpcMpError(product, f"does not divide {ranks}",
-                         f"choose degrees whose product divides {spec.ranks}, or a number of ranks that is a multiple of {degree}")
+        raise HpcMpError(product, f"does not divide {spec.ranks} ranks ({ranks})",
+                         f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as ranks")
     if p.shard_degree is not None and p.zero == 0:
-        raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}", "has no effect with zero = 0", "set parallel.zero to 1, 2 or 3")
+        raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}", "has no effect with parallel.zero = 0",
+                         "set parallel.zero to 1, 2 or 3, or leave shard_degree out")
     if p.shard_degree is not None and spec.data_degree % p.shard_degree:
         raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}",
-                         f"does not divide the data degree {spec.data_degree} = {spec.ranks} ranks / ({product})",
+                         f"does not divide the data degree {spec.ranks} ranks / ({product}) = {spec.data_degree}",
                          f"use a divisor of {spec.data_degree}, or leave it out")
-    if p.partition != "auto" and len(p.partition) != p.pipeline * p.virtual_stages:
-        raise HpcMpError(f"parallel.partition = {list(p.partition)}",
-                         f"has {len(p.partition)} entries for {p.pipeline * p.virtual_stages} stages",
-                         "give the number of layers of every stage, or partition = \"auto\"")
+    stages = p.pipeline * p.virtual_stages
+    if p.partition != "auto" and len(p.partition) != stages:
+        raise HpcMpError(f"parallel.partition = {shown(p.partition)}",
+                         f"has the length {len(p.partition)}, the number of stages is {stages}",
+                         'give the number of layers of every stage, or partition = "auto"')
     microbatches = p.microbatches or 1
     unit = spec.data_degree * microbatches
     if t.global_batch % unit:
@@ -310,56 +328,7 @@ def _check_arithmetic(spec: JobSpec) -> None:
                          f"use {max(1, t.global_batch // unit) * unit} or another multiple of {unit}")
     if t.momentum and t.optimizer != "sgd":
         raise HpcMpError(f"train.momentum = {t.momentum}", f"has no effect with optimizer = {t.optimizer!r}",
-                         "use betas with adamw, or optimizer = \"sgd\"")
+                         'use betas with adamw, or optimizer = "sgd"')
     if t.warmup_steps > t.steps:
-        raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}",
-                         "the learning rate would never be reached: lower warmup_steps")
-
-
-def _explain(error: ValidationError) -> HpcMpError:
-    """Pydantic's findings in our form: the first in full, the others counted."""
-    problems = [_problem(dict(e)) for e in error.errors(include_url=False)]
-    value, rule, remedy = problems[0]
-    if len(problems) > 1:
-        others = "; ".join(f"{v}: {r}" for v, r, _ in problems[1:6])
-        remedy += f". Also wrong: {others}"
-    return HpcMpError(value, rule, remedy)
-
-
-def _problem(e: dict[str, Any]) -> tuple[str, str, str]:
-    where = ".".join(str(part) for part in e["loc"] if not (isinstance(part, str) and ("[" in part or part.startswith("literal"))))
-    kind, given = e["type"], e.get("input")
-    if kind == "extra_forbidden":
-        parent, _, key = where.rpartition(".")
-        known = _fields(parent)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        return where, f"is not a key of {f'[{parent}]' if parent else 'a job file'}", (
-            f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(known)}")
-    if kind == "missing":
-        return where, "is required", f"add {where.rpartition('.')[2]} to [{where.rpartition('.')[0] or where}]"
-    if kind == "value_error":
-        value, rule, remedy = (str(e["ctx"]["error"]).split("|") + ["", ""])[:3]
-        return f"{where}: {value}" if where else value, rule or "is not allowed", remedy or "mend it"
-    message = str(e["msg"])
-    shown = repr(given)
-    return (f"{where} = {shown if len(shown) < 80 else shown[:77] + '...'}", message[0].lower() + message[1:],
-            _remedy(kind, where))
-
-
-def _remedy(kind: str, where: str) -> str:
-    remedies = {
-        "int_type": "write a whole number without quotes",
-        "float_type": "write a number without quotes",
-        "string_type": "write it in quotes",
-        "literal_error": "use one of the values named",
-        "string_pattern_mismatch": "use letters, digits and . _ - (time limits as Slurm writes them: 02:00:00)",
-        "finite_number": "write a finite number",
-    }
-    return remedies.get(kind, f"mend {where} in the job file")
-
-
-def _fields(parent: str) -> list[str]:
-    model: Any = JobSpec
-    for part in filter(None, parent.split(".")):
-        model = model.model_fields[part].annotation
-    return list(model.model_fields)
+        raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}, so that the "
+                         "learning rate would never be reached", "lower warmup_steps")

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from hpc_mp.cluster.ask import NoAnswer
+from hpc_mp.rundir import RunDirectory
+
 HERE = Path(__file__).parent
 MARK = "HPC_MP_TEST_MARK"
+JOB = """
+[job]
+name = "t"
+nodes = {nodes}
+ranks_per_node = {ranks}
+[model]
+config = {{ model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }}
+[data]
+files = ["text.txt"]
+sequence_length = 32
+[train]
+steps = 5
+global_batch = 8
+"""
 
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A word in the environment of everything that a test starts; what is left at its end is an error, and killed."""
+    """A word in the environment of all that a test starts; what lives a second after it is an error, and killed."""
     word = uuid.uuid4().hex
     yield word
-    left = marked(word)
+    deadline = time.monotonic() + 1
+    while (left := marked(word)) and time.monotonic() < deadline:
+        time.sleep(0.05)
     for process in left:
         process.kill()
     assert left == []
@@ -52,3 +72,42 @@ def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
         assert time.monotonic() < deadline, "it did not come to pass"
         time.sleep(0.02)
     return found
+
+
+def write_job(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "") -> Path:
+    (directory / "text.txt").write_text("some text\n" * 100)
+    path = directory / "job.toml"
+    path.write_text(JOB.format(nodes=nodes, ranks=ranks) + more)
+    return path
+
+
+def the_run(job: Path, number: int = 1) -> RunDirectory:
+    return RunDirectory(job.parent / "runs" / "t" / f"{number:04d}")
+
+
+def said(run: RunDirectory, rank: int, kind: str, time: float, attempt: int = 1) -> None:
+    run.failure(attempt, rank).write_text(json.dumps({
+        "attempt": attempt, "rank": rank, "node": f"node{rank // 2}", "host": "h", "pid": 1, "time": time, "kind": kind,
+        "message": {"user": "x: is wrong. mend it.", "error": "ValueError: boom", "peer": "Connection reset"}[kind],
+        "traceback": ""}))
+
+
+def record(step: int, attempt: int = 1, seconds: float = 1.0, loss: float = 1.0) -> str:
+    return json.dumps({"attempt": attempt, "step": step, "loss": loss, "step_time_s": seconds,
+                       "tokens_per_s": 100 / seconds})
+
+
+def executable(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def answers(table: Mapping[str, str]) -> Callable[[Any], str]:
+    def ask(argv: Any) -> str:
+        return table[argv[0]] if argv[0] in table else silent(argv)
+    return ask
+
+
+def silent(argv: Any) -> str:
+    raise NoAnswer(f"{argv[0]} is not on PATH")

@@ -196,6 +196,7 @@ def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
 
     assert run_ranks(1, rank) == [1]
     assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000002"]
+    assert "the last checkpoint could not be saved" in run.main_log.read_text()
 
 
 def test_a_signal_to_one_rank_saves_and_stops_all_at_the_same_step(place_: Path) -> None:

@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import HERE, environment, mark, until
-from test_launch import executable, record, said, the_run, write_job
+from launching import HERE, environment, executable, mark, record, said, the_run, until, write_job
 
 from hpc_mp.rundir import RunDirectory
 

@@ -232,6 +232,14 @@ def test_kinds_of_failures_that_are_not_known_count_as_errors(run: Run) -> None:
     assert "unheard of" in summarize(read_facts(run.run)).cause
 
 
+def test_a_requeued_job_is_no_longer_failed(run: Run) -> None:
+    run.start()
+    run.fail(2, "error", "RuntimeError: broken", after=0.5)
+    assert state_of(run) == "running", "rank 2 started after that"
+    run.fail(2, "error", "RuntimeError: broken", after=60)
+    assert state_of(run) == "failed"
+
+
 def test_failures_of_an_earlier_attempt_are_not_the_current_ones(run: Run) -> None:
     run.start()
     run.train(1, 14)

@@ -103,7 +103,7 @@ def _report(outcome: Outcome) -> Path | None:
     if outcome.state == "submitted" or not outcome.steps:
         return None
     try:
-        from hpc_mp.report import write_report  # imports matplotlib
+        from hpc_mp.report import write_report
 
         return write_report(RunDirectory(outcome.run))
     except Exception as error:

@@ -30,21 +30,23 @@ class Groups:
 
 
 def choose_device(asked: str, who: Identity, ranks_per_node: int) -> tuple[torch.device, str]:
-    """The device of this rank and the communication backend. ``auto`` takes a GPU when every rank of the node gets one;
-    ``cuda`` with fewer GPUs shares them, over gloo.
+    """The device of this rank and the communication backend. ``auto`` takes a GPU when every rank of the machine gets
+    one; ``cuda`` with fewer GPUs shares them, over gloo. All emulated nodes are one machine.
 
     Raises:
         HpcMpError: when cuda is asked for and there is none.
     """
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if asked == "cpu" or (asked == "auto" and found < ranks_per_node):
+    emulated = os.environ.get("HPC_MP_EMULATED") == "1"
+    here, ranks = (who.rank, who.world) if emulated else (who.local_rank, ranks_per_node)
+    found = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
+    if asked == "cpu" or (asked == "auto" and found < ranks):
         return torch.device("cpu"), "gloo"
     if found == 0:
         raise HpcMpError("job.device = cuda", f"torch {torch.__version__} sees no GPU on {who.node}",
                          "install a CUDA build of torch and a driver, or set job.device = \"cpu\"")
-    device = torch.device("cuda", who.local_rank % found)
+    device = torch.device("cuda", here % found)
     torch.cuda.set_device(device)
-    return device, "cpu:gloo,cuda:nccl" if found >= ranks_per_node else "gloo"
+    return device, "cpu:gloo,cuda:nccl" if found >= ranks else "gloo"
 
 
 def meet(who: Identity, backend: str, timeout: timedelta) -> dist.Store:

@@ -61,11 +61,15 @@ class Trainer:
     stop: StopFlag
 
     def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> str:
-        """From ``counters["step"]`` to ``train.steps``; returns "done", "stopped" or "unsaved" (the last save failed)."""
+        """From ``counters["step"]`` to ``train.steps``; returns "done" or "stopped".
+
+        Raises:
+            SaveFailed: the last checkpoint could not be saved.
+        """
         settings = self.spec.train
         metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
         first, tokens = counters["step"], counters["tokens"]
-        saved: bool | None = None
+        failed: checkpoint.SaveFailed | None = None
         stopping = False
         for step in range(first, settings.steps):
             began = time.perf_counter()
@@ -85,13 +89,13 @@ class Trainer:
                 traced(step + 1, spans)
             every = self.spec.checkpoint.every
             if stopping or step + 1 == settings.steps or (every and (step + 1) % every == 0):
-                saved = self._save({"step": step + 1, "samples": (step + 1) * settings.global_batch, "tokens": tokens})
+                failed = self._save({"step": step + 1, "samples": (step + 1) * settings.global_batch, "tokens": tokens})
             if stopping:
                 break
         if metrics is not None:
             metrics.close()
-        if saved is False:
-            return "unsaved"
+        if failed is not None:
+            raise checkpoint.SaveFailed(f"the last checkpoint could not be saved: {failed}")
         return "stopped" if stopping and step + 1 < settings.steps else "done"
 
     def _step(self, step: int, trace: bool) -> tuple[Facts, list[Span]]:
@@ -158,16 +162,17 @@ class Trainer:
             assert weight.grad is not None
             dist.all_reduce(local(weight.grad), group=self.groups.tied)
 
-    def _save(self, counters: dict[str, Any]) -> bool:
+    def _save(self, counters: dict[str, Any]) -> checkpoint.SaveFailed | None:
+        """Save, and say how it went; the failure is returned, for training goes on."""
         began = time.perf_counter()
         try:
             path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.spec.checkpoint.keep)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters['step']} FAILED: {error}. Training goes on; the earlier "
                          "checkpoints are unharmed")
-            return False
+            return error
         self.log.say(f"checkpoint {path.name} saved in {time.perf_counter() - began:.2f} s")
-        return True
+        return None
 
 
 def write_trace(path: Path, document: dict[str, Any]) -> None:

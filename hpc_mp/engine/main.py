@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
-import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -53,9 +53,10 @@ DATA_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize
 def main(job_file: Path) -> int:
     """Train one rank; returns its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving)."""
     stop = StopFlag()
+    faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    who = identity()
     try:
-        who = identity()
         spec = load_job(job_file)
         shape = read_shape(spec)
         check_layout(shape, spec)
@@ -65,7 +66,10 @@ def main(job_file: Path) -> int:
                              "start that many ranks, or change job.nodes and job.ranks_per_node")
         device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
     except HpcMpError as error:
-        print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
+        launched = _launched(job_file)
+        if launched is None:
+            raise
+        record_failure(launched, launched.attempt(), who, Log(launched, who), error)
         return 2
     store = meet(who, backend, START_TIMEOUT)
     run = _run_directory(job_file, spec, who, store)
@@ -77,7 +81,7 @@ def main(job_file: Path) -> int:
     except Exception as error:  # every end of a rank is recorded, whatever its cause
         return 2 if record_failure(run, attempt, who, log, error) == "user" else 1
     log.flush()
-    return {"done": 0, "stopped": EXIT_STOPPED, "unsaved": 1}[outcome]
+    return {"done": 0, "stopped": EXIT_STOPPED}[outcome]
 
 
 def leave() -> None:
@@ -86,11 +90,17 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
+def _launched(job_file: Path) -> RunDirectory | None:
+    """The run directory in which the job file lies, when a launcher has put it there."""
+    beside = RunDirectory(job_file.resolve().parent)
+    return beside if beside.placement.exists() else None
+
+
 def _run_directory(job_file: Path, spec: JobSpec, who: Identity, store: dist.Store) -> RunDirectory:
     """The launched run, or for ranks started by hand a new one that rank 0 makes."""
-    beside = RunDirectory(job_file.resolve().parent)
-    if beside.placement.exists():
-        return beside
+    launched = _launched(job_file)
+    if launched is not None:
+        return launched
     key = "run directory"
     if who.rank == 0:
         run = create_run(Path(spec.job.directory), spec.job.name)

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 
 from hpc_mp.errors import HpcMpError
@@ -21,7 +21,7 @@ from hpc_mp.launch.tail import Attempt
 from hpc_mp.launch.watch import watch
 from hpc_mp.launch.write import begin
 from hpc_mp.models import family_of
-from hpc_mp.rundir import LineFile
+from hpc_mp.rundir import LineFile, write_json
 
 
 def launch_local(
@@ -61,4 +61,7 @@ def launch_local(
         log = LineFile(run.main_log)
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
         log.close()
-    return Outcome(run.path, state, cause=cause, **figures(attempt))
+    outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
+    with suppress(OSError):  # a full disk is no reason to hide how the run ended
+        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": number})
+    return outcome

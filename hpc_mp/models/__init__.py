@@ -14,8 +14,8 @@ from hpc_mp.models.llama import LLAMA
 from hpc_mp.models.shape import ModelShape, read_config
 
 __all__ = [
-    "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "chunk_sizes", "family_of", "layer_costs",
-    "read_config", "read_shape",
+    "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "chunk_sizes", "family_of",
+    "layer_costs", "read_config", "read_shape",
 ]
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA)}
@@ -25,9 +25,9 @@ def family_of(model_type: str) -> Family:
     """Raises HpcMpError for a family that has no table."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(model_type, FAMILIES, n=1)
     raise HpcMpError(f"model_type = {model_type!r}", f"is not one of {', '.join(FAMILIES)}",
-                     f"did you mean {near[0]!r}?" if near else "use a model of one of these families")
+                     (f"did you mean {near[0]!r}? Use" if near else "use") + " a model of one of these families")
 
 
 def read_shape(spec: JobSpec) -> ModelShape:

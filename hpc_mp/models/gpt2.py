@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_mp.errors import HpcMpError
 from hpc_mp.models.family import Family, Weight
-from hpc_mp.models.shape import ConfigReader, ModelShape
+from hpc_mp.models.shape import MOST_LAYERS, ConfigReader, ModelShape
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
@@ -18,12 +18,12 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     hidden = c.count("n_embd", "hidden_size", default=768)
     heads = c.count("n_head", "num_attention_heads", default=12)
     if hidden % heads:
-        raise HpcMpError(f"model.config: n_embd({hidden}) / n_head({heads})", "must be a whole number",
+        raise HpcMpError(f"the model's n_embd({hidden}) / n_head({heads})", "must be a whole number",
                          "choose n_embd as a multiple of n_head")
     return ModelShape(
-        model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12), hidden=hidden, heads=heads,
-        kv_heads=heads, head_dim=hidden // heads, intermediate=c.count("n_inner", default=4 * hidden),
-        vocabulary=c.count("vocab_size", default=50257),
+        model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12, most=MOST_LAYERS),
+        hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+        intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50257),
         positions=c.count("n_positions", "max_position_embeddings", default=1024),
         tied=c.flag("tie_word_embeddings", True), attention_bias=True, mlp_bias=True, gated_mlp=False,
         initializer_range=c.number("initializer_range", 0.02),

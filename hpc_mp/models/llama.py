@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_mp.errors import HpcMpError
 from hpc_mp.models.family import Family, Weight
-from hpc_mp.models.shape import ConfigReader, ModelShape
+from hpc_mp.models.shape import MOST_LAYERS, ConfigReader, ModelShape
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
@@ -17,18 +17,17 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     heads = c.count("num_attention_heads", default=32)
     kv_heads = c.count("num_key_value_heads", default=heads)
     if config.get("head_dim") is None and hidden % heads:
-        raise HpcMpError(f"model.config: hidden_size({hidden}) / num_attention_heads({heads})", "must be a whole number",
+        raise HpcMpError(f"the model's hidden_size({hidden}) / num_attention_heads({heads})", "must be a whole number",
                          "choose hidden_size as a multiple of num_attention_heads, or give head_dim")
     if heads % kv_heads:
-        raise HpcMpError(f"model.config: num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
+        raise HpcMpError(f"the model's num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
                          "must be a whole number", "choose num_key_value_heads as a divisor of num_attention_heads")
     return ModelShape(
-        model_type="llama", layers=c.count("num_hidden_layers", default=32), hidden=hidden, heads=heads,
-        kv_heads=kv_heads, head_dim=c.count("head_dim", default=hidden // heads),
+        model_type="llama", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
+        heads=heads, kv_heads=kv_heads, head_dim=c.count("head_dim", default=hidden // heads),
         intermediate=c.count("intermediate_size", default=11008), vocabulary=c.count("vocab_size", default=32000),
         positions=c.count("max_position_embeddings", default=2048), tied=c.flag("tie_word_embeddings", False),
-        attention_bias=c.flag("attention_bias", False), mlp_bias=c.flag("mlp_bias", False),
-        gated_mlp=True,
+        attention_bias=c.flag("attention_bias", False), mlp_bias=c.flag("mlp_bias", False), gated_mlp=True,
         initializer_range=c.number("initializer_range", 0.02),
     )
 
@@ -67,7 +66,8 @@ LLAMA = Family(
     rotary="model.rotary_emb",
     embedding_dropout=None,
     projections={
-        "self_attn.q_proj": "column", "self_attn.k_proj": "column", "self_attn.v_proj": "column", "self_attn.o_proj": "row",
+        "self_attn.q_proj": "column", "self_attn.k_proj": "column", "self_attn.v_proj": "column",
+        "self_attn.o_proj": "row",
         "mlp.gate_proj": "column", "mlp.up_proj": "column", "mlp.down_proj": "row",
     },
     transposed=False,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job_errors import shown
+
+T = TypeVar("T")
+MOST_LAYERS = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +53,15 @@ def read_config(spec: JobSpec) -> dict[str, Any]:
     path = directory / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise HpcMpError(f"model.pretrained = {directory}", f"config.json cannot be read ({error})",
+    except OSError as error:
+        raise HpcMpError(f"model.pretrained = {directory}", f"its config.json cannot be read ({error.strerror})",
+                         "give a directory written by save_pretrained") from None
+    except (ValueError, RecursionError) as error:
+        raise HpcMpError(f"model.pretrained = {directory}", f"its config.json is not JSON ({error})",
                          "give a directory written by save_pretrained") from None
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
-        raise HpcMpError(f"{path}", "names no model_type", "give a directory written by save_pretrained")
+        raise HpcMpError(f"model.pretrained = {directory}", "its config.json names no model_type",
+                         "give a directory written by save_pretrained")
     if not any(directory.glob("*.safetensors")):
         raise HpcMpError(f"model.pretrained = {directory}", "holds no *.safetensors file",
                          "save it again with save_pretrained (pickle files are not read)")
@@ -60,40 +69,41 @@ def read_config(spec: JobSpec) -> dict[str, Any]:
 
 
 class ConfigReader:
-    """Reads typed values from a config dictionary under any of their names, with Hugging Face's default."""
+    """Reads typed values from a config dictionary under any of their names, with Hugging Face's default.
+
+    Raises:
+        HpcMpError: for a value that is not of its type or out of its range, or that two names give differently.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
 
-    def count(self, *names: str, default: int) -> int:
-        """A whole number of at least 1. Raises HpcMpError."""
-        for name in names:
-            value = self.config.get(name)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise HpcMpError(f"model.config.{name} = {value!r}", "must be a whole number of at least 1", "mend it")
-            return value
-        return default
+    def count(self, *names: str, default: int, most: int = 2**31 - 1) -> int:
+        """A whole number from 1 to ``most``."""
+        return self._read(names, default, f"must be a whole number from 1 to {most}",
+                          lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most)
 
     def flag(self, name: str, default: bool) -> bool:
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise HpcMpError(f"model.config.{name} = {value!r}", "must be true or false", "mend it")
-        return value
+        return self._read((name,), default, "must be true or false", lambda value: isinstance(value, bool))
 
     def number(self, name: str, default: float) -> float:
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise HpcMpError(f"model.config.{name} = {value!r}", "must be a number of at least 0", "mend it")
-        return float(value)
+        """A finite number of at least 0."""
+        return float(self._read((name,), default, "must be a finite number of at least 0", lambda value: (
+            isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max)))
 
     def refuse(self, name: str, built: Any, remedy: str) -> None:
-        """Refuse a setting whose feature is not built. Raises HpcMpError."""
+        """Refuse a setting whose feature is not built."""
         value = self.config.get(name, built)
         if value != built:
-            raise HpcMpError(f"model.config.{name} = {value!r}", "not built yet", remedy)
+            raise HpcMpError(f"the model's {name} = {shown(value)}", "is not built yet", remedy)
+
+    def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
+        given = {name: self.config[name] for name in names if self.config.get(name) is not None}
+        for name, value in given.items():
+            if not holds(value):
+                raise HpcMpError(f"the model's {name} = {shown(value)}", rule, "write for example "
+                                 f"{name} = {shown(default)}, in model.config or in the checkpoint's config.json")
+        if len(set(given.values())) > 1:
+            both = " and ".join(f"{name} = {value}" for name, value in given.items())
+            raise HpcMpError(f"the model's {both}", "are two names of one size and differ", "leave one of them out")
+        return next(iter(given.values()), default)

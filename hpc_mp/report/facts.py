@@ -29,8 +29,9 @@ class Facts:
     """A run directory.
 
     Attributes:
-        attempt: the current one, from 1; ``failures`` and ``starts`` hold all of them, ``traces`` (by rank), ``status``
-            and ``outcome`` this one alone.
+        attempt: the current one, from 1; ``starts`` and ``failures`` hold all of them, ``traces`` (by rank), ``status``
+            and ``outcome`` this one alone. The failure of a rank that was started again in the same attempt, as a
+            requeued job does, is left out.
         earlier: attempt → its placement, of those before the current one.
         written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
         problems: what was there and could not be read.
@@ -62,6 +63,9 @@ def read_facts(run: RunDirectory) -> Facts:
                for number in range(1, attempt)}
     status = reader.one(run.path / "status.json", Status)
     outcome = reader.one(run.path / "outcome.json", Outcome)
+    starts = reader.lines(run.ranks, Start)
+    newest = {(start.attempt, start.rank): start.time for start in starts}
+    failures = reader.all("failures/*.json", Failure)
     return Facts(
         path=run.path,
         attempt=attempt,
@@ -71,9 +75,9 @@ def read_facts(run: RunDirectory) -> Facts:
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
         metrics=reader.lines(run.metrics, Metric),
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
-        starts=reader.lines(run.ranks, Start),
+        starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
-        failures=reader.all("failures/*.json", Failure),
+        failures=tuple(f for f in failures if f.time >= newest.get((f.attempt, f.rank), 0)),
         status=status if status is not None and status.attempt == attempt else None,
         outcome=outcome if outcome is not None and outcome.attempt in (None, attempt) else None,
         log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),

@@ -127,13 +127,21 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Put the current job.toml and placement.json away to ``attempts/K/``; returns the new attempt's number."""
+    """Put the current job.toml and placement.json away to ``attempts/K/``; returns the new attempt's number.
+
+    Raises:
+        HpcMpError: when the run directory cannot be written; it is then as it was.
+    """
     attempt = run.attempt()
     aside = run.path / "attempts" / str(attempt)
-    aside.mkdir(mode=PRIVATE, parents=True)
-    for name in (run.job, run.placement, run.script):
-        if name.exists():
-            shutil.copy2(name, aside / name.name)
+    try:
+        aside.mkdir(mode=PRIVATE, parents=True)
+        for name in (run.job, run.placement, run.script):
+            if name.exists():
+                shutil.copy2(name, aside / name.name)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "make room on its file system") from None
     return attempt + 1
 
 
