@@ -93,11 +93,7 @@ def export(
     done = 0
     with publishing(output) as made:
         for file, names in split.filename_to_tensors.items():
-            tensors = {name: torch.empty(stored[name].size, dtype=config.dtype) for name in names}
-            _load(checkpoint, tensors)
-            save_file({name: tensor.reshape(shapes[name]) for name, tensor in tensors.items()}, made / file,
-                      metadata={"format": "pt"})
-            done += sum(tensor.nbytes for tensor in tensors.values())
+            done += _convert(checkpoint, {name: (stored[name].size, shapes[name]) for name in names}, config.dtype, made / file)
             progress(done, total)
         if split.is_sharded:
             write_json(made / "model.safetensors.index.json",
@@ -172,6 +168,14 @@ def _stored(checkpoint: Path, shapes: dict[str, torch.Size]) -> dict[str, Tensor
                              f"{tuple(shape)} and has {tuple(held[name].size) if name in held else 'none'}",
                              "put the config.json of model.pretrained back as it was when the run began")
     return {name: held[name] for name in shapes}
+
+
+def _convert(checkpoint: Path, shapes: dict[str, tuple[torch.Size, torch.Size]], dtype: torch.dtype, path: Path) -> int:
+    """Write tensors of a checkpoint to one file, each from the engine's shape to Hugging Face's; returns their bytes."""
+    tensors = {name: torch.empty(engine, dtype=dtype) for name, (engine, _) in shapes.items()}
+    _load(checkpoint, tensors)
+    save_file({name: tensor.reshape(shapes[name][1]) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _load(checkpoint: Path, tensors: dict[str, Tensor]) -> None:

@@ -21,11 +21,14 @@ def check_output(output: Path, force: bool) -> None:
         HpcMpError: something is there that must not be replaced.
     """
     value = f"--output {output}"
-    if not output.exists():
+    try:
+        entries = list(output.iterdir())
+    except FileNotFoundError:
         return
-    if not output.is_dir():
-        raise HpcMpError(value, "is a file", "name a directory")
-    entries = list(output.iterdir())
+    except NotADirectoryError:
+        raise HpcMpError(value, "is a file, or lies below one", "name a directory") from None
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "name another directory") from None
     if entries and not force:
         raise HpcMpError(value, "is not empty", "name another directory, or add --force to replace a model there")
     if entries and (any(entry.is_dir() for entry in entries) or not (output / "config.json").exists()):
