@@ -19,7 +19,8 @@ class HpcMpError(Exception):
         self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.value}: {self.rule}. {self.remedy}."
+        end = "" if self.remedy.endswith((".", "?", "!")) else "."
+        return f"{self.value}: {self.rule}. {self.remedy[:1].upper()}{self.remedy[1:]}{end}"
 
 
 class RunFailed(Exception):

@@ -272,7 +272,7 @@ def test_a_damaged_checkpoint_is_passed_over_by_name(place: Path, tmp_path: Path
         assert [Path(skip["checkpoint"]).name for skip in document["skipped"]] == [newest.name]
         assert victim.name in document["skipped"][0]["reason"]
         assert victim.name in refused(run, tmp_path / "other", step=3)
-        assert "choose from the steps 2, 3" in refused(run, tmp_path / "other", step=7)
+        assert "Choose from the steps 2, 3" in refused(run, tmp_path / "other", step=7)
         (run.checkpoints / "step-00000002" / "complete.json").unlink()
         message = refused(run, tmp_path / "other")
         for part in ("has no complete checkpoint", victim.name, "complete.json is missing"):

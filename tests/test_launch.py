@@ -134,7 +134,7 @@ def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: 
     ("slurm.extra.nodez=1", "nodez"),
     ("checkpoint.resume=elsewhere", "elsewhere"),
     ("job.device=cuda", r"job\.device = cuda: nvidia-smi finds no GPU"),
-    ("model.config.hidden_sise=64", "did you mean 'hidden_size'"),
+    ("model.config.hidden_sise=64", "Did you mean 'hidden_size'"),
 ])
 def test_what_is_refused_leaves_nothing_behind(
     job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +186,7 @@ def left(job: Path, *overrides: str, ask: Any = silent) -> bool:
 
 
 def test_nothing_to_resume(job: Path) -> None:
-    with pytest.raises(HpcMpError, match=r"--resume of job 't': there is no run in .*/runs/t. launch it without"):
+    with pytest.raises(HpcMpError, match=r"--resume of job 't': there is no run in .*/runs/t. Launch it without"):
         left(job)
 
 

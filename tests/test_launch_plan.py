@@ -192,7 +192,7 @@ def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("config", "problem"), [
-    ({"model_type": "gpt2", "hidden_sise": 64}, r"hidden_sise: is not a key of a gpt2 .* did you mean 'hidden_size'"),
+    ({"model_type": "gpt2", "hidden_sise": 64}, r"hidden_sise: is not a key of a gpt2 .* Did you mean 'hidden_size'"),
     ({"model_type": "gpt2", "layer_norm_epsilon": "1e-5"}, "is refused by transformers .*layer_norm_epsilon"),
     ({"model_type": "gpt2", "dtype": "float31"}, "is refused by transformers .*float31"),
     ({"model_type": "gpt2", "rope_theta": 1e4}, r"model\.config\.rope_theta: is not a key"),

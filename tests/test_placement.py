@@ -171,7 +171,7 @@ def test_context_goes_directly_before_tensor() -> None:
 def test_wrong_orders_are_refused(order: str, remedy: str) -> None:
     with pytest.raises(HpcMpError) as caught:
         normalize_order(order)
-    assert remedy in str(caught.value)
+    assert remedy == caught.value.remedy[: len(remedy)]
 
 
 def test_wrong_degrees_are_refused() -> None:
@@ -342,4 +342,4 @@ def test_command_exits_2_without_traceback_and_imports_no_torch() -> None:
     bad = start("--order", "dpt")
     assert (bad.returncode, bad.stdout.splitlines()[-1]) == (2, "[]")
     assert bad.stderr == ("hpc-mp: order = 'dpt': must be cluster, spread, or a permutation of the letters DPT or "
-                          "DPCT. write DPT.\n")
+                          "DPCT. Write DPT.\n")

@@ -172,8 +172,8 @@ def test_wrong_rank_and_superfluous_actions_are_refused() -> None:
     (("gpipe", 2, 0), "microbatches = 0: must be at least 1"),
     (("gpipe", 2, 4, 2), "virtual_stages = 2: gpipe has one stage per rank"),
     (("1f1b", 2, 4, 2), "virtual_stages = 2: 1f1b has one stage per rank"),
-    (("interleaved_1f1b", 4, 6, 2), r"multiple of pipeline\(4\); 6 % 4 = 2. use 8 microbatches"),
-    (("zero_bubble", 2, 4), "is not a schedule. use one of gpipe, 1f1b, interleaved_1f1b"),
+    (("interleaved_1f1b", 4, 6, 2), r"multiple of pipeline\(4\); 6 % 4 = 2. Use 8 microbatches"),
+    (("zero_bubble", 2, 4), "is not a schedule. Use one of gpipe, 1f1b, interleaved_1f1b"),
 ])
 def test_wrong_requests_are_refused(arguments: tuple[str, int, int], message: str) -> None:
     with pytest.raises(HpcMpError, match=message):

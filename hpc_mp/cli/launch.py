@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.data import find_files
+from hpc_mp.data import find_files, find_tokenizer
 from hpc_mp.errors import RunFailed
 from hpc_mp.job import load_job
 from hpc_mp.launch.compose import Plan, compose
@@ -46,6 +46,7 @@ def command(
 
     given = load_job(job, overrides)
     find_files(given.data.files)
+    find_tokenizer(*(path and Path(path) for path in (given.data.tokenizer, given.model.pretrained)))
     plan = compose(given, decide(on))
 
     def check() -> None:
@@ -55,9 +56,10 @@ def command(
 
     with ExitStack() as stack:
         resumed = stack.enter_context(resuming(plan.spec)) if resume else None
-        say(describe(plan))
         if dry_run or explain:
             check()
+        say(describe(plan))
+        if dry_run or explain:
             _print_script(plan, resumed, explain, as_json)
             return 0
         if resumed is not None and not resumed.left:

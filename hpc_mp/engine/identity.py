@@ -43,4 +43,4 @@ def identity(environ: Mapping[str, str] = os.environ) -> Identity:
                              "start ranks with srun, mpirun, torchrun or hpc-mp launch")
         rank, world, local_rank = (int(environ[name]) for name in names)
         return Identity(rank, world, local_rank, environ.get("SLURMD_NODENAME", socket.gethostname()), source)
-    return Identity(0, 1, 0, environ.get("SLURMD_NODENAME", socket.gethostname()), "alone")
+    return Identity(0, 1, 0, environ.get("SLURMD_NODENAME", socket.gethostname()), "no launcher")

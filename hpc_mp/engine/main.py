@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import sys
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -61,7 +62,7 @@ def main(job_file: Path) -> int:
         shape = read_shape(spec)
         check_layout(shape, spec)
         if who.world != spec.ranks:
-            raise HpcMpError(f"{who.world} ranks started by {who.source}", f"the job file asks for {spec.ranks} = "
+            raise HpcMpError(f"{who.world} ranks ({who.source})", f"the job file asks for {spec.ranks} = "
                              f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node})",
                              "start that many ranks, or change job.nodes and job.ranks_per_node")
         device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
@@ -69,6 +70,7 @@ def main(job_file: Path) -> int:
         launched = _launched(job_file)
         if launched is None:
             raise
+        print(f"hpc-mp: {error}", file=sys.stderr)
         record_failure(launched, launched.attempt(), who, Log(launched, who), error)
         return 2
     store = meet(who, backend, START_TIMEOUT)
