@@ -46,7 +46,7 @@ def command(
 
     given = load_job(job, overrides)
     find_files(given.data.files)
-    find_tokenizer(*(path and Path(path) for path in (given.data.tokenizer, given.model.pretrained)))
+    find_tokenizer(given=Path(given.data.tokenizer) if given.data.tokenizer else None, pretrained=None)
     plan = compose(given, decide(on))
 
     def check() -> None:

@@ -119,9 +119,27 @@ class TensorGroup:
         return _VocabularyCrossEntropy.apply(logits, labels, self.part(vocabulary)[0], self.group)
 
 
+class _Local(torch.autograd.Function):
+    """``DTensor.to_local`` whose gradient has the parameter's own shape and strides also where the cut is uneven: torch
+    2.11 guesses wrong strides there, and then gathers the whole gradient on every rank to mend them."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: DTensor) -> Tensor:
+        ctx.like = parameter.device_mesh, parameter.placements, parameter.shape, parameter.stride()
+        return parameter.to_local().view_as(parameter.to_local())
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> DTensor:
+        mesh, placements, shape, stride = ctx.like
+        return DTensor.from_local(grad, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
 def local(parameter: Tensor) -> Tensor:
     """This rank's part of a DTensor (differentiable), or the plain tensor itself."""
-    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    if not isinstance(parameter, DTensor):
+        return parameter
+    part: Tensor = _Local.apply(parameter) if parameter.requires_grad and torch.is_grad_enabled() else parameter.to_local()
+    return part
 
 
 class ColumnProjection(nn.Module):
@@ -181,5 +199,12 @@ class VocabularyEmbedding(nn.Module):
 
 
 def project(x: Tensor, weight: Tensor, bias: Tensor | None, transposed: bool) -> Tensor:
-    """x W + b with W stored (in, out) when ``transposed``, else (out, in)."""
-    return F.linear(x, weight.t() if transposed else weight, bias)
+    """x W + b with W stored (in, out) when ``transposed``, else (out, in).
+
+    Both ways the weight's gradient comes out in the weight's own memory layout, so that it need not be copied.
+    """
+    if not transposed:
+        return F.linear(x, weight, bias)
+    rows = x.flatten(0, -2)
+    product = rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    return product.unflatten(0, x.shape[:-1])
