@@ -330,7 +330,15 @@ def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
 
 
 def test_false_is_refused() -> None:
-    assert refusal(exclusive=False).remedy == "write true, or leave it out"
+    with pytest.raises(HpcMpError, match="says nothing to sbatch"):
+        text(job(slurm={"extra": {"contiguous": False}}))
+
+
+def test_whole_nodes_unless_told_otherwise() -> None:
+    assert "#SBATCH --exclusive\n#SBATCH --mem=0\n" in text(job())
+    shared = text(job(slurm={"extra": {"exclusive": False, "mem": "64G"}}))
+    assert "exclusive" not in shared and "#SBATCH --mem=64G\n" in shared and "mem=0" not in shared
+    assert "--mem=0" not in text(job(slurm={"extra": {"mem-per-cpu": "4G"}}))
 
 
 def test_options_are_checked_against_the_release() -> None:

@@ -10,6 +10,7 @@ from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec
 
 TABLE = "slurm/sbatch-options.toml"
+DEFAULTS = ("exclusive", "mem")  # the script asks for these by itself; slurm.extra replaces them, false drops them
 
 
 def check_options(spec: JobSpec, slurm_version: tuple[int, int] | None) -> None:
@@ -30,7 +31,7 @@ def check_options(spec: JobSpec, slurm_version: tuple[int, int] | None) -> None:
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise HpcMpError(given, "is not an option of sbatch",
                              f"{hint}One that your site's plug-ins add goes into {asset(TABLE)}")
-        if value is False:
+        if value is False and name not in DEFAULTS:
             raise HpcMpError(f"{given} = false", "says nothing to sbatch", "write true, or leave it out")
         if slurm_version and options[name] and slurm_version < _release(options[name]):
             here = f"{slurm_version[0]}.{slurm_version[1]:02d}"
