@@ -30,6 +30,17 @@ MODELS: dict[str, str] = {
 }
 MODELS["llama-tied"] = MODELS["llama"] + ", tie_word_embeddings = true"
 MODELS["gpt2-untied"] = MODELS["gpt2"] + ", tie_word_embeddings = false"
+# What else a config may ask of the same code: biases, a head size of its own, a padding row, scaled rotary positions …
+LLAMA = MODELS["llama"]
+VARIANTS: dict[str, str] = {
+    "llama with biases": LLAMA + ", attention_bias = true, mlp_bias = true",
+    "llama with its own head size": LLAMA + ", head_dim = 6",
+    "llama with a padding row": LLAMA + ", pad_token_id = 5",
+    "llama with scaled positions": LLAMA + ', rope_parameters = { rope_type = "linear", factor = 2.0, rope_theta = 5000.0 }',
+    "llama without groups": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 8"),
+    "gpt2 scaled by layer": MODELS["gpt2"] + ", scale_attn_by_inverse_layer_idx = true",
+    "gpt2 with relu": MODELS["gpt2"] + ', activation_function = "relu"',
+}
 
 JOB = """
 [job]
@@ -83,7 +94,7 @@ def write_text(directory: Path) -> None:
 
 def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     path = directory / f"{model}.toml"
-    path.write_text(JOB.format(model=MODELS[model]))
+    path.write_text(JOB.format(model=(MODELS | VARIANTS)[model]))
     return load_job(path, overrides)
 
 
@@ -133,7 +144,8 @@ def _plain(spec: JobSpec) -> Result:
     weights = {w.name: w for w in family.stage_weights(shape, range(shape.layers), first=True, last=True)}
     values = {key: value for key, value in config.items() if key != "model_type"}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **values)).double()
-    source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, {})
+    padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}
+    source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             whole = source(weights[name], tuple(slice(0, size) for size in weights[name].shape))

@@ -8,9 +8,14 @@ from itertools import permutations, product
 from pathlib import Path
 
 import pytest
-from layouts import Result, job, run_engine, run_plain, write_text
+from layouts import VARIANTS, Result, job, run_engine, run_plain, start, write_text
+from safetensors import safe_open
 
 from hpc_mp.engine import loop, pipeline, tensor, zero
+from hpc_mp.models import layer_costs, read_shape
+from hpc_mp.planner import state_bytes
+from hpc_mp.rundir import newest_complete, read_json, read_lines
+from hpc_mp.schedule.stages import stage_layers
 
 EXACT = 1e-12
 WRONG = 1e-6  # a broken layout is off by at least this much
@@ -87,6 +92,14 @@ def test_layout_equals_one_process_with_sgd(
 @pytest.mark.parametrize("name", ["pp2 1f1b M3", "tp2 pp2 dp2 zero2"])
 def test_untied_gpt2_equals_one_process(place: Path, reference: Callable[[str, str], Result], name: str) -> None:
     assert run_engine(job(place, "gpt2-untied", LAYOUTS[name])).distance(reference("gpt2-untied", "adamw")) < EXACT
+
+
+@pytest.mark.parametrize("name", ["tp2 pp2 dp2 zero1"])
+@pytest.mark.parametrize("model", VARIANTS)
+def test_variants_of_a_family_are_exact(
+    place: Path, reference: Callable[[str, str], Result], model: str, name: str,
+) -> None:
+    assert run_engine(job(place, model, LAYOUTS[name])).distance(reference(model, "adamw")) < EXACT
 
 
 @pytest.mark.parametrize("order", ["".join(letters) for letters in permutations("DPT")])
@@ -189,3 +202,38 @@ CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
 def test_a_broken_layout_is_seen(place: Path, reference: Callable[[str, str], Result], control: str) -> None:
     name, sabotage, model = CONTROLS[control]
     assert run_engine(job(place, model, LAYOUTS[name]), before=sabotage).distance(reference(model, "adamw")) > WRONG
+
+
+# ---- what layouts hold, and bf16 -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["dp2 zero0", "dp4 zero1", "dp2 zero3", "dp4 zero1 shard2", "tp2 pp2 dp2 zero2", "tp4"])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_the_predicted_state_is_what_ranks_hold(place: Path, model: str, name: str) -> None:
+    spec = job(place, model, LAYOUTS[name])
+    run = start(spec)
+    run_engine(spec, run=run)
+    shape, costs = read_shape(spec), layer_costs(read_shape(spec), spec.data.sequence_length)
+    layers = stage_layers("auto", costs.blocks, spec.parallel.pipeline, costs.embedding, costs.head)
+    predicted = state_bytes(shape, spec, layers)
+    first_of_shards = [line for line in read_lines(run.ranks) if line["dp"] == 0]
+    assert len(first_of_shards) == spec.parallel.tensor * spec.parallel.pipeline
+    for line in first_of_shards:
+        held = read_json(run.trace(line["rank"]))["memory"]
+        assert held["optimizer"] == predicted[line["pp"], line["tp"]].optimizer
+        assert held["parameters"] * 2 == held["optimizer"]  # AdamW: two numbers per parameter
+
+
+@pytest.mark.parametrize("name", ["tp2", "pp2 1f1b M3", "dp2 zero0", "dp2 zero3", "tp2 pp2 dp2 zero1"])
+@pytest.mark.parametrize("model", ["gpt2", "llama-tied"])
+def test_bf16_computes_in_bf16_over_fp32_masters(place: Path, model: str, name: str) -> None:
+    whole = run_engine(job(place, model, ['train.precision="fp32"']))
+    spec = job(place, model, ['train.precision="bf16"', *LAYOUTS[name]])
+    run = start(spec)
+    distance = run_engine(spec, run=run).distance(whole)
+    assert 1e-5 < distance < 3e-2, "bf16 keeps 8 bits: near fp32, and not equal"
+    newest, _ = newest_complete(run.checkpoints)
+    assert newest is not None
+    for path in newest.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"F32"}  # noqa: SIM118

@@ -9,6 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from hpc_mp.errors import HpcMpError
 from hpc_mp.placement.cost import Span, Traffic, node_loads, spans
 from hpc_mp.placement.grid import AXES, ORDERS, Degrees, Groups, Placement, normalize_order, place, to_dict
 from hpc_mp.placement.picture import picture
@@ -27,10 +28,14 @@ MEMBERS_SHOWN = 8
 @click.option("--order", default="cluster", show_default=True,
               help="Letters D, P, C, T (the right-most varies fastest over ranks), cluster (DPT) or spread (TPD).")
 @click.option("--ranks-per-node", type=int, default=8, show_default=True, help="The last node may be part-filled.")
+@click.option("--topology", metavar="FILE", help="Not built yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
-    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, ranks_per_node: int, as_json: bool
+    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, ranks_per_node: int,
+    topology: str | None, as_json: bool,
 ) -> None:
+    if topology is not None:
+        raise HpcMpError(f"--topology {topology}", "not built yet", "leave it out: nodes are taken as equally far apart")
     degrees = Degrees(tensor, pipeline, data, context, expert)
     chosen = place(degrees, order, ranks_per_node)
     letters = dict.fromkeys([*(normalize_order(each, context) for each in ORDERS), chosen.order])
