@@ -101,20 +101,25 @@ def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -
 
 # --- through real bash ------------------------------------------------------------------------------------------------
 
-FAKE_SRUN = f"""#!{sys.executable}
+# A Python file that a shell starts: a line "#!" cannot hold an interpreter with a space in its path.
+BY_PYTHON = f"""#!/bin/sh
+'''exec' {shlex.quote(sys.executable)} "$0" "$@"
+' '''
+"""
+FAKE_SRUN = BY_PYTHON + """
 import json, os, subprocess, sys
 command = sys.argv[sys.argv.index("bash"):]
-json.dump({{"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}}, open(os.environ["RECORD"], "w"))
+json.dump({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}, open(os.environ["RECORD"], "w"))
 sys.exit(subprocess.run(command).returncode)
 """
 FAKE_SCONTROL = """#!/bin/sh
 echo "$@" > "$RECORD.scontrol"
 seq -f node%g 1 99999
 """
-FAKE_PYTHON = f"""#!{sys.executable}
+FAKE_PYTHON = BY_PYTHON + """
 import json, os, signal, sys
 ignored = signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
-json.dump({{"argv": sys.argv[1:], "usr2_ignored": ignored}}, open(os.environ["RECORD"] + ".rank", "w"))
+json.dump({"argv": sys.argv[1:], "usr2_ignored": ignored}, open(os.environ["RECORD"] + ".rank", "w"))
 sys.exit(75)
 """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from hpc_mp.errors import RunFailed
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.launch import slurm
 
+PYTHON = shlex.quote(sys.executable)
 WRITE_DOWN = "import json, os, sys; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1], 'w'))"
 Fake = Callable[[str, str], Path]
 
@@ -28,7 +30,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fake:
 
     def make(program: str, lines: str) -> Path:
         record = tmp_path / f"{program}.json"
-        (tmp_path / program).write_text(f"#!/bin/sh\n{sys.executable} -c \"{WRITE_DOWN}\" '{record}' \"$@\"\n{lines}\n")
+        (tmp_path / program).write_text(f"#!/bin/sh\n{PYTHON} -c \"{WRITE_DOWN}\" '{record}' \"$@\"\n{lines}\n")
         (tmp_path / program).chmod(0o755)
         return record
 
