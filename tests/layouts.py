@@ -153,6 +153,7 @@ def _plain(spec: JobSpec) -> Result:
     cache = Path(spec.job.directory) / ".cache"
     tokens = next(path for path in cache.glob("tokens-*") if (path / "meta.json").exists())
     samples = Samples(load_tokens(tokens), spec.data.sequence_length, spec.train.seed)
+    assert samples.masked, "some labels must not count"
     settings = spec.train
     if settings.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
@@ -165,9 +166,9 @@ def _plain(spec: JobSpec) -> Result:
     for step in range(settings.steps):
         batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
         ids, labels = map(torch.from_numpy, samples.batch(batch))
-        assert (labels == IGNORE).any() and (labels != IGNORE).any()
         logits = model(ids).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE)
+        total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
+        loss = total / max(1, int((labels != IGNORE).sum()))
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
         optimizer.step()

@@ -236,6 +236,27 @@ def test_no_file_of_a_checkpoint_is_a_pickle(place_: Path) -> None:
     assert {path.suffix for path in newest.iterdir()} == {".safetensors", ".json"}
 
 
+def test_changed_text_is_refused_on_resume(place_: Path) -> None:
+    first = job(place_, "gpt2", [])
+    run = start(first)
+    run_engine(first, run=run)
+    with open(place_ / "text.jsonl", "a") as text:
+        text.write('{"text": "one more row"}\n')
+    run.job.write_text(dump_job(job(place_, "gpt2", ["train.steps=4"])))
+    assert run_ranks(1, lambda: train(run.job)) == [2]
+    assert "are not what this run has trained on" in run.main_log.read_text()
+
+
+def test_what_a_run_writes_is_private(place_: Path) -> None:
+    spec = job(place_, "gpt2", [*DP2Z3, "checkpoint.every=2"])
+    run = start(spec)
+    before = {path for path in run.path.rglob("*")}
+    run_engine(spec, run=run)
+    written = [path for path in run.path.rglob("*") if path not in before]
+    assert len(written) > 10
+    assert [path for path in written if path.stat().st_mode & 0o077] == []
+
+
 def test_a_new_run_starts_from_another_runs_state(place_: Path) -> None:
     whole = run_engine(job(place_, "gpt2", ["train.steps=6"]))
     first = job(place_, "gpt2", ["train.steps=3"])

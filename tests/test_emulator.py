@@ -15,6 +15,7 @@ import psutil
 import pytest
 from launching import HERE, environment, mark, marked, until
 
+from hpc_mp.launch.interrupts import Interrupts
 from hpc_mp.launch.watch import Ended, Exit
 from hpc_mp.rundir import RunDirectory, create_run
 
@@ -168,7 +169,7 @@ class Launcher:
         return Ended(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "Ctrl-C"])
 def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: str) -> None:
     launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="save_and_stop")
     launcher.wait_for("ready")
@@ -194,6 +195,24 @@ def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> N
         until(lambda word=word: word in launcher.err.read_text())
     ended = launcher.ended()
     assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.asked
+
+
+def test_a_closed_terminal_never_kills() -> None:
+    """Kernel and shell may each send a SIGHUP, and it may follow a Ctrl-C; a signal of another kind then does kill."""
+    with Interrupts() as interrupts:
+        for number, count in ((signal.SIGHUP, 1), (signal.SIGHUP, 0), (signal.SIGTERM, 1), (signal.SIGHUP, 0)):
+            os.kill(os.getpid(), number)
+            assert interrupts.received() == count
+
+
+def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.received() == 0
+    finally:
+        signal.signal(signal.SIGHUP, old)
 
 
 def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str) -> None:

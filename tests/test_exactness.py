@@ -68,6 +68,7 @@ LAYOUTS: dict[str, list[str]] = {
     "dp4 zero3 shard2": layout(data=4, zero=3, shard_degree=2, microbatches=2),
     **{f"tp2 pp2 dp2 zero{z}": layout(2, 2, 2, zero=z, microbatches=3) for z in range(4)},
     "tp2 dp2 zero3": layout(2, data=2, zero=3, microbatches=2),
+    "tp2 dp3 zero1": layout(2, data=3, zero=1),  # 307 rows cut twice, unevenly
     "tp4 dp2 zero1": layout(4, data=2, zero=1),
     "pp2 dp2 zero2": layout(pipeline=2, data=2, zero=2, microbatches=4),
     "tp2 pp4 zero1": layout(2, 4, microbatches=6),

@@ -41,9 +41,9 @@ class Launch:
     """``hpc-mp launch`` in a process of its own, with fake ranks (or real ones) that train."""
 
     def __init__(self, mark: str, job: Path, *arguments: str, program: tuple[str, ...] = (str(HERE / "fake_cli.py"),),
-                 stderr: int = subprocess.PIPE, **environ: str) -> None:
+                 stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environ: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, *program, "launch", str(job), "--on", "local", *arguments], stdout=subprocess.PIPE,
+            [sys.executable, *program, "launch", str(job), "--on", "local", *arguments], stdout=stdout,
             stderr=stderr, text=True, env=environment(mark, **{"DEED": "train", **environ}))
 
     def end(self) -> tuple[int, str, str]:
@@ -73,6 +73,9 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
     assert run.script.read_text().startswith("#!/bin/bash")
     assert run.rank_log(3).read_text() == "rank 3 lives\n"
     assert oct(run.path.stat().st_mode)[-3:] == "700"
+    public = [path.name for path in (run.job, run.script, run.placement, run.path / "outcome.json")
+              if path.stat().st_mode & 0o077]
+    assert not public, "a copy of the run would show them to others"
     code, out, err = launch(mark, job)
     assert code == 0 and "loss      8.0000 → 1.6000 in 5 steps, 200 tokens/s" in out and err == ""
     for line in ("where     ", "state     ", "defaults  ", f"run       {the_run(job, 2).path}", "saved     ",
@@ -125,6 +128,34 @@ def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: 
     code, out, err = launch(mark, job, "--json", "--resume")
     assert code == 0 and json.loads(out)["run"] == document["run"] and json.loads(out)["steps"] == 5
     assert [step["step"] for step in map(json.loads, the_run(job).metrics.read_text().splitlines())] == [1, 2, 3, 4, 5]
+
+
+def test_a_reader_that_goes_takes_nothing_with_it(job: Path, mark: str) -> None:
+    """Ctrl-C ends ``| tee`` at once; the run must still save and stop."""
+    running = Launch(mark, job, PAUSE="60")
+    until(the_run(job).metrics.exists)
+    for pipe in (running.process.stdout, running.process.stderr):
+        assert pipe is not None
+        pipe.close()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(20) == 1
+    outcome = json.loads((the_run(job).path / "outcome.json").read_text())
+    assert outcome["state"] == "stopped" and outcome["checkpoint"].endswith("step-00000001")
+
+
+def test_a_full_disk_below_the_output_is_said(job: Path, mark: str) -> None:
+    with open("/dev/full", "w") as full:
+        running = Launch(mark, job, stdout=full.fileno())
+    code, _, err = running.end()
+    assert code == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
+    assert json.loads((the_run(job).path / "outcome.json").read_text())["state"] == "completed"
+
+
+def test_variables_are_not_printed(job: Path, mark: str) -> None:
+    secret = "--set=environment.set.TOKEN=hunter2"
+    code, out, err = launch(mark, job, secret, DEED="train", DEED_1="error")
+    assert code == 1 and "environment.set.TOKEN=…" in err and "hunter2" not in out + err
+    assert "hunter2" in the_run(job).job.read_text()
 
 
 @pytest.mark.parametrize(("override", "said"), [

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import answers, executable, record, said, silent, write_job
 
-from hpc_mp.cluster.ask import ask
+from hpc_mp.cluster.ask import NoAnswer, ask
 from hpc_mp.cluster.gpus import Gpu
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
@@ -40,7 +40,7 @@ def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *ov
 
 
 def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, 2, 4, '[environment]\nset = { WORD = "a b", MASTER_ADDR = "10.0.0.1" }\n')
+    spec = spec_of(tmp_path, 2, 4, '[environment]\nset = { WORD = "a b", SLURM_PROCID = "0", MASTER_ADDR = "10.0.0.1" }\n')
     told = rank_environments(spec, place(Degrees(data=8), "DPT", 4), job_id=77, port=1234)
     assert [one["SLURM_PROCID"] for one in told] == [str(rank) for rank in range(8)]
     assert told[5] == {
@@ -48,7 +48,7 @@ def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
         "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[0-1]",
         "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77",
         "SLURM_JOB_NAME": "t", "SLURMD_NODENAME": "node1", "MASTER_PORT": "1234",
-        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set has the last word
+        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set has the last word, but for a rank's own number
     }
 
 
@@ -88,6 +88,14 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
 def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: str, why: str) -> None:
     where = decide(on, environ, answers(table))
     assert where.place == found and why in where.why
+
+
+def test_a_stale_allocation_is_told_in_one_line() -> None:
+    def ask(argv: Any) -> str:
+        raise NoAnswer("squeue: error: no DNS\nsqueue: fatal: no controller")
+
+    assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
+        "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
 
 
 def test_mpi_is_not_built() -> None:

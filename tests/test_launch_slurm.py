@@ -88,6 +88,10 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     executable(cluster.bin, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
     code, _, err = cluster.launch(mark, job, "--on", "slurm")
     assert code == 1 and "sbatch: error: invalid partition specified: x" in err and "Traceback" not in err
+    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--json", "--resume")
+    document = json.loads(out)
+    assert (code, document["state"], document["job_id"], document["steps"]) == (1, "failed", None, 0)
+    assert "invalid partition" in document["cause"]["message"]
 
 
 def test_waiting_for_a_job_that_completes(cluster: Cluster, job: Path, mark: str, elsewhere: RunDirectory) -> None:

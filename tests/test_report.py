@@ -70,6 +70,13 @@ def test_the_page_needs_nothing_from_elsewhere(run: Run) -> None:
     assert policy.endswith(f"; script-src 'sha256-{digest}'"), "no other script than this one runs"
 
 
+def test_variables_stay_out_of_the_page(tmp_path: Path) -> None:
+    run = Run(tmp_path, environment={"TOKEN": "hunter2"})
+    page = run.page()
+    assert "hunter2" in run.run.job.read_text() and "hunter2" not in page.source
+    assert 'TOKEN = "(hidden)"' in page.text
+
+
 def test_an_unclosed_element_is_seen() -> None:
     for broken in ("<p><b>text</p>", "<div>", "</div>", "<p a=1 a=2></p>"):
         with pytest.raises(AssertionError):

@@ -32,11 +32,14 @@ def test_runs_are_numbered_private_and_found(tmp_path: Path) -> None:
     assert [run.path.name for run in runs] == ["0001", "0002", "0003"]
     for run in runs[:2]:
         run.job.write_text("")
+        run.placement.write_text("{}")
         assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
     assert find_run(tmp_path / "name").path == runs[1].path, "the newest that holds a job"
     assert find_run(runs[0].path).path == runs[0].path
-    with pytest.raises(HpcMpError, match="is neither a run directory"):
-        find_run(tmp_path / "nowhere")
+    (tmp_path / "job.toml").write_text("")
+    for stranger in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(HpcMpError, match="is neither a run directory"):
+            find_run(stranger)
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -51,6 +54,13 @@ def test_a_resume_puts_the_old_attempt_away(tmp_path: Path) -> None:
     assert run.attempt() == 1
     assert prepare_resume(run) == run.attempt() == 2
     assert (run.path / "attempts" / "1" / "job.toml").read_text() == "one"
+
+
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o644)])
+def test_files_are_as_private_as_their_directory(tmp_path: Path, directory: int, file: int) -> None:
+    tmp_path.chmod(directory)
+    write_json(tmp_path / "a.json", {})
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == file
 
 
 def test_metrics_are_cut_back(tmp_path: Path) -> None:

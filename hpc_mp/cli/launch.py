@@ -72,8 +72,14 @@ def command(
     if as_json:
         click.echo(json.dumps(outcome.document(report)))
     again = shlex.join(["hpc-mp", "launch", str(job), *(["--on", on] if on != "auto" else []),
-                        *(f"--set={text}" for text in overrides), "--resume"])
+                        *(f"--set={_shown(text)}" for text in overrides), "--resume"])
     return _conclude(outcome, report, again, say)
+
+
+def _shown(override: str) -> str:
+    """An override as output may show it: variables may be passwords."""
+    key, _, _ = override.partition("=")
+    return f"{key}=…" if key.strip().startswith("environment") else override
 
 
 def _start(

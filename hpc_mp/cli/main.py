@@ -9,6 +9,7 @@ import sys
 import click
 
 from hpc_mp import __version__
+from hpc_mp.cli.output import lasting_output
 from hpc_mp.errors import HpcMpError, RunFailed
 
 # verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
@@ -49,6 +50,16 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line: exit 0 (done), 1 (the run or a check failed), 2 (the input is wrong)."""
+    with lasting_output() as out:
+        code = _run()
+        if out.incomplete is not None:
+            click.echo(f"hpc-mp: standard output is incomplete ({out.incomplete})", err=True)
+            code = code or 1
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the verb, once what it has to say is said."""
     try:
         code = cli(standalone_mode=False)
     except click.exceptions.Exit as stop:
@@ -64,7 +75,4 @@ def main() -> None:
             raise
         click.echo(f"hpc-mp: {error}", err=True)
         code = 2 if isinstance(error, HpcMpError) else 1
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return code if isinstance(code, int) else 0

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
+from hpc_mp.engine.box import Saved
 from hpc_mp.engine.optimizer import Optimizer
 from hpc_mp.engine.stage import Stage
 from hpc_mp.rundir import Manifest, read_json, write_json, write_manifest
@@ -105,9 +106,9 @@ def _state(stage: Stage, optimizer: Optimizer | None, saving: bool) -> dict[str,
     for name, parameter in stage.named_parameters():
         if saving and name == stage.copied:
             continue
-        state[name] = parameter.detach()
+        state[name] = Saved.of(parameter)
         for slot, tensor in slots.get(name, {}).items():
-            state[f"optimizer.{slot}.{name}"] = tensor
+            state[f"optimizer.{slot}.{name}"] = Saved.of(tensor)
     return state
 
 

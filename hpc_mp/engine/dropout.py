@@ -88,17 +88,15 @@ def _keep(keys: Tensor, shape: torch.Size, start: int, probability: float) -> Te
     """
     count = shape[1:].numel()
     index = torch.arange(start, start + count, dtype=torch.int64, device=keys.device).to(torch.int32)
-    shape_keys = [key.view(-1, 1) for key in keys]
-    x = _mix(index.unsqueeze(0) ^ shape_keys[0])
-    x = _mix(x ^ shape_keys[1])
+    first, second = (key.view(-1, 1) for key in keys)
+    x = _mix_(index.unsqueeze(0) ^ first)
+    x = _mix_(x.bitwise_xor_(second))
     threshold = round(probability * 2**32) - 2**31
     return (x >= threshold).view(shape)
 
 
-def _mix(x: Tensor) -> Tensor:
-    """murmur3's fmix32 (public domain, Austin Appleby) on int32 tensors, whose products wrap."""
-    x = x ^ ((x >> 16) & 0xFFFF)
-    x = x * -2048144789
-    x = x ^ ((x >> 13) & 0x7FFFF)
-    x = x * -1028477387
-    return x ^ ((x >> 16) & 0xFFFF)
+def _mix_(x: Tensor) -> Tensor:
+    """murmur3's fmix32 (public domain, Austin Appleby) in place on int32 tensors, whose products wrap."""
+    x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(-2048144789)
+    x.bitwise_xor_((x >> 13).bitwise_and_(0x7FFFF)).mul_(-1028477387)
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))

@@ -17,6 +17,8 @@ from hpc_mp.errors import HpcMpError
 from hpc_mp.placement import Placement
 
 MESH_AXES = ("pp", "replicate", "shard", "tp")
+START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet
+FILES_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize, or a checkpoint of terabytes to verify
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,11 @@ def choose_device(asked: str, who: Identity, ranks_per_node: int) -> tuple[torch
     return device, "cpu:gloo,cuda:nccl" if found >= ranks else "gloo"
 
 
-def meet(who: Identity, backend: str, timeout: timedelta) -> dist.Store:
+def meet(who: Identity, backend: str) -> dist.Store:
     """Rendezvous at MASTER_ADDR:MASTER_PORT and make the default process group; returns the store.
+
+    In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes
+    is noticed by its neighbours in the groups of the mesh, which have torch's own timeouts.
 
     The emulator hands rank 0 a socket that already listens (HPC_MP_LISTEN_FD), so that nobody can take the port.
     """
@@ -61,13 +66,13 @@ def meet(who: Identity, backend: str, timeout: timedelta) -> dist.Store:
     if who.world == 1:
         store = dist.HashStore()
     elif os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        store = dist.TCPStore(address, port, who.world, is_master=False, timeout=timeout)
+        store = dist.TCPStore(address, port, who.world, is_master=False, timeout=START_TIMEOUT)
     else:
-        store = dist.TCPStore(address, port, who.world, is_master=who.rank == 0, timeout=timeout,
+        store = dist.TCPStore(address, port, who.world, is_master=who.rank == 0, timeout=START_TIMEOUT,
                               master_listen_fd=int(listening) if listening and who.rank == 0 else None)
     token = f"{os.environ.get('SLURM_JOB_ID', '')}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
     dist.init_process_group(backend, store=dist.PrefixStore(f"hpc-mp/{token}", store), rank=who.rank, world_size=who.world,
-                            timeout=timeout)
+                            timeout=FILES_TIMEOUT)
     return store
 
 
@@ -91,10 +96,28 @@ def build(placement: Placement, shard_degree: int, device: torch.device, backend
         backward = _mine(list(mesh.mesh.flatten(1).t().tolist()))
         ranks = tuple(dist.get_process_group_ranks(mesh["pp"].get_group()))
         neighbours = Neighbours(ranks, mesh["pp"].get_group(), backward, through_host)
+        _connect(neighbours, device)
     pairs = [[int(pipeline[0]), int(pipeline[-1])] for pipeline in mesh.mesh.flatten(1).t().tolist()]
     ends = _mine(pairs) if tied and degrees.pipeline > 1 else None
     _assert_coordinates(placement, mesh)
     return Groups(mesh, neighbours, ends)
+
+
+def _connect(neighbours: Neighbours, device: torch.device) -> None:
+    """Let neighbours exchange one number each way, the pairs (0, 1), (2, 3) … first.
+
+    NCCL connects two ranks at their first message, and both wait there. Inside a step, where receives are posted ahead
+    of what they answer, two ranks could so wait for each other for ever.
+    """
+    number = torch.zeros(1, device="cpu" if neighbours.through_host else device)
+    stage = neighbours.ranks.index(dist.get_rank())
+    for parity in (0, 1):
+        if stage % 2 == parity and stage + 1 < len(neighbours.ranks):
+            dist.send(number, neighbours.ranks[stage + 1], group=neighbours.forward)
+            dist.recv(number, neighbours.ranks[stage + 1], group=neighbours.backward)
+        elif stage % 2 != parity and stage > 0:
+            dist.recv(number, neighbours.ranks[stage - 1], group=neighbours.forward)
+            dist.send(number, neighbours.ranks[stage - 1], group=neighbours.backward)
 
 
 def _mine(groups: list[list[int]]) -> dist.ProcessGroup | None:

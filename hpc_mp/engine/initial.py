@@ -16,19 +16,10 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from hpc_mp.engine.box import Box, local_box
 from hpc_mp.engine.stage import Stage
 from hpc_mp.errors import HpcMpError
 from hpc_mp.models import Weight
-
-Box = tuple[slice, ...]  # the part of a whole tensor that a rank holds
-
-
-def local_box(parameter: Tensor) -> Box:
-    """Which rectangle of the whole tensor this rank holds."""
-    if not isinstance(parameter, DTensor):
-        return tuple(slice(0, size) for size in parameter.shape)
-    chunk = parameter.__create_chunk_list__()[0]
-    return tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
 
 
 @torch.no_grad()

@@ -89,7 +89,8 @@ class Trainer:
                 traced(step + 1, spans)
             every = self.spec.checkpoint.every
             if stopping or step + 1 == settings.steps or (every and (step + 1) % every == 0):
-                failed = self._save({"step": step + 1, "samples": (step + 1) * settings.global_batch, "tokens": tokens})
+                failed = self._save(counters | {"step": step + 1, "samples": (step + 1) * settings.global_batch,
+                                                "tokens": tokens})
             if stopping:
                 break
         if metrics is not None:

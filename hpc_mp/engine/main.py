@@ -8,8 +8,8 @@ import os
 import sys
 import time
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from hpc_mp.data import Samples, TokenSet, find_files, load_tokens, prepare
 from hpc_mp.engine import checkpoint, initial
 from hpc_mp.engine.dropout import DropoutClock
-from hpc_mp.engine.groups import build, choose_device, meet
+from hpc_mp.engine.groups import FILES_TIMEOUT, Groups, build, choose_device, meet
 from hpc_mp.engine.identity import Identity, identity
 from hpc_mp.engine.logs import Log, record_failure
 from hpc_mp.engine.loop import Trainer, write_trace
@@ -47,17 +47,15 @@ from hpc_mp.schedule import build as build_schedule
 from hpc_mp.schedule import validate
 from hpc_mp.schedule.stages import stage_layers
 
-START_TIMEOUT = timedelta(minutes=10)  # to meet; a collective of training waits as long
-DATA_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize
-
 
 def main(job_file: Path) -> int:
     """Train one rank; returns its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving)."""
     stop = StopFlag()
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
     who = identity()
     try:
+        torch.set_num_threads(_threads())
         spec = load_job(job_file)
         shape = read_shape(spec)
         check_layout(shape, spec)
@@ -73,7 +71,7 @@ def main(job_file: Path) -> int:
         print(f"hpc-mp: {error}", file=sys.stderr)
         record_failure(launched, launched.attempt(), who, Log(launched, who), error)
         return 2
-    store = meet(who, backend, START_TIMEOUT)
+    store = meet(who, backend)
     run = _run_directory(job_file, spec, who, store)
     log = Log(run, who)
     log.capture()
@@ -84,6 +82,15 @@ def main(job_file: Path) -> int:
         return 2 if record_failure(run, attempt, who, log, error) == "user" else 1
     log.flush()
     return {"done": 0, "stopped": EXIT_STOPPED}[outcome]
+
+
+def _threads() -> int:
+    """Threads of this rank's matrix products, as OpenMP's variable says. Raises HpcMpError."""
+    given = os.environ.get("OMP_NUM_THREADS", "1")
+    if not given.isdigit() or int(given) == 0:
+        raise HpcMpError(f"OMP_NUM_THREADS = {given!r}", "must be a whole number of at least 1",
+                         "mend it in the environment or in environment.set")
+    return int(given)
 
 
 def leave() -> None:
@@ -118,43 +125,24 @@ def _train(
     spec: JobSpec, shape: ModelShape, run: RunDirectory, attempt: int, who: Identity, device: torch.device, backend: str,
     store: dist.Store, log: Log, stop: StopFlag,
 ) -> str:
+    """Everything between meeting the others and leaving them; returns "done" or "stopped"."""
     placement = from_dict(read_json(run.placement))
     _check_place(placement, who)
     _announce(run, attempt, placement, who)
     tokens = _tokens(spec, shape, run, attempt, who, store)
     _status(run, attempt, who, "building model")
-    family, precision = family_of(shape.model_type), PRECISIONS[spec.train.precision]
     groups = build(placement, spec.shard_degree, device, backend, shape.tied)
-    place_ = placement.ranks[who.rank]
-    pipeline_degree = spec.parallel.pipeline
-
-    costs = layer_costs(shape, spec.data.sequence_length)
-    layers = stage_layers(spec.parallel.partition, costs.blocks, pipeline_degree, costs.embedding, costs.head)
-    begin = sum(layers[: place_.pp])
-    part = Part(range(begin, begin + layers[place_.pp]), place_.pp == 0, place_.pp == pipeline_degree - 1)
-    clock = DropoutClock(spec.train.seed)
-    config = hugging_face_config(read_config(spec), family, spec.train.dropout)
-    stage = Stage(config, family, shape, part, TensorGroup(groups.mesh["tp"]), precision.master, clock)
-    data = shard(stage, groups.mesh, spec.parallel.zero, precision)
-    stage.to_empty(device=device)
-    data.settle()
-    optimizer = Optimizer(stage, spec.train, first_replica=groups.mesh["replicate"].get_local_rank() == 0)
-
-    counters = _restore(spec, shape, run, who, stage, optimizer, log)
+    trainer = _assemble(spec, shape, run, attempt, groups, tokens, device, log, stop)
+    counters = _restore(spec, shape, run, who, trainer.stage, trainer.optimizer, tokens, log)
     if who.rank == 0:
         cut_metrics(run.metrics, counters["step"])
-    schedule = build_schedule(spec.parallel.schedule, pipeline_degree, spec.microbatches,
-                              reduce="each" if spec.parallel.zero >= 2 else "last")
-    validate(schedule, pipeline_degree, spec.microbatches)
-    pipeline = Pipeline(stage, data, schedule[place_.pp], groups.neighbours,
-                        (spec.microbatch_size, spec.data.sequence_length, shape.hidden), precision.compute, device)
-    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
-    trainer = Trainer(spec, run, attempt, stage, pipeline, optimizer, groups, clock, samples, device, log, stop)
+    dist.barrier()  # some read their state longer than others: wait here, where the timeout is long
 
     def traced(step: int, spans: list[Span]) -> None:
-        memory = held_bytes(optimizer) | {"peak": peak_bytes(device), "limit": limit_bytes(device, spec.job.ranks_per_node)}
-        write_trace(run.trace(who.rank), {"attempt": attempt, "rank": who.rank, "pp": place_.pp, "step": step,
-                                          "actions": spans, "memory": memory})
+        memory = held_bytes(trainer.optimizer) | {"peak": peak_bytes(device),
+                                                  "limit": limit_bytes(device, spec.job.ranks_per_node)}
+        write_trace(run.trace(who.rank), {"attempt": attempt, "rank": who.rank, "pp": placement.ranks[who.rank].pp,
+                                          "step": step, "actions": spans, "memory": memory})
 
     _status(run, attempt, who, "training")
     log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")
@@ -165,10 +153,43 @@ def _train(
     return outcome
 
 
+def _assemble(
+    spec: JobSpec, shape: ModelShape, run: RunDirectory, attempt: int, groups: Groups, tokens: TokenSet,
+    device: torch.device, log: Log, stop: StopFlag,
+) -> Trainer:
+    """This rank's stage, its part of the data axis, its optimizer and its pipeline; parameters have no values yet."""
+    family, precision = family_of(shape.model_type), PRECISIONS[spec.train.precision]
+    number, stages = groups.mesh["pp"].get_local_rank(), spec.parallel.pipeline
+    costs = layer_costs(shape, spec.data.sequence_length)
+    layers = stage_layers(spec.parallel.partition, costs.blocks, stages, costs.embedding, costs.head)
+    begin = sum(layers[:number])
+    part = Part(range(begin, begin + layers[number]), number == 0, number == stages - 1)
+    clock = DropoutClock(spec.train.seed)
+    config = hugging_face_config(read_config(spec), family, spec.train.dropout)
+
+    stage = Stage(config, family, shape, part, TensorGroup(groups.mesh["tp"]), precision.master, clock)
+    data = shard(stage, groups.mesh, spec.parallel.zero, precision)
+    stage.to_empty(device=device)
+    data.settle()
+    optimizer = Optimizer(stage, spec.train, first_replica=groups.mesh["replicate"].get_local_rank() == 0)
+
+    schedule = build_schedule(spec.parallel.schedule, stages, spec.microbatches,
+                              reduce="each" if spec.parallel.zero >= 2 else "last")
+    validate(schedule, stages, spec.microbatches)
+    pipeline = Pipeline(stage, data, schedule[number], groups.neighbours,
+                        (spec.microbatch_size, spec.data.sequence_length, shape.hidden), precision.compute, device)
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
+    return Trainer(spec, run, attempt, stage, pipeline, optimizer, groups, clock, samples, device, log, stop)
+
+
 def _restore(
-    spec: JobSpec, shape: ModelShape, run: RunDirectory, who: Identity, stage: Stage, optimizer: Optimizer, log: Log,
-) -> dict[str, int]:
-    """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values."""
+    spec: JobSpec, shape: ModelShape, run: RunDirectory, who: Identity, stage: Stage, optimizer: Optimizer,
+    tokens: TokenSet, log: Log,
+) -> dict[str, Any]:
+    """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values.
+
+    Returns the counters: steps and tokens done, and the name of the token set, which stands for the text's content.
+    """
     found: list[str | None] = [None]
     if who.rank == 0:
         path, skipped = newest_complete(run.checkpoints)
@@ -183,15 +204,20 @@ def _restore(
     dist.broadcast_object_list(found)
     if found[0] is not None:
         log.say(f"going on from {found[0]}")
-        counters = checkpoint.load(Path(found[0]), stage, optimizer)
-        return {"step": counters["step"], "tokens": counters["tokens"]}
+        path = Path(found[0])
+        counters = checkpoint.load(path, stage, optimizer)
+        if path.parent == run.checkpoints and counters["data"] != tokens.directory.name:
+            raise HpcMpError(f"data.files ({', '.join(spec.data.files)})",
+                             f"are not what this run has trained on: their text or its tokenizer has changed since {path.name}",
+                             "bring the old text back, or start a new run with checkpoint.resume")
+        return counters | {"data": tokens.directory.name}
     family = family_of(shape.model_type)
     if spec.model.pretrained is not None:
         source = initial.read(Path(spec.model.pretrained), family.checkpoint_prefixes)
     else:
         source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, stage.padding)
     initial.fill(stage, source)
-    return {"step": 0, "tokens": 0}
+    return {"step": 0, "tokens": 0, "data": tokens.directory.name}
 
 
 def _tokens(spec: JobSpec, shape: ModelShape, run: RunDirectory, attempt: int, who: Identity, store: dist.Store) -> TokenSet:
@@ -214,7 +240,7 @@ def _tokens(spec: JobSpec, shape: ModelShape, run: RunDirectory, attempt: int, w
         (run.path / "tokenizer.path").write_text(str(tokens.tokenizer_directory), encoding="utf-8")
         store.set(key, str(tokens.directory))
         return tokens
-    store.wait([key], DATA_TIMEOUT)
+    store.wait([key], FILES_TIMEOUT)
     return load_tokens(Path(store.get(key).decode()))
 
 

@@ -2,7 +2,8 @@
 
 Receives are posted where the schedule says (one compute action ahead) and waited for by their consumer; sends are
 never waited for before the end of the step. Activations and gradients travel in separate process groups, so that the
-order of messages between two ranks is the order of each direction alone and NCCL cannot deadlock.
+order of messages between two ranks is the order of each direction alone, and no receive of one direction stands before
+a send of the other in one NCCL stream.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Pipeline:
             batch: microbatch -> (ids or None, labels or None) on the device, as this stage needs them.
             enter: called with the microbatch before its forward (sets the dropout clock).
             loss_scale: the gradient of the loss, 1 / tokens of the global batch.
-            trace: record when each action ran (synchronizes the device around it).
+            trace: record when each action ran (the host waits for the computing stream around it).
 
         Returns:
             The summed cross entropy of this rank's microbatches (a float64 scalar; zero but on the last stage), and spans.
@@ -129,8 +130,8 @@ class Pipeline:
         step.spans.append((action.kind, action.stage, action.microbatch, start, self._now()))
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type == "cuda":  # not the whole device: a posted receive may need what this rank has yet to send
+            torch.cuda.current_stream(self.device).synchronize()
         return time.time()
 
     def _forward(self, step: _Step, action: Action) -> None:

@@ -1,13 +1,15 @@
 """The data axis: who holds which part of parameters, gradients and optimizer state, and when gradients are summed.
 
-==== =================================================== ==========================================================
-zero each rank of the data axis holds                    gradients are summed
-==== =================================================== ==========================================================
-0    everything                                          all-reduced once per step
-1    its part of the parameters and optimizer state      reduce-scattered on the last microbatch
-2    the same, and its part of the gradients             reduce-scattered on every microbatch
-3    the same; blocks are gathered only while they run   reduce-scattered on every microbatch
-==== =================================================== ==========================================================
+==== =========================================== ======================================== =======================================
+zero held between steps by each rank of the axis and, while a step computes               gradients are summed
+==== =========================================== ======================================== =======================================
+0    everything                                  all gradients                            all-reduced once per step
+1    its part of parameters and optimizer state  all parameters and gradients             reduce-scattered on the last microbatch
+2    the same                                    all parameters, its part of gradients    reduce-scattered on every microbatch
+3    the same                                    the running block, its part of gradients reduce-scattered on every microbatch
+==== =========================================== ======================================== =======================================
+
+Under stage 3 embedding, norm and head, one unit beside the blocks, are whole while any block of a pass runs.
 
 Stages 1 to 3 are torch's FSDP2 over the mesh axes (replicate, shard). The loss is divided by the number of tokens of
 the global batch before backward, so every reduction here is a plain sum.

@@ -17,6 +17,7 @@ from hpc_mp.models import ModelShape, check_layout, layer_costs, read_shape
 from hpc_mp.placement import Placement, place
 from hpc_mp.planner import state_bytes
 from hpc_mp.rundir import find_run
+from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.schedule.stages import stage_layers
 
 
@@ -78,5 +79,10 @@ def _slurm(spec: JobSpec) -> tuple[JobSpec, Device]:
 
 
 def _check_origin(path: Path) -> None:
-    if not any(find_run(path).checkpoints.iterdir()):
-        raise HpcMpError(f"checkpoint.resume = {path}", "is a run without a checkpoint", "name a run that has saved")
+    value = f"checkpoint.resume = {path}"
+    try:
+        run = find_run(path)
+    except HpcMpError as error:
+        raise HpcMpError(value, error.rule, error.remedy) from None
+    if not complete_steps(run.checkpoints):
+        raise HpcMpError(value, "is a run without a checkpoint", "name a run that has saved")

@@ -40,7 +40,7 @@ def shared_environment(spec: JobSpec, environ: Mapping[str, str], cores: int) ->
 
 
 def rank_environments(spec: JobSpec, placement: Placement, job_id: int, port: int) -> list[dict[str, str]]:
-    """What srun would tell each rank, by rank.
+    """What srun would tell each rank, by rank. ``environment.set`` goes before what they share, not before its own.
 
     Args:
         job_id: stands for Slurm's.
@@ -65,9 +65,9 @@ def rank_environments(spec: JobSpec, placement: Placement, job_id: int, port: in
     }
     return [{
         **step,
+        **spec.environment.set,
         "SLURM_PROCID": str(place.rank),
         "SLURM_LOCALID": str(place.local_rank),
         "SLURM_NODEID": str(place.node),
         "SLURMD_NODENAME": node_name(place.node),
-        **spec.environment.set,
     } for place in placement.ranks]

@@ -1,34 +1,45 @@
-"""Ctrl-C and SIGTERM as something to wait for: the handlers do nothing, a socket says which signals came."""
+"""Ctrl-C, SIGTERM and a closed terminal as something to wait for: the handlers do nothing, a socket says what came."""
 
 from __future__ import annotations
 
 import signal
 import socket
+from contextlib import suppress
 
-WATCHED = (signal.SIGINT, signal.SIGTERM)
+WATCHED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Interrupts:
-    """While entered (in the main thread), the watched signals only make this object readable."""
+    """While entered (in the main thread), the watched signals only make this object readable.
+
+    A SIGHUP that was ignored before stays ignored: that is what nohup is for.
+    """
 
     def __init__(self) -> None:
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._ringer.setblocking(False)
+        self._count = 0
 
     def fileno(self) -> int:
         return self._bell.fileno()
 
     def received(self) -> int:
-        """How many watched signals came since the last call; never waits."""
-        try:
-            return sum(number in WATCHED for number in self._bell.recv(4096))
-        except BlockingIOError:
-            return 0
+        """How many interrupts came since the last call; never waits.
+
+        A SIGHUP is none after another one: kernel and shell each send it when a terminal closes, and nobody who closes
+        one means "kill".
+        """
+        before = self._count
+        with suppress(BlockingIOError):
+            for number in self._bell.recv(4096):
+                self._count += number in WATCHED and not (number == signal.SIGHUP and self._count)
+        return self._count - before
 
     def __enter__(self) -> Interrupts:
         self._old_fd = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
-        self._old = {number: signal.signal(number, lambda *_: None) for number in WATCHED}
+        kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        self._old = {number: signal.signal(number, lambda *_: None) for number in WATCHED - kept}
         return self
 
     def __exit__(self, *_: object) -> None:

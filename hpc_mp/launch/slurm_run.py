@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 
+from hpc_mp.errors import RunFailed
 from hpc_mp.launch.compose import Plan
 from hpc_mp.launch.endings import ending
 from hpc_mp.launch.interrupts import Interrupts
@@ -17,6 +18,7 @@ from hpc_mp.launch.resume import JOB_ID, Resumed
 from hpc_mp.launch.slurm import FORGOTTEN, step_command, step_environment, submit, wait
 from hpc_mp.launch.tail import Attempt
 from hpc_mp.launch.write import begin
+from hpc_mp.rundir import write_text
 
 LOOK = 1.0  # seconds between two looks at a step of ours
 STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends that Slurm or its user chose
@@ -32,12 +34,14 @@ def launch_job(plan: Plan, resumed: Resumed | None, follow: bool, say: Callable[
 
     Raises:
         HpcMpError: the run directory cannot be written.
-        RunFailed: sbatch refuses.
     """
     with begin(plan, resumed) as (run, number, _):
         attempt = Attempt(run, number)
-        job_id = submit(run.script)
-        (run.path / JOB_ID).write_text(f"{job_id}\n", encoding="utf-8")
+        try:
+            job_id = submit(run.script)
+        except RunFailed as refused:
+            return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(attempt))
+        write_text(run.path / JOB_ID, f"{job_id}\n")
     say(f"run       {run.path}\njob       {job_id}")
     if not follow:
         return Outcome(run.path, "submitted", job_id)

@@ -52,5 +52,5 @@ def why_outside(environ: Mapping[str, str], ask: Ask) -> str | None:
     try:
         state = ask(("squeue", "--noheader", "--format=%T", "--jobs", job)).strip()
     except NoAnswer as error:
-        return f"SLURM_JOB_ID={job} is no live allocation ({error})"
+        return f"SLURM_JOB_ID={job} is no live allocation ({str(error).splitlines()[-1]})"
     return None if state == "RUNNING" else f"the allocation {job} is {state or 'gone'}"

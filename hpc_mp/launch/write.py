@@ -14,7 +14,7 @@ from hpc_mp.launch.compose import Plan
 from hpc_mp.launch.render import Script, render
 from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.placement import to_dict
-from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json
+from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 
 
 def next_run(spec: JobSpec) -> Path:
@@ -54,9 +54,9 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, i
 def _write(plan: Plan, run: RunDirectory) -> None:
     text = script(plan, run.path).text
     try:
-        run.job.write_text(dump_job(plan.spec), encoding="utf-8")
+        write_text(run.job, dump_job(plan.spec))
         write_json(run.placement, to_dict(plan.placement))
-        run.script.write_text(text, encoding="utf-8")
+        write_text(run.script, text)
     except OSError as error:
         raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})",
                          "make room, or choose another job.directory") from None

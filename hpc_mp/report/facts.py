@@ -39,7 +39,6 @@ class Facts:
 
     path: Path
     attempt: int
-    job_text: str
     spec: JobSpec | None
     placement: Placement | None
     earlier: Mapping[int, Placement]
@@ -69,7 +68,6 @@ def read_facts(run: RunDirectory) -> Facts:
     return Facts(
         path=run.path,
         attempt=attempt,
-        job_text=reader.text(run.job),
         spec=reader.job(),
         placement=reader.placement(run.placement),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},

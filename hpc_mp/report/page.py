@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
 from hpc_mp.errors import HpcMpError
+from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.placement import Placement, spans
 from hpc_mp.report import curves, gantt, grid, memory, words
 from hpc_mp.report.facts import Facts, read_facts
@@ -22,6 +23,7 @@ from hpc_mp.rundir import RunDirectory
 
 HERE = Path(__file__).resolve().parent
 PRIVATE = 0o600  # logs and job files are the user's own
+HIDDEN = "(hidden)"
 
 
 def write_report(run: RunDirectory) -> Path:
@@ -64,7 +66,7 @@ def render(facts: Facts, now: float) -> str:
         ranks=_ranks(placement, _newest(facts)) if placement else (),
         groups=_groups(placement) if placement else (),
         attempts=attempts(facts, summary.state),
-        job_text=facts.job_text,
+        job_text=dump_job(_without_secrets(spec)) if spec else "",
         unreadable=facts.problems,
         now=words.moment(now),
         version=__version__,
@@ -73,6 +75,12 @@ def render(facts: Facts, now: float) -> str:
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
+
+
+def _without_secrets(spec: JobSpec) -> JobSpec:
+    """Variables may be passwords, and pages are passed around: their values are left out."""
+    hidden = spec.environment.model_copy(update={"set": dict.fromkeys(spec.environment.set, HIDDEN)})
+    return spec.model_copy(update={"environment": hidden})
 
 
 def _newest(facts: Facts) -> dict[int, Start]:

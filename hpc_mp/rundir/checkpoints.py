@@ -59,8 +59,10 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
         manifest = read_manifest(directory)
     except FileNotFoundError:
         return f"{MARKER} is missing (the save was not finished)"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{MARKER} cannot be used ({type(error).__name__}: {error})"
+    except OSError as error:
+        return f"{MARKER} cannot be read ({error.strerror})"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MARKER} is damaged (it is not what the save wrote)"
     for name, (size, digest) in manifest.files.items():
         path = directory / name
         try:

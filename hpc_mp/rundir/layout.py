@@ -117,9 +117,9 @@ def find_run(path: Path) -> RunDirectory:
         HpcMpError: when there is none.
     """
     path = path.resolve()
-    if (path / "job.toml").is_file():
+    if _is_run(path):
         return RunDirectory(path)
-    runs = [run for run in _numbered(path) if (run / "job.toml").is_file()]
+    runs = [run for run in _numbered(path) if _is_run(run)]
     if not runs:
         raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs",
                          "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job")
@@ -143,6 +143,11 @@ def prepare_resume(run: RunDirectory) -> int:
         shutil.rmtree(aside, ignore_errors=True)
         raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "make room on its file system") from None
     return attempt + 1
+
+
+def _is_run(path: Path) -> bool:
+    """A job file alone may be its author's own, in the directory that he launches it from."""
+    return (path / "job.toml").is_file() and (path / "placement.json").is_file()
 
 
 def _numbered(base: Path) -> list[Path]:

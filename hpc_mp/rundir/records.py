@@ -13,16 +13,26 @@ def render_json(document: Any) -> str:
     return json.dumps(document, indent=1) + "\n"
 
 
+def private(path: str, flags: int) -> int:
+    """For ``open(…, opener=private)``: a new file is as private as the directory that it is made in."""
+    return os.open(path, flags, Path(path).parent.stat().st_mode & 0o666)
+
+
 def write_json(path: Path, document: Any) -> None:
-    """Publish a JSON document atomically and durably (temporary name, fsync, rename).
+    """Publish a JSON document as ``write_text`` publishes text."""
+    write_text(path, render_json(document))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Publish a file atomically and durably (temporary name, fsync, rename), as private as its directory.
 
     Raises:
-        OSError: when it cannot be written; the old document is then still there.
+        OSError: when it cannot be written; the old file is then still there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(render_json(document))
+        with open(temporary, "w", encoding="utf-8", opener=private) as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -56,9 +66,4 @@ def cut_metrics(path: Path, step: int) -> None:
     if not path.exists():
         return
     kept = [record for record in read_lines(path) if record["step"] <= step]
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))
