@@ -19,7 +19,6 @@ VERBS: dict[str, tuple[str, str]] = {
     "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
     "placement": ("placement", "Show which rank does what where, and what it costs."),
     "schedule": ("schedule", "Show the action table of a pipeline schedule."),
-    "lint": ("lint", "Find what is wrong with an sbatch script, before it is queued."),
     "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
     "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
 }
