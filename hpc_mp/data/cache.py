@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import os
 import shutil
 import uuid
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpc_mp.errors import HpcMpError
+from hpc_mp.rundir import sync
 
 SUMS = "SHA256SUMS"  # of every other file, as `sha256sum` writes them; its presence marks a complete directory
 
@@ -68,7 +68,7 @@ def _sums(directory: Path) -> str:
 def _seal(directory: Path) -> None:
     (directory / SUMS).write_text(_sums(directory), encoding="utf-8")
     for path in (*directory.iterdir(), directory):
-        _sync(path)
+        sync(path)
 
 
 def _publish(made: Path, directory: Path) -> None:
@@ -85,14 +85,5 @@ def _publish(made: Path, directory: Path) -> None:
                 directory.rename(damaged)
             shutil.rmtree(damaged, ignore_errors=True)
         else:
-            _sync(directory.parent)
+            sync(directory.parent)
             return
-
-
-def _sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's names, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from hpc_mp.engine.box import Saved
 from hpc_mp.engine.optimizer import Optimizer
 from hpc_mp.engine.stage import Stage
-from hpc_mp.rundir import Manifest, read_json, write_json, write_manifest
+from hpc_mp.rundir import Manifest, read_json, sync, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
 
 COUNTERS = "state.json"
@@ -60,10 +60,10 @@ def save(checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: O
             files = sorted(path for path in temporary.iterdir() if not path.name.startswith("."))
             manifest = {path.name: (path.stat().st_size, listed.get(path.name) or sha256(path)) for path in files}
             write_manifest(temporary, Manifest(step, manifest))
-            sync_directory(temporary)
+            sync(temporary)
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
-            sync_directory(checkpoints)
+            sync(checkpoints)
 
     listed: dict[str, str] = {}
     try:
@@ -88,15 +88,6 @@ def load(checkpoint: Path, stage: Stage, optimizer: Optimizer | None) -> dict[st
     if optimizer is not None:
         optimizer.set_steps(counters["step"])
     return counters
-
-
-def sync_directory(path: Path) -> None:
-    """Make a directory's entries durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _state(stage: Stage, optimizer: Optimizer | None, saving: bool) -> dict[str, Tensor]:

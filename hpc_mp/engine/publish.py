@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from hpc_mp.errors import HpcMpError
+from hpc_mp.rundir import sync
 
 
 def check_output(output: Path, force: bool) -> None:
@@ -50,11 +50,11 @@ def publishing(output: Path) -> Iterator[Path]:
         made.mkdir()
         yield made
         for path in (*made.iterdir(), made):
-            _sync(path)
+            sync(path)
         if output.exists():
             output.rename(old)
         made.rename(output)
-        _sync(output.parent)
+        sync(output.parent)
     except (OSError, SafetensorError) as error:
         if old.exists() and not output.exists():
             old.rename(output)
@@ -64,12 +64,3 @@ def publishing(output: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(made, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's names, durable; a full disk may show only here."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -3,9 +3,9 @@
 from hpc_mp.rundir.checkpoints import Manifest, newest_complete, problem, write_manifest
 from hpc_mp.rundir.layout import RunDirectory, create_run, find_run, prepare_resume
 from hpc_mp.rundir.lines import LineFile
-from hpc_mp.rundir.records import cut_metrics, read_json, read_lines, write_json, write_text
+from hpc_mp.rundir.records import cut_metrics, read_json, read_lines, sync, write_json, write_text
 
 __all__ = [
     "LineFile", "Manifest", "RunDirectory", "create_run", "cut_metrics", "find_run", "newest_complete",
-    "prepare_resume", "problem", "read_json", "read_lines", "write_json", "write_manifest", "write_text",
+    "prepare_resume", "problem", "read_json", "read_lines", "sync", "write_json", "write_manifest", "write_text",
 ]

@@ -8,6 +8,15 @@ from pathlib import Path
 from typing import Any
 
 
+def sync(path: Path) -> None:
+    """Make a file's bytes, or a directory's names, durable; a full disk may show only here. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def render_json(document: Any) -> str:
     """How every JSON document of a run directory is written."""
     return json.dumps(document, indent=1) + "\n"
