@@ -18,7 +18,7 @@ help:  ## show this list
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
 test: lint  ## lint, types, import arrows and all tests but the long proofs
-	$(PY) -m pytest -ra
+	$(PY) -m pytest -ra -n 2 --dist loadfile
 
 lint: install  ## style, types and import arrows
 	$(PY) -m ruff check .

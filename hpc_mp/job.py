@@ -7,15 +7,18 @@ the model's shape nor the machine. ``dump_job`` writes the resolved job: a file 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeGuard
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from hpc_mp.errors import HpcMpError
-from hpc_mp.job_errors import explain, shown, wrong
+from hpc_mp.job_checks import check_arithmetic, check_built
+from hpc_mp.job_errors import explain, wrong
 from hpc_mp.job_values import (
     Betas,
     Config,
@@ -29,6 +32,7 @@ from hpc_mp.job_values import (
     Partition,
     PathName,
     Patterns,
+    RankMap,
     Rate,
     Share,
     Time,
@@ -36,7 +40,6 @@ from hpc_mp.job_values import (
     check_values,
 )
 
-MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
 MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
 
 
@@ -53,6 +56,8 @@ class Job(Section):
     time_limit: Time = "01:00:00"
     directory: PathName = "runs"
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    heartbeat_timeout: NonNegative = 30  # seconds without a sign of life until a node counts as lost; 0 = never
+    step_timeout: NonNegative = 1800  # seconds without a finished step until ranks count as hung; 0 = never
 
 
 class Model(Section):
@@ -60,6 +65,7 @@ class Model(Section):
 
     pretrained: PathName | None = None
     config: Config | None = None
+    stage: bool = False  # copy the checkpoint to every node's local disk first
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -76,6 +82,7 @@ class Data(Section):
     files: Patterns
     tokenizer: PathName | None = None
     sequence_length: Count
+    stage: bool = False  # copy the token files to every node's local disk first
 
 
 class Parallel(Section):
@@ -88,6 +95,7 @@ class Parallel(Section):
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     shard_degree: Count | None = None
     order: Order = "auto"
+    rank_map: RankMap = "auto"  # node of every rank: auto (block over nodes sorted by switch), block, cyclic, or a list
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
     virtual_stages: Count = 1
     microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES, strict=True)] | None = None
@@ -123,6 +131,15 @@ class Checkpoint(Section):
     resume: PathName | None = None
 
 
+class Component(Section):
+    """Nodes of one kind in a heterogeneous job; what is left out is as in ``[slurm]``."""
+
+    nodes: Count
+    partition: Line | None = None
+    constraint: Line | None = None
+    extra: dict[Option, Flag] = {}
+
+
 class Slurm(Section):
     """What the site needs; nothing of it has an effect on emulated nodes."""
 
@@ -131,17 +148,33 @@ class Slurm(Section):
     qos: Line | None = None
     constraint: Line | None = None
     reservation: Line | None = None
+    switches: Line | None = None  # "1" or "1@00:30:00": leaf switches to span, and how long to wait for that
     gpu_type: Name | None = None
     gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = "auto"
-    container: str | None = None
+    mpi: Literal["none", "pmix", "pmi2"] = "none"  # ranks meet through MPI, started by srun --mpi
+    array: tuple[dict[str, Any], ...] = ()  # one job per table of overrides, as --set gives them
+    components: tuple[Component, ...] = ()  # a heterogeneous job: nodes of several kinds
+    grace: Count = 120  # seconds before the time limit in which ranks save and stop
+    retries: NonNegative = 3  # failures of machines (not of the program) after which the job is queued again
+    chain: NonNegative = 0  # jobs queued behind this one, to carry on where it stops
+    container: Line | None = None
+    container_runtime: Literal["auto", "pyxis", "apptainer", "singularity"] = "auto"
+    container_mounts: tuple[Line, ...] = ()
+    modules: tuple[Line, ...] = ()
+    conda: Line | None = None
+    venv: Line | None = None
+    python: Line | None = None  # interpreter of the ranks; default: the launching one
     setup: tuple[str, ...] = ()
     extra: dict[Option, Flag] = {}
 
 
 class Environment(Section):
-    """Environment variables of every rank."""
+    """Environment variables of every rank, and where its caches lie."""
 
-    profile: str | None = None
+    profile: Name | None = None  # of env/profiles; auto: the platform that the doctor noted; none
+    local: Line | None = None  # a directory on each node's own disk; default: under $TMPDIR, else /tmp
+    stage: bool = False  # pack the Python environment once and unpack it on every node
+    health: bool = True  # the doctor looks at every node before the ranks start
     set: dict[Variable, str] = {}
 
 
@@ -191,30 +224,38 @@ class JobSpec(Section):
         return self.train.global_batch // (self.data_degree * self.microbatches)
 
 
-# (key, the values that are built, what to do instead)
-NOT_BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("parallel.context", (1,), "leave parallel.context = 1"),
-    ("parallel.expert", (1,), "leave parallel.expert = 1"),
-    ("parallel.virtual_stages", (1,), "leave parallel.virtual_stages = 1"),
-    ("parallel.schedule", ("gpipe", "1f1b"), 'use "1f1b" or "gpipe" (`hpc-mp schedule` draws the other)'),
-    ("parallel.recompute", ("none",), 'leave parallel.recompute = "none"'),
-    ("parallel.offload", ("none",), 'leave parallel.offload = "none"'),
-    ("train.precision", ("fp64", "fp32", "bf16"), 'use "bf16" or "fp32"'),
-    ("slurm.container", (None,), "activate the software in slurm.setup instead"),
-    ("environment.profile", (None,), "name the variables in environment.set instead"),
-)
+def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
+    """Read a job file.
 
-
-def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """Read a job file. ``overrides`` are ``"a.b=value"`` strings, the value TOML or else a plain string.
+    Args:
+        overrides: ``"a.b=value"`` strings, the value TOML or else a plain string.
+        defaults: tables under those of the file: what its site decides.
 
     Raises:
         HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
     """
-    tree = _parse(path)
+    tree = under(defaults, _parse(path))
     for override in overrides:
         _override(tree, override)
     return resolve(tree, path.resolve().parent)
+
+
+def load_array(
+    path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[JobSpec, ...]:
+    """The jobs of ``slurm.array``: each the file with that element's overrides. Without an array the one job.
+
+    Raises:
+        HpcMpError: as ``load_job`` does, and for an element that changes more than its script can say.
+    """
+    spec = load_job(path, overrides, defaults)
+    for number, element in enumerate(spec.slurm.array):
+        for key in element:
+            if key.startswith(("job.", "slurm.", "environment.")) or "." not in key:
+                raise HpcMpError(f"slurm.array[{number}].{key}", "cannot differ between the elements of an array, which "
+                                 "share one script", 'name keys of other tables, for example {"train.seed" = 1}')
+    return tuple(load_job(path, (*overrides, *starmap(_as_override, element.items())), defaults)
+                 for element in spec.slurm.array) or (spec,)
 
 
 def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
@@ -225,9 +266,16 @@ def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
     except ValidationError as error:
         raise explain(error, JobSpec) from None
     spec = _absolute(spec, base)
-    _check_built(spec)
-    _check_arithmetic(spec)
+    check_built(spec)
+    check_arithmetic(spec)
     return spec
+
+
+def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with what it leaves out from ``defaults``; tables are joined key by key."""
+    joined = {**defaults, **tree}
+    return joined | {name: under(defaults[name], tree[name]) for name in defaults.keys() & tree.keys()
+                     if isinstance(defaults[name], dict) and isinstance(tree[name], dict)}
 
 
 def dump_job(spec: JobSpec) -> str:
@@ -270,6 +318,15 @@ def _override(tree: dict[str, Any], text: str) -> None:
     table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
 
 
+def _as_override(key: str, value: Any) -> str:
+    return f"{key}={tomli_w.dumps({'v': value}).removeprefix('v = ').strip()}"
+
+
+def is_image(container: str | None) -> TypeGuard[str]:
+    """Whether a container is the path of an image, and not its name in a registry."""
+    return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
+
+
 def _absolute(spec: JobSpec, base: Path) -> JobSpec:
     def at(path: str) -> str:
         try:
@@ -281,54 +338,18 @@ def _absolute(spec: JobSpec, base: Path) -> JobSpec:
     def maybe(path: str | None) -> str | None:
         return None if path is None else at(path)
 
-    job, model, data, checkpoint = spec.job, spec.model, spec.data, spec.checkpoint
+    def within(path: str | None) -> str | None:
+        """A path, or a name that its program looks up: an image of a registry, an environment of conda."""
+        return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
+
+    job, model, data, checkpoint, slurm = spec.job, spec.model, spec.data, spec.checkpoint, spec.slurm
     return spec.model_copy(update={
         "job": job.model_copy(update={"directory": at(job.directory)}),
         "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
         "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
         "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
+        "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
+                                          "venv": maybe(slurm.venv), "python": within(slurm.python),
+                                          "conda": within(slurm.conda)}),
+        "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
     })
-
-
-def _check_built(spec: JobSpec) -> None:
-    for key, built, remedy in NOT_BUILT:
-        section, name = key.split(".")
-        value = getattr(getattr(spec, section), name)
-        if value not in built:
-            raise HpcMpError(f"{key} = {shown(value)}", "is not built yet", remedy)
-
-
-def _check_arithmetic(spec: JobSpec) -> None:
-    p, t = spec.parallel, spec.train
-    degree = p.tensor * p.pipeline * p.context
-    product = f"tensor({p.tensor}) × pipeline({p.pipeline}) × context({p.context}) = {degree}"
-    ranks = f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks}"
-    if spec.ranks > MOST_RANKS:
-        raise HpcMpError(ranks, f"is more than {MOST_RANKS} ranks", "lower job.nodes or job.ranks_per_node")
-    if spec.ranks % degree:
-        raise HpcMpError(product, f"does not divide {spec.ranks} ranks ({ranks})",
-                         f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as ranks")
-    if p.shard_degree is not None and p.zero == 0:
-        raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}", "has no effect with parallel.zero = 0",
-                         "set parallel.zero to 1, 2 or 3, or leave shard_degree out")
-    if p.shard_degree is not None and spec.data_degree % p.shard_degree:
-        raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}",
-                         f"does not divide the data degree {spec.ranks} ranks / ({product}) = {spec.data_degree}",
-                         f"use a divisor of {spec.data_degree}, or leave it out")
-    stages = p.pipeline * p.virtual_stages
-    if p.partition != "auto" and len(p.partition) != stages:
-        raise HpcMpError(f"parallel.partition = {shown(p.partition)}",
-                         f"has the length {len(p.partition)}, the number of stages is {stages}",
-                         'give the number of layers of every stage, or partition = "auto"')
-    microbatches = p.microbatches or 1
-    unit = spec.data_degree * microbatches
-    if t.global_batch % unit:
-        raise HpcMpError(f"train.global_batch = {t.global_batch}",
-                         f"is not a multiple of data({spec.data_degree}) × microbatches({microbatches}) = {unit}",
-                         f"use {max(1, t.global_batch // unit) * unit} or another multiple of {unit}")
-    if t.momentum and t.optimizer != "sgd":
-        raise HpcMpError(f"train.momentum = {t.momentum}", f"has no effect with optimizer = {t.optimizer!r}",
-                         'use betas with adamw, or optimizer = "sgd"')
-    if t.warmup_steps > t.steps:
-        raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}, so that the "
-                         "learning rate would never be reached", "lower warmup_steps")

@@ -74,6 +74,12 @@ def _is_order(text: str) -> bool:
     return text in ("auto", "cluster", "spread") or sorted(text) in (sorted("DPT"), sorted("DPCT"))
 
 
+def _is_rank_map(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in ("auto", "block", "cyclic")
+    return isinstance(value, list | tuple) and len(value) > 0 and all(type(node) is int and node >= 0 for node in value)
+
+
 def _is_partition(value: Any) -> bool:
     return value == "auto" or (isinstance(value, list | tuple) and len(value) > 0
                                and all(type(layers) is int and layers > 0 for layers in value))
@@ -119,6 +125,9 @@ Order = Annotated[str, must(
 Partition = Annotated[Literal["auto"] | tuple[int, ...], must_first(
     'must be "auto" or a list of whole numbers of at least 1, the layers of every stage',
     "write for example partition = [4, 4]", _is_partition)]
+RankMap = Annotated[Literal["auto", "block", "cyclic"] | tuple[int, ...], must_first(
+    'must be "auto", "block", "cyclic" or a list with the node (from 0) of every rank',
+    "write for example rank_map = [1, 1, 0, 0]", _is_rank_map)]
 Betas = Annotated[tuple[float, float], must_first(
     "must be two numbers of at least 0 and less than 1", "write for example betas = [0.9, 0.95]", _are_betas)]
 Config = Annotated[dict[str, Any], must(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 import uuid
@@ -95,6 +96,15 @@ def said(run: RunDirectory, rank: int, kind: str, time: float, attempt: int = 1)
 def record(step: int, attempt: int = 1, seconds: float = 1.0, loss: float = 1.0) -> str:
     return json.dumps({"attempt": attempt, "step": step, "loss": loss, "step_time_s": seconds,
                        "tokens_per_s": 100 / seconds})
+
+
+def python_program(path: Path, text: str) -> Path:
+    """An executable that runs ``text`` with this Python, whose path may hold blanks: no first line can name such a one."""
+    source = path.with_name(f"{path.name}.py")
+    source.write_text(text)
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(source))} "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 def executable(folder: Path, name: str, text: str) -> None:

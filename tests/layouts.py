@@ -92,6 +92,15 @@ def write_text(directory: Path) -> None:
     (directory / "text.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+def write_job(directory: Path, model: str = "gpt2", more: str = "") -> Path:
+    """A job file with its text; the directory is made."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory)
+    path = directory / "job.toml"
+    path.write_text(JOB.format(model=MODELS[model]) + more)
+    return path
+
+
 def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     path = directory / f"{model}.toml"
     path.write_text(JOB.format(model=(MODELS | VARIANTS)[model]))

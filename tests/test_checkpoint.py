@@ -81,9 +81,9 @@ def test_forgotten_optimizer_state_would_be_seen(place_: Path) -> None:
     run.job.write_text(dump_job(spec))
 
     def forget() -> None:
-        from hpc_mp.engine import main
-        load = main.checkpoint.load
-        main.checkpoint.load = lambda path, stage, optimizer: load(path, stage, None)
+        from hpc_mp.engine import checkpoint
+        load = checkpoint.load
+        checkpoint.load = lambda path, stage, optimizer: load(path, stage, None)
 
     assert run_engine(spec, before=forget, run=run).distance(whole) > 1e-6
 

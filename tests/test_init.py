@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from launching import answers, silent
 
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.gpus import Gpu
 from hpc_mp.cluster.here import Machine, Site
+from hpc_mp.cluster.slurm_limits import Association, Door, Quality, Terms, door, qualities, terms
 from hpc_mp.cluster.slurm_query import NodeKind, Partition
 from hpc_mp.data.files import find_files
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import render
 from hpc_mp.launch.starter import job_text
 
@@ -24,10 +28,11 @@ LAPTOP = Machine(2, 8 * GIB, ())
 
 
 def site(gpus: tuple[tuple[str | None, int], ...] = (("h100", 8),), nodes: int = 4, limit: str | None = None,
-         accounts: tuple[str, ...] = ("proj",)) -> Site:
+         accounts: tuple[str, ...] = ("proj",), qos: str | None = None, per_user: Mapping[str, int] | None = None) -> Site:
     kind = NodeKind(tuple(f"g{n}" for n in range(nodes)), 128, 1000 * GIB, gpus)
     partition = Partition("gpu", True, True, limit, (kind,))
-    return Site((23, 11), (partition,), partition, kind, 126, accounts)
+    terms = Terms(next(iter(accounts), None), qos, Quality("q", None, per_user or {}), limit)
+    return Site((23, 11), (partition,), partition, kind, 126, accounts, terms)
 
 
 def load(tmp_path: Path, machine: Machine, found: Site | None = None) -> JobSpec:
@@ -72,13 +77,18 @@ def test_the_small_model_is_small(tmp_path: Path) -> None:
     (site(gpus=((None, 1),)), (2, 1, 1, 2, 1)),
     (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)),
     (site(gpus=()), (2, 2, 2, 2, 1)),
+    (site(per_user={"gres/gpu": 8}), (1, 8, 2, 2, 2)),
+    (site(per_user={"gres/gpu": 12}), (1, 8, 2, 2, 2)),
+    (site(per_user={"gres/gpu": 4}), (1, 4, 2, 2, 1)),
+    (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
+    (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1)),
 ])
 def test_with_slurm(tmp_path: Path, found: Site, expected: tuple[int, ...]) -> None:
     spec = load(tmp_path, LAPTOP, found)
     assert layout(spec) == expected
     assert spec.slurm.partition == "gpu"
     assert spec.slurm.account == "proj"
-    render(spec, tmp_path, python="/usr/bin/python3", slurm_version=found.version)
+    render(spec, tmp_path, ClusterFacts(found.version), python="/usr/bin/python3")
 
 
 def test_a_gpu_brings_its_share_of_the_node(tmp_path: Path) -> None:
@@ -108,9 +118,10 @@ def test_the_time_limit_keeps_to_the_partitions(tmp_path: Path, limit: str | Non
 def test_names_that_toml_must_quote(tmp_path: Path) -> None:
     name = 'a "b" \\ # ü'
     found = site()
-    found = replace(found, chosen=replace(found.chosen, name=name), accounts=(name,))
+    found = replace(found, chosen=replace(found.chosen, name=name), terms=Terms(name, name))
     assert load(tmp_path, LAPTOP, found).slurm.partition == name
     assert load(tmp_path, LAPTOP, found).slurm.account == name
+    assert load(tmp_path, LAPTOP, found).slurm.qos == name
 
 
 @pytest.mark.parametrize("found", [None, site()])
@@ -119,6 +130,44 @@ def test_every_section_is_commented(found: Site | None) -> None:
     assert [section.partition("]")[0] for section in sections] == [
         "job", "model.config", "data", "parallel", "train", "checkpoint", "slurm", "environment"]
     assert all("\n# " in section for section in sections)
+
+
+# --- accounts and qualities of service ------------------------------------------------------------------------------
+
+MINE = (Association("a", None, ("long", "short"), "short", None), Association("b", None, ("normal",), None, "2:00:00"))
+KNOWN = {"short": Quality("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Quality("long"), "normal": Quality("normal")}
+
+
+@pytest.mark.parametrize(("door", "expected"), [
+    (Door(), Terms("a", None, KNOWN["short"], "00:10:00")),
+    (Door(qos=frozenset({"long"})), Terms("a", "long", KNOWN["long"], "1:00:00")),
+    (Door(no_qos=frozenset({"short"})), Terms("a", "long", KNOWN["long"], "1:00:00")),
+    (Door(accounts=frozenset({"b"})), Terms("b", None, KNOWN["normal"], "1:00:00")),
+    (Door(no_accounts=frozenset({"a"})), Terms("b", None, KNOWN["normal"], "1:00:00")),
+    (Door(accounts=frozenset({"c"})), Terms("a", None, KNOWN["short"], "00:10:00")),  # none serves: the default, and Slurm tells
+])
+def test_the_first_account_and_qos_that_the_partition_takes(door: Door, expected: Terms) -> None:
+    assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, door) == expected
+
+
+def test_an_association_with_the_partition_goes_before() -> None:
+    special = (*MINE, Association("a", "p", ("long",), "long", "30:00"))
+    assert terms("p", None, ("a",), special, KNOWN, Door()) == Terms("a", None, KNOWN["long"], "30:00")
+    assert terms("q", None, ("a",), special, KNOWN, Door()).quality == KNOWN["short"]
+
+
+def test_without_accounts_the_partitions_limit_holds() -> None:
+    assert terms("p", "10:00", (), (), {}, Door()) == Terms(None, None, None, "10:00")
+
+
+def test_what_slurm_says_of_limits() -> None:
+    said = answers({"sacctmgr": "normal||||\nshort|00:10:00|cpu=8,gres/gpu=4|2\n",
+                    "scontrol": "PartitionName=gpu AllowGroups=ALL AllowAccounts=A,b AllowQos=ALL DenyQos=low QoS=N/A"})
+    assert qualities(said)["short"] == Quality("short", "00:10:00", {"cpu": 8, "gres/gpu": 4}, 2)
+    found = door("gpu", said)
+    assert found.takes_account("a") and not found.takes_account("c")
+    assert found.takes_qos("normal") and not found.takes_qos("low")
+    assert (qualities(silent), door("gpu", silent)) == ({}, Door())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -136,16 +136,24 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                             "has no effect with parallel.zero = 0", "set parallel.zero"),
     "layers for too few stages": ("tensor = 2", "tensor = 2\npartition = [4]", "parallel.partition = [4]",
                                   "has the length 1, the number of stages is 2", 'partition = "auto"'),
+    "an environment by name that is to be staged": (
+        'setup = ["true"]\n[environment]\n', 'conda = "train"\n[environment]\nstage = true\n', "slurm.conda = 'train'",
+        "is a name, and environment.stage packs a directory", "conda env list"),
     "momentum without SGD": ("steps = 10", "steps = 10\nmomentum = 0.9", "train.momentum = 0.9", "has no effect", "use betas"),
     "endless warm-up": ("steps = 10", "steps = 10\nwarmup_steps = 11", "train.warmup_steps = 11", "is more than train.steps = 10",
                         "lower warmup_steps"),
+    "rank map of another size": ("tensor = 2", "tensor = 2\nrank_map = [0, 0]", "parallel.rank_map = [0, 0]",
+                                 "does not put ranks_per_node(8) ranks on each of the nodes 0 to 0", "name every node"),
+    "unknown rank map": ("tensor = 2", 'tensor = 2\nrank_map = "diagonal"', "parallel.rank_map = 'diagonal'",
+                         'must be "auto", "block", "cyclic" or a list', "rank_map = [1, 1, 0, 0]"),
+    "array element of another shape": ("[slurm]", '[slurm]\narray = [{"job.nodes" = 2}]', "slurm.array[0].job.nodes",
+                                       "share one script", "train.seed"),
     # not built yet
     "context": ("tensor = 2", "tensor = 2\ncontext = 2", "parallel.context = 2", "is not built yet", "parallel.context = 1"),
     "expert": ("tensor = 2", "tensor = 2\nexpert = 2", "parallel.expert = 2", "is not built yet", "parallel.expert = 1"),
     "interleaved": ("tensor = 2", 'tensor = 2\nschedule = "interleaved_1f1b"', "parallel.schedule = 'interleaved_1f1b'",
                     "is not built yet", 'use "1f1b"'),
     "fp16": ("steps = 10", 'steps = 10\nprecision = "fp16"', "train.precision = 'fp16'", "is not built yet", 'use "bf16"'),
-    "container": ("[slurm]", '[slurm]\ncontainer = "a.sif"', "slurm.container = 'a.sif'", "is not built yet", "slurm.setup"),
     # the model
     "sequence beyond the positions": ("sequence_length = 32", "sequence_length = 65", "data.sequence_length = 65",
                                       "is longer than the model's 64 positions", "use at most 64"),
@@ -329,6 +337,12 @@ def test_the_process_ends_with_2_and_a_traceback_only_for_developers(here: Path)
         assert ("Traceback" in done.stderr) == traceback
         assert "train.steps = 0" in done.stderr
         assert traceback or done.returncode == 2
+
+
+@pytest.mark.parametrize("slurm", ['conda = "/opt/env"', 'conda = "e"\npython = "/opt/python"', 'conda = "e"\nvenv = "/opt/v"'])
+def test_an_environment_whose_place_is_known_may_be_staged(here: Path, slurm: str) -> None:
+    (here / "job.toml").write_text(JOB.replace('setup = ["true"]\n[environment]\n', f"{slurm}\n[environment]\nstage = true\n"))
+    assert load_job(here / "job.toml").environment.stage
 
 
 def test_a_byte_order_mark_is_no_mistake(here: Path) -> None:

@@ -186,7 +186,8 @@ def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> Non
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(job: Path, mark: str) -> None:
     code, out, err = launch(mark, job, "--dry-run", "--set", "job.nodes=4")
-    assert code == 0 and out.startswith("#!/bin/bash\n") and out.endswith("/runs/t/0001/job.toml\n")
+    assert code == 0 and out.startswith("#!/bin/bash\n") and out.endswith('train "$HPC_MP_RUN/job.toml"\n')
+    assert "/runs/t/0001" in out
     assert "#SBATCH --nodes=4\n" in out and "where     nodes(4)" in err
     code, explained, _ = launch(mark, job, "--explain")
     assert code == 0 and "#!/bin/bash\n    The shell that runs this script" in explained
@@ -240,7 +241,7 @@ def test_what_must_not_change(finished: Path, override: str, said: str) -> None:
 
 @pytest.mark.parametrize("override", [
     "parallel.tensor=2", "parallel.zero=3", "job.nodes=4", "parallel.order='TPD'", "train.learning_rate=0.1",
-    "checkpoint.every=2", "job.time_limit='2:00:00'",
+    "checkpoint.every=2", "job.time_limit='2:00:00'", "model.stage=true", "data.stage=true",
 ])
 def test_what_may_change(finished: Path, override: str) -> None:
     assert left(finished, override, "train.steps=6")
@@ -306,9 +307,10 @@ def test_ranks_hold_the_run_after_their_launcher(job: Path, mark: str) -> None:
 
 def test_a_queued_run_is_not_resumed(finished: Path) -> None:
     (the_run(finished).path / "job.id").write_text("17\n")
-    with pytest.raises(HpcMpError, match=r"is Slurm job 17, which is PENDING. .* end it with scancel 17"):
-        left(finished, ask=answers({"squeue": "PENDING\n"}))
-    assert not left(finished, ask=answers({"squeue": "COMPLETED\n"}))
+    line = "17|{}|N/A||0|0|None|\n"
+    with pytest.raises(HpcMpError, match=r"is Slurm job 17, which is PENDING. .* end it with `hpc-mp cancel"):
+        left(finished, ask=answers({"squeue": line.format("PENDING")}))
+    assert not left(finished, ask=answers({"squeue": line.format("COMPLETED")}))
     assert not left(finished, ask=silent)
 
 

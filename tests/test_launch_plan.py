@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import answers, executable, record, said, silent, write_job
+from launching import JOB, answers, executable, record, said, silent, write_job
 
 from hpc_mp.cluster.ask import NoAnswer, ask
 from hpc_mp.cluster.gpus import Gpu
 from hpc_mp.errors import HpcMpError
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.compose import compose
 from hpc_mp.launch.describe import defaults, describe
 from hpc_mp.launch.device import check_memory, choose, size
+from hpc_mp.launch.effect import PLACES, without_effect
 from hpc_mp.launch.endings import ending
 from hpc_mp.launch.environment import rank_environments, shared_environment
 from hpc_mp.launch.model_check import check_model
@@ -98,9 +99,8 @@ def test_a_stale_allocation_is_told_in_one_line() -> None:
         "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
 
 
-def test_mpi_is_not_built() -> None:
-    with pytest.raises(HpcMpError, match="--on mpi: not built yet"):
-        decide("mpi", {}, silent)
+def test_mpi_is_taken_at_its_word() -> None:
+    assert decide("mpi", {}, silent).place == "mpi"
 
 
 @pytest.mark.parametrize(("scontrol", "found", "why"), [
@@ -180,7 +180,7 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     text = describe(plan)
     for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)",
                  "cpu (nvidia-smi finds no GPU)", "tensor(2) × pipeline(1) × data(2), ZeRO-1",
-                 "slurm.setup has no effect locally", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
+                 "slurm.setup has no effect here", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
         assert part in text, text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -191,6 +191,34 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
             for key in re.findall(r"(\w+) = ", body)}
     assert {"train.learning_rate", "parallel.zero", "checkpoint.keep", "job.device", "train.betas"} <= keys
     assert not keys & {"checkpoint.every", "train.steps", "job.nodes", "data.sequence_length", "slurm.account"}
+
+
+@pytest.mark.parametrize(("place", "more", "words"), [
+    ("slurm", '[slurm]\nchain = 2\nmodules = ["x"]\naccount = "a"', None),
+    ("step", '[slurm]\nmodules = ["x"]\npartition = "gpu"\n[environment]\nstage = true', None),
+    ("step", "[slurm]\nchain = 2", "slurm.chain has no effect here"),
+    ("step", '[slurm]\narray = [{ "train.seed" = 1 }]\naccount = "a"',
+     "slurm.account, slurm.array have no effect here; of the array only the first element runs"),
+    ("step", "[slurm.extra]\nlicenses = 'fs:1'\nhint = 'nomultithread'\ncpus-per-task = 2",
+     "slurm.extra.licenses has no effect here"),
+    ("mpi", "[slurm]\nmpi = 'pmix'\nretries = 3", "slurm.mpi has no effect here"),
+    ("local", "[data]\nstage = true\n[environment]\nlocal = '/x'\nset = { A = '1' }",
+     "environment.local, data.stage have no effect here"),
+    ("local", "", None),
+])
+def test_keys_without_effect_are_named(tmp_path: Path, place: Any, more: str, words: str | None) -> None:
+    text = JOB.format(nodes=1, ranks=1)
+    if more.startswith("[data]"):
+        text, more = text.replace("[data]", "[data]\nstage = true"), more.removeprefix("[data]\nstage = true\n")
+    path = tmp_path / "job.toml"
+    path.write_text(text + more)
+    assert without_effect(load_job(path), place) == words
+
+
+def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
+    keys = {f"slurm.{key}" for key in Slurm.model_fields} | {f"environment.{key}" for key in Environment.model_fields}
+    assert keys - PLACES.keys() == {"environment.set"}
+    assert PLACES.keys() - keys == {"data.stage", "model.stage"}
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +296,6 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
-    run.rank_log(3).write_text("of an earlier attempt\n")
     attempt = Attempt(run, 1)
     _, cause = judge(Ended((end(3, -9),)), attempt, PLACED)
     assert cause == Cause("signal", "rank 3 on node1 was killed by SIGKILL (the system ran out of memory, or somebody "

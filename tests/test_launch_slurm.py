@@ -7,11 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from launching import HERE, environment, executable, mark, record, said, the_run, until, write_job
 
+from hpc_mp.cluster.measured import Measured, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
 
 __all__ = ["mark"]  # a fixture
@@ -27,10 +29,11 @@ class Cluster:
         executable(self.bin, "scontrol", 'case "$1" in ping) echo "Slurmctld(primary) at x is UP";; '
                    'show) echo host7;; --version) echo slurm 23.11.4;; esac')
         executable(self.bin, "sinfo", 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]"')
-        executable(self.bin, "squeue", f"touch {folder}/looked; cat {folder}/state")
+        executable(self.bin, "squeue", f"touch {folder}/looked; read state < {folder}/state\n"
+                   'case "$*" in *%T*) echo "$state";; *) echo "4242|$state|N/A||0|0|None|";; esac')
         executable(self.bin, "sacct", "exit 1")
         executable(self.bin, "sbatch", f'echo "$@" > {folder}/submitted; sh {folder}/job; echo 4242')
-        executable(self.bin, "srun", f"exec sh {folder}/job")
+        executable(self.bin, "srun", f'case "$*" in *slurm/node-*|*TOPOLOGY*) exit 0;; esac; exec sh {folder}/job')
 
     def is_state(self, word: str) -> None:
         (self.folder / "state").write_text(f"{word}\n")
@@ -94,6 +97,24 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     assert "invalid partition" in document["cause"]["message"]
 
 
+def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: str) -> None:
+    """They go with the run, for the host that puts its nodes in order; the next launch of the run has those of its own time."""
+    executable(cluster.bin, "scontrol", 'case "$1 $2" in ping*) echo "Slurmctld(primary) at x is UP";; '
+               '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
+    executable(cluster.bin, "sbatch", "exit 1")  # so that the run may be launched again
+    state = {"XDG_STATE_HOME": str(cluster.folder / "state home")}
+    rates = Measured("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
+    write_measured(where("lab", state), rates)
+    _, out, _ = cluster.launch(mark, job, "--on", "slurm", **state)
+    said = " ".join(out.split())
+    assert "at the 25 GB/s measured 3 days ago; slow ways will get the least to carry" in said
+    assert "n2–n3 has 38 % of the usual rate" in said
+    assert read_measured(the_run(job).measured) == rates
+    where("lab", state).unlink()
+    cluster.launch(mark, job, "--on", "slurm", "--resume", **state)
+    assert the_run(job).attempt() == 2 and not the_run(job).measured.exists()
+
+
 def test_waiting_for_a_job_that_completes(cluster: Cluster, job: Path, mark: str, elsewhere: RunDirectory) -> None:
     cluster.runs(f"cp {elsewhere.metrics} {the_run(job).metrics}")
     cluster.is_state("COMPLETED")
@@ -132,7 +153,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=20)
     assert process.returncode == 0 and json.loads(out)["state"] == "submitted"
-    assert "job 4242 goes on, scancel 4242 ends it" in err
+    assert "job 4242 goes on, `hpc-mp cancel" in err
 
 
 # --- a step of an allocation --------------------------------------------------------------------------------------
@@ -141,11 +162,12 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
 @pytest.mark.parametrize(("line", "code", "state", "words"), [
     ("exit 0", 0, "completed", ""),
     ("exit 75", 1, "stopped", "Go on with"),
-    ("echo srun: error: a >&2; exit 3", 1, "failed", "srun ended with exit code 3; its log is"),
+    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and all that is known is 'srun: error: a'"),
+    ("exit 3", 1, "failed", "the job ended with exit code 3, and nothing says why"),
 ])
 def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
     cluster.runs(line)
-    found, out, err = cluster.launch(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host7")
+    found, out, err = cluster.launch(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
     document = json.loads(out)
     assert (found, document["state"], document["job_id"]) == (code, state, "7") and words in err
     assert "in this allocation (inside the live allocation 7)" in err
@@ -155,7 +177,7 @@ def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, st
 def test_an_interrupted_step_saves_first(cluster: Cluster, job: Path, mark: str) -> None:
     ready = cluster.folder / "ready"
     cluster.runs(f"trap 'exit 75' USR2; touch {ready}; while :; do sleep 0.1; done")
-    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host7")
+    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
     until(ready.exists)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=20)
@@ -165,7 +187,7 @@ def test_an_interrupted_step_saves_first(cluster: Cluster, job: Path, mark: str)
 def test_a_step_interrupted_twice_is_killed(cluster: Cluster, job: Path, mark: str) -> None:
     ready = cluster.folder / "ready"
     cluster.runs(f"trap '' USR2; touch {ready}; while :; do sleep 0.1; done")
-    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host7")
+    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
     until(ready.exists)
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGINT)

@@ -1,90 +1,100 @@
-"""The job script: golden files, every line explained, hostile values through real bash, options refused."""
+"""The job script: golden files, every line explained, what is derived, forms that contradict each other, a site's own files."""
 
 from __future__ import annotations
 
 import json
 import re
-import shlex
-import signal
+import shutil
 import subprocess
-import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from click.testing import CliRunner, Result
+from rendering import CPU, FORMS, GOLDEN, GPUS, PYTHON, RUN, directives, executable, facts, form, golden, job, text
 
 from hpc_mp.assets import asset
+from hpc_mp.cli.main import cli
 from hpc_mp.errors import HpcMpError
-from hpc_mp.job import JobSpec, resolve
-from hpc_mp.launch.quoting import directive, literal
-from hpc_mp.launch.render import TEMPLATE, gpu_request, render
-from hpc_mp.launch.sbatch_options import TABLE
-
-GOLDEN = Path(__file__).parent / "golden" / "sbatch"
-RUN = Path("/scratch/runs/job/0001")
-PYTHON = "/opt/conda/bin/python"
-
-ALL = {
-    "partition": "gpu", "account": "proj", "qos": "high", "constraint": "a100&ib", "reservation": "Monday 9",
-    "gpu_type": "h100", "setup": ["module purge", "module load cuda  # 12", "f() {\n  true\n}"],
-    "extra": {"cpus-per-task": 12, "exclusive": True, "mem": "0", "comment": "it's #1", "no-requeue": True},
-}
-CASES: dict[str, tuple[dict[str, Any], Path]] = {
-    "cpu": ({"job": {"device": "cpu", "name": "small"}}, RUN),
-    "gpu": ({"job": {"nodes": 4, "ranks_per_node": 8, "time_limit": "1-00:00:00"}}, RUN),
-    "gres": ({"job": {"ranks_per_node": 4}, "slurm": {"gpu_request": "gres", "gpu_type": "a100"}}, RUN),
-    "all": ({"job": {"nodes": 2, "ranks_per_node": 4}, "slurm": ALL,
-             "environment": {"set": {"NCCL_DEBUG": "WARN", "GREETING": "it's\n$HOME"}}},
-            Path("/data/my runs/50%/0001")),
-}
-
-# What a value must survive, as a path component, an environment variable or a comment.
-NASTY = ("a b", "$(touch x)", "`touch x`", "; touch x;", "&& touch x", "it's", 'a"b', "#1", "ünï→", "*", "$HOME", "%j",
-         "-x", "!")
-
-
-def job(**sections: Any) -> JobSpec:
-    tree = {"model": {"config": {"model_type": "gpt2"}}, "data": {"files": ["a.txt"], "sequence_length": 8},
-            "train": {"steps": 1, "global_batch": 32}}
-    return resolve(tree | sections, Path("/"))
-
-
-def text(spec: JobSpec, run: Path = RUN, **options: Any) -> str:
-    return render(spec, run, python=PYTHON, **options).text
-
+from hpc_mp.job import resolve, under
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.render import Template, check_array, find_template, grace, render, site_defaults
+from hpc_mp.launch.render.values import gpu_request, limit_seconds
+from hpc_mp.launch.versions import Version, differences, releases
 
 # --- the text ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_golden(name: str) -> None:
-    sections, run = CASES[name]
-    assert text(job(**sections), run) == (GOLDEN / f"{name}.sbatch").read_text(encoding="utf-8")
+@pytest.mark.parametrize("version", releases(), ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_golden(name: str, version: Version) -> None:
+    kept = golden(name, version)
+    assert form(name, version) == kept.read_text(encoding="utf-8"), f"{kept.name}: `python tests/rendering.py` writes it anew"
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_line_is_explained(name: str) -> None:
-    sections, run = CASES[name]
-    script = render(job(**sections), run, python=PYTHON)
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {golden(name, version).name for name in FORMS for version in releases()}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_release_that_is_not_known_gets_what_all_of_them_take(name: str) -> None:
+    assert form(name, None) == form(name, releases()[0])
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("version", [None, (22, 5), (26, 5)], ids=str)
+def test_every_line_is_explained(name: str, version: Version | None) -> None:
+    script = render(job(**FORMS[name]), [RUN] * 3, facts(version), python=PYTHON)
     assert all(why for _, why in script.explanations)
-    explained = "\n".join(line for line, _ in script.explanations)
-    assert explained.split() == script.text.split()
+    assert not [why for _, why in script.explanations if "{{" in why or why.startswith("'")]
+    assert "\n".join(line for line, _ in script.explanations).split() == script.text.split()
 
 
-def test_a_template_line_without_a_reason_stays_and_says_so() -> None:
-    template = "#!/bin/sh\n{% if false %}\nno\n{% endif %}\necho {{ run }} {# why #}\n"
-    script = render(job(), RUN, python=PYTHON, template=template)
-    assert script.text == f"#!/bin/sh\necho {RUN}\n"
-    assert script.explanations == (("#!/bin/sh", ""), (f"echo {RUN}", "why"))
+@pytest.mark.parametrize("name", FORMS)
+def test_bash_and_shellcheck_find_nothing(name: str) -> None:
+    script = form(name, (26, 5))
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
+    if shutil.which("shellcheck"):
+        found = subprocess.run(["shellcheck", "--severity=warning", "--exclude=SC1090,SC1091", "-"], input=script, text=True,
+                               capture_output=True)
+        assert found.stdout == ""
 
 
-@pytest.mark.parametrize("template", ["{{ nothing }}\n", "{% if %}\n"])
-def test_a_broken_template_is_refused(template: str) -> None:
-    with pytest.raises(HpcMpError, match="cannot be filled in"):
-        text(job(), template=template)
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_release_says_why_cpus_are_said_again() -> None:
+    why = [differences(version)["cpus-per-task"].why for version in ((21, 8), (22, 5), (23, 2), (23, 11), (26, 5), None)]
+    assert why[1] == why[2] and why[3] == why[4] and len(set(why)) == 4
+
+
+@pytest.mark.parametrize(("version", "expected"), [((24, 5), False), ((24, 11), True), ((27, 5), True), (None, False)])
+def test_an_option_of_srun_is_given_to_releases_that_have_it(version: Version | None, expected: bool) -> None:
+    assert ("--oom-kill-step=1" in form("cpu", version)) is expected
+
+
+def test_an_older_release_than_any_known_gets_the_first_ones_text() -> None:
+    assert form("gpus-per-node", (20, 11)) == form("gpus-per-node", (22, 5))
+
+
+def test_launch_writes_for_the_release_that_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text " * 100)
+    (tmp_path / "job.toml").write_text('[model]\nconfig = { model_type = "gpt2", n_layer = 2, n_embd = 8, n_head = 2 }\n'
+                                       '[data]\nfiles = ["a.txt"]\nsequence_length = 8\n[train]\nsteps = 1\nglobal_batch = 1\n')
+    executable(tmp_path / "hpc-mp/job.sbatch.j2", "echo {{ 'oom-kill-step' in here }} {# why #}\n")
+
+    def launch(*options: str) -> Result:
+        return CliRunner().invoke(cli, ["launch", str(tmp_path / "job.toml"), "--on", "local", *options], catch_exceptions=True)
+
+    assert launch("--dry-run", "--slurm-version", "24.11").stdout == "echo True\n"
+    assert launch("--explain", "--slurm-version=23.02").stdout == (
+        f"# template: {tmp_path}/hpc-mp/job.sbatch.j2\necho False\n    why\n")
+    document = json.loads(launch("--dry-run", "--json").stdout)
+    assert document["template"] == f"{tmp_path}/hpc-mp/job.sbatch.j2" and document["script"] == "echo False\n"
+    assert isinstance(launch("--dry-run", "--slurm-version", "new").exception, HpcMpError | SystemExit)
+
+
+# --- what is derived --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("slurm", "device", "expected"), [
@@ -99,266 +109,207 @@ def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -
     assert gpu_request(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm)) == expected
 
 
-# --- through real bash ------------------------------------------------------------------------------------------------
-
-# A Python file that a shell starts: a line "#!" cannot hold an interpreter with a space in its path.
-BY_PYTHON = f"""#!/bin/sh
-'''exec' {shlex.quote(sys.executable)} "$0" "$@"
-' '''
-"""
-FAKE_SRUN = BY_PYTHON + """
-import json, os, subprocess, sys
-command = sys.argv[sys.argv.index("bash"):]
-json.dump({"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd()}, open(os.environ["RECORD"], "w"))
-sys.exit(subprocess.run(command).returncode)
-"""
-FAKE_SCONTROL = """#!/bin/sh
-echo "$@" > "$RECORD.scontrol"
-seq -f node%g 1 99999
-"""
-FAKE_PYTHON = BY_PYTHON + """
-import json, os, signal, sys
-ignored = signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
-json.dump({"argv": sys.argv[1:], "usr2_ignored": ignored}, open(os.environ["RECORD"] + ".rank", "w"))
-sys.exit(75)
-"""
-
-
-def executable(path: Path, content: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(content)
-    path.chmod(0o755)
-    return path
-
-
-def execute(tmp_path: Path, script: str, run: Path, **environ: str) -> dict[str, Any]:
-    """Run a script as the batch host does, with an srun that starts one rank; returns what srun and the rank saw."""
-    executable(tmp_path / "bin/srun", FAKE_SRUN)
-    executable(tmp_path / "bin/scontrol", FAKE_SCONTROL)
-    run.mkdir(parents=True)
-    record = tmp_path / "record"
-    path = tmp_path / "job.sbatch"
-    path.write_text(script, encoding="utf-8")
-    done = subprocess.run(["bash", str(path)], cwd=tmp_path, timeout=60, capture_output=True, text=True, env={
-        "PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HOME": "/nowhere", "LANG": "C.UTF-8", "RECORD": str(record),
-        "SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "node[1-99999]"} | environ)
-    return {"code": done.returncode, "stderr": done.stderr, "scontrol": Path(f"{record}.scontrol").read_text().strip(),
-            "rank": json.loads(Path(f"{record}.rank").read_text()), **json.loads(record.read_text())}
-
-
-def test_hostile_values_reach_the_ranks_unharmed(tmp_path: Path) -> None:
-    values = {f"V{n}": value for n, value in enumerate((*NASTY, "two\nlines", "", "\\", "\t"))}
-    run = tmp_path / "runs" / "".join(NASTY).replace("/", "") / "0001"
-    python = executable(tmp_path / "py 'th' $(touch x); ü" / "python", FAKE_PYTHON)
-    spec = job(environment={"set": values}, slurm={"setup": ["export FROM_SETUP=$((40 + 2))  # yours", "V0=mine"]})
-    seen = execute(tmp_path, render(spec, run, python=str(python)).text, run)
-
-    assert {name: seen["env"].get(name) for name in values} == values
-    assert seen["env"]["FROM_SETUP"] == "42"
-    assert seen["cwd"] == str(run)
-    assert seen["rank"]["argv"] == ["-m", "hpc_mp", "train", f"{run}/job.toml"]
-    assert seen["argv"][-5:] == [str(python), *seen["rank"]["argv"]]
-    assert not list(tmp_path.rglob("x"))
-    assert seen["stderr"] == ""
-
-
-def test_unquoted_values_would_not(tmp_path: Path) -> None:
-    """The control: the same value through a template that forgets to quote is executed."""
-    source = asset(TEMPLATE).read_text(encoding="utf-8").replace("={{ value }}", "={{ value | verbatim }}")
-    python = executable(tmp_path / "python", FAKE_PYTHON)
-    spec = job(environment={"set": {"V": "$(touch x)"}})
-    seen = execute(tmp_path, render(spec, tmp_path / "run", python=str(python), template=source).text, tmp_path / "run")
-    assert seen["env"]["V"] == ""
-    assert (tmp_path / "run/x").exists()
-
-
-def test_what_a_rank_is_told(tmp_path: Path) -> None:
-    python = executable(tmp_path / "python", FAKE_PYTHON)
-    spec = job(job={"nodes": 2, "ranks_per_node": 4}, slurm={"extra": {"cpus-per-task": 3}})
-    script = render(spec, tmp_path / "run", python=str(python)).text
-    seen = execute(tmp_path, script, tmp_path / "run", SLURM_CPUS_PER_TASK="3")
-    assert seen["code"] == 75, "the exit code of the ranks is the job's"
-    assert seen["rank"]["usr2_ignored"], "an early USR2 must not kill Python before its handler is there"
-    assert seen["scontrol"] == "show hostnames node[1-99999]"
-    told = {name: seen["env"][name] for name in ("MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "HF_HUB_OFFLINE")}
-    assert told == {"MASTER_ADDR": "node1", "MASTER_PORT": "14242", "OMP_NUM_THREADS": "3", "HF_HUB_OFFLINE": "1"}
-    options = dict(word.lstrip("-").partition("=")[::2] for word in seen["argv"][:seen["argv"].index("bash")])
-    assert options == {
-        "export": "ALL", "nodes": "2", "relative": "0", "ntasks": "8", "ntasks-per-node": "4", "cpus-per-task": "3",
-        "distribution": "block", "kill-on-bad-exit": "1", "wait": "60", "output": "log/rank-%5t.log",
-        "open-mode": "append"}
-
-
-def test_a_requeued_job_meets_on_another_port(tmp_path: Path) -> None:
-    ports = []
-    for restarts in ("0", "1", "2"):
-        here = tmp_path / restarts
-        python = executable(here / "python", FAKE_PYTHON)
-        seen = execute(here, render(job(), here / "run", python=str(python)).text, here / "run",
-                       SLURM_RESTART_COUNT=restarts, SLURM_JOB_ID="123456789")
-        ports.append(int(seen["env"]["MASTER_PORT"]))
-    assert len(set(ports)) == 3
-    assert all(10000 <= port < 30000 for port in ports)
-
-
-def test_no_host_name_ends_the_script(tmp_path: Path) -> None:
-    executable(tmp_path / "bin/scontrol", "#!/bin/sh\nexit 1\n")
-    path = tmp_path / "job.sbatch"
-    path.write_text(render(job(), tmp_path, python=PYTHON).text)
-    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}
-    done = subprocess.run(["bash", str(path)], capture_output=True, text=True, timeout=60, env=environ)
-    assert done.returncode != 0
-    assert "scontrol names no host" in done.stderr
-
-
-def test_a_signal_to_the_shell_reaches_srun(tmp_path: Path) -> None:
-    executable(tmp_path / "bin/scontrol", "#!/bin/sh\necho n1\n")
-    executable(tmp_path / "bin/srun",
-               "#!/bin/bash\ntrap 'echo got USR2; exit 3' USR2\necho ready\nwhile :; do sleep 0.05; done\n")
-    path = tmp_path / "job.sbatch"
-    path.write_text(render(job(), tmp_path, python=PYTHON).text)
-    with subprocess.Popen(["bash", str(path)], stdout=subprocess.PIPE, text=True, env={
-            "PATH": f"{tmp_path}/bin:/usr/bin:/bin", "SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n1"}) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGUSR2)
-        assert process.stdout.read() == "got USR2\n"
-    assert process.returncode == 3
-
-
-# --- as sbatch reads it -----------------------------------------------------------------------------------------------
-
-
-def read_by_sbatch(line: str) -> list[str]:
-    """``get_argument`` of src/sbatch/opt.c, in Python: the words of a directive."""
-    words: list[str] = []
-    at = 0
-    while True:
-        while at < len(line) and line[at].isspace():
-            at += 1
-        word, quote, escaped = "", "", False
-        if at == len(line) or line[at] == "#":
-            return words
-        while at < len(line) and (quote or not line[at].isspace()):
-            character = line[at]
-            if escaped:
-                escaped = False
-            elif character == "\\":
-                escaped = True
-                at += 1
-                continue
-            elif quote and character == quote:
-                quote = ""
-                at += 1
-                continue
-            elif not quote and character in "\"'":
-                quote = character
-                at += 1
-                continue
-            elif not quote and character == "#":
-                return [*words, word]
-            word += character
-            at += 1
-        assert not quote, "Unmatched quote"
-        words.append(word)
-
-
-LINE = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1)
-
-
-@given(LINE)
-@example("a\\b")
-@example("it's #1 \\ 'x")
-def test_directives_survive_the_parser_of_sbatch(value: str) -> None:
-    assert read_by_sbatch(f"--comment={directive(value)}") == [f"--comment={value}"]
-
-
-def test_the_quotes_of_the_shell_would_not() -> None:
-    assert read_by_sbatch(f"--comment={shlex.quote('a' + chr(92) + 'b')}") == ["--comment=ab"]
-    assert read_by_sbatch("--comment=a#b") == ["--comment=a"]
-
-
-@pytest.mark.parametrize("value", NASTY)
-def test_the_directives_of_a_hostile_job(value: str) -> None:
-    script = text(job(slurm={"account": value, "extra": {"comment": value}}), Path("/runs") / value / "0001")
-    words = [word for line in script.splitlines() if line.startswith("#SBATCH") for word in read_by_sbatch(line[7:])]
-    assert f"--account={value}" in words
-    assert f"--comment={value}" in words
-    assert f"--output=/runs/{value.replace('%', '%%')}/0001/log/slurm-%j.log" in words
-    assert literal(value) == value.replace("%", "%%")
-
-
-@pytest.mark.parametrize(("sections", "run", "value"), [
-    ({}, "/runs/a\nb", "job.directory"),
-    ({}, "/runs/a\\b", "job.directory"),
-    ({}, "/runs/\udcff", "job.directory"),
-    ({"slurm": {"extra": {"comment": "a\nb"}}}, "/runs", "slurm.extra.comment"),
-    ({"slurm": {"setup": ["a\0b"]}}, "/runs", "slurm.setup"),
-    ({"environment": {"set": {"A": "a\0b"}}}, "/runs", "environment.set.A"),
+@pytest.mark.parametrize(("extra", "cpus", "per_core", "request_", "threads"), [
+    ({}, 128, 2, 32, 16),
+    ({}, 126, 2, 30, 15),  # whole cores: 4 x 31 CPUs of two threads would need 64 cores, and 63 are there
+    ({}, 3, 1, 1, 1),
+    ({"hint": "nomultithread"}, 128, 2, 16, 16),
+    ({"threads-per-core": 1}, 128, 2, 16, 16),
+    ({"cpus-per-task": 6}, 128, 2, 6, 3),
+    ({"cpus-per-task": "6"}, None, 1, 6, 6),
+    ({}, None, 1, None, None),
+    ({"exclusive": False}, 128, 2, None, None),  # without a GPU nothing tells a rank's share of a shared node
 ])
-def test_what_no_script_can_carry_is_refused(sections: dict[str, Any], run: str, value: str) -> None:
-    with pytest.raises(HpcMpError, match=re.escape(value)):
-        text(job(**sections), Path(run))
+def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, request_: int | None,
+                        threads: int | None) -> None:
+    spec = job(job=CPU | {"ranks_per_node": 4}, slurm={"extra": extra})
+    script = text(spec, known=ClusterFacts(cpus=cpus, threads_per_core=per_core))
+    assert re.findall(r"--cpus-per-task=(\d+)", script) == ([str(request_)] * 2 if request_ else [])
+    shown = re.search(r'OMP_NUM_THREADS:-(.*)}"', script)
+    assert shown and shown[1] == (str(threads) if threads else "$(($(nproc) / 4 + ($(nproc) < 4)))")
 
 
-# --- options in slurm.extra -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("written", "seconds"), [
+    ("2", 120), ("90", 5400), ("1:30", 90), ("01:00:00", 3600), ("1-12", 129600), ("1-00:30", 88200), ("2-1:2:3", 176523),
+    ("0", None)])
+def test_time_limits(written: str, seconds: int | None) -> None:
+    assert limit_seconds(written) == seconds
 
 
-def refusal(**extra: Any) -> HpcMpError:
-    with pytest.raises(HpcMpError) as caught:
-        text(job(slurm={"extra": {name.replace("_", "-"): value for name, value in extra.items()}}))
-    return caught.value
+@pytest.mark.parametrize(("limit", "wanted", "expected", "warned"), [
+    ("1:00:00", 120, 120, True), ("1:00:00", 1200, 900, True), ("8", 120, 120, True), ("4", 120, 60, True),
+    ("2", 120, 30, False), ("1", 120, 15, False), ("0", 7200, 7200, True)])
+def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
+    """Never so long that Slurm, a minute early, warns ranks that are only starting."""
+    spec = job(job=CPU | {"time_limit": limit}, slurm={"grace": wanted})
+    assert grace(spec) == expected
+    assert (f"--signal=USR2@{expected}" in directives(text(spec))) is warned
 
 
-@pytest.mark.parametrize("name", tomllib.loads(asset(TABLE).read_text())["refused"])
-def test_what_the_script_settles_is_refused(name: str) -> None:
-    error = refusal(**{name: "1"})
-    assert error.value == f"slurm.extra.{name}"
-    assert error.rule and error.remedy
+@pytest.mark.parametrize(("slurm", "environment", "expected"), [
+    ({}, {}, PYTHON),
+    ({"python": "/usr/bin/python3.12"}, {}, "/usr/bin/python3.12"),
+    ({"venv": "/v"}, {}, "/v/bin/python"),
+    ({"conda": "/c/envs/x"}, {}, "/c/envs/x/bin/python"),
+    ({"conda": "x"}, {}, '"$CONDA_PREFIX/bin/python"'),
+    ({"venv": "/v", "python": "/p"}, {}, "/p"),
+    ({"container": "a"}, {}, "python3"),
+    ({"container": "a", "python": "/opt/bin/python"}, {}, "/opt/bin/python"),
+    ({}, {"stage": True}, '"$HPC_MP_LOCAL/env/bin/python"'),
+])
+def test_the_interpreter_of_a_rank(slurm: dict[str, Any], environment: dict[str, Any], expected: str) -> None:
+    script = text(job(slurm=slurm, environment=environment))
+    assert script.endswith(f'\n  {expected} -P -m hpc_mp train "$HPC_MP_RUN/job.toml"\n')
+    assert f"\nexec {PYTHON} -P -m hpc_mp.launch.host " in script, "the host program runs outside of all that"
 
 
-@pytest.mark.parametrize(("given_name", "meant"), [
-    ("exclusiv", "exclusive"), ("cpu-per-task", "cpus-per-task"), ("partitions", "partition")])
-def test_unknown_options_are_answered_with_the_nearest(given_name: str, meant: str) -> None:
-    assert f"did you mean '{meant}'" in refusal(**{given_name: "1"}).remedy
+@pytest.mark.parametrize(("options", "expected"), [
+    (frozenset({"container-image", "container-env"}), ("--container-image=x", True)),
+    (frozenset({"container-image"}), ("--container-image=x", False)),
+    (frozenset({"nodes"}), ("apptainer exec", False)),
+    (None, ("apptainer exec", False)),
+])
+def test_the_runtime_of_a_container(options: frozenset[str] | None, expected: tuple[str, bool]) -> None:
+    script = text(job(slurm={"container": "x"}), known=ClusterFacts(srun_options=options))
+    assert expected[0] in script and ("--container-env=" in script) is expected[1]
 
 
-@pytest.mark.parametrize(("name", "value"), [("gpus-per-node", 2), ("requeue", True)])
-def test_an_option_twice_is_refused(name: str, value: object) -> None:
-    assert refusal(**{name: value}).rule == "is set by the script already"
+@pytest.mark.parametrize("name", ["apptainer", "singularity"])
+def test_no_gpu_is_bound_for_a_job_without(name: str) -> None:
+    slurm = {"container": "/x.sif", "container_runtime": name}
+    assert f"  {name} exec \\\n  --no-home" in text(job(job=CPU, slurm=slurm))
+    assert f"  {name} exec \\\n  --nv \\\n" in text(job(job=GPUS, slurm=slurm))
 
 
-def test_an_option_that_the_script_leaves_out_may_be_added() -> None:
-    slurm = {"gpu_request": "none", "extra": {"gres": "gpu:2,nvme:1"}}
-    assert "#SBATCH --gres=gpu:2,nvme:1\n" in text(job(slurm=slurm))
-    assert "#SBATCH --requeue" not in text(job(slurm={"extra": {"no-requeue": True}}))
+def test_what_a_container_sees() -> None:
+    data = {"files": ["/d/[ab]/*.txt", "/d/x/y.txt", "/scratch/runs/x.txt"], "sequence_length": 8, "tokenizer": "/tok"}
+    spec = job(slurm={"container": "x", "container_mounts": ["/a:/b:ro", "/c"]}, data=data)
+    script = text(spec, known=ClusterFacts(srun_options=frozenset({"container-image"})))
+    own = "/d:/d,/scratch/runs:/scratch/runs,/tok:/tok"
+    assert f'--container-mounts={own},/a:/b:ro,/c:/c,"$HPC_MP_LOCAL:$HPC_MP_LOCAL"' in script
+    spec = job(slurm={"container": "x"}, data=data)
+    assert "  --bind /d:/d \\\n  --bind /scratch/runs:/scratch/runs \\\n  --bind /tok:/tok \\\n" in text(spec)
 
 
-def test_false_is_refused() -> None:
-    with pytest.raises(HpcMpError, match="says nothing to sbatch"):
-        text(job(slurm={"extra": {"contiguous": False}}))
+@pytest.mark.parametrize(("pattern", "words"), [("/*.txt", "would hide the image"), ("/a,b/*", "comma"), ("/a:b/*", "colon")])
+def test_what_no_container_can_see(pattern: str, words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        text(job(slurm={"container": "x"}, data={"files": [pattern], "sequence_length": 8}))
 
 
-def test_whole_nodes_unless_told_otherwise() -> None:
-    assert "#SBATCH --exclusive\n#SBATCH --mem=0\n" in text(job())
-    shared = text(job(slurm={"extra": {"exclusive": False, "mem": "64G"}}))
-    assert "exclusive" not in shared and "#SBATCH --mem=64G\n" in shared and "mem=0" not in shared
-    assert "--mem=0" not in text(job(slurm={"extra": {"mem-per-cpu": "4G"}}))
+def test_components_have_their_own_resources() -> None:
+    slurm = {"account": "proj", "partition": "p", "extra": {"mem": "2G", "nice": 3}, "components": [
+        {"nodes": 1}, {"nodes": 2, "partition": "q", "constraint": "c", "extra": {"mem": "1G", "gres": "gpu:a100:2"}}]}
+    script = text(job(job=GPUS | {"nodes": 3, "ranks_per_node": 2}, slurm=slurm))
+    first, second = (set(part.split()) for part in " ".join(directives(script)).split("hetjob"))
+    assert {"--nodes=1", "--partition=p", "--mem=2G", "--nice=3", "--account=proj", "--gpus-per-node=2"} <= first
+    assert second == {"--nodes=2", "--ntasks-per-node=2", "--partition=q", "--constraint=c", "--mem=1G", "--gres=gpu:a100:2",
+                      "--exclusive"}
+    assert "  --het-group=0,1 \\\n  --ntasks-per-node=2 \\\n" in script and "--relative" not in script
 
 
-def test_options_are_checked_against_the_release() -> None:
-    spec = job(slurm={"extra": {"segment": 4}})
-    with pytest.raises(HpcMpError, match=r"exists from Slurm 24\.05 on; this cluster runs 23\.02"):
-        text(spec, slurm_version=(23, 2))
-    assert "#SBATCH --segment=4\n" in text(spec, slurm_version=(24, 5))
-    assert "#SBATCH --segment=4\n" in text(spec)
+# --- keys that contradict each other ----------------------------------------------------------------------------------
+
+TWO = [{"nodes": 1}, {"nodes": 1}]
 
 
-def test_every_option_of_the_template_is_guarded() -> None:
-    """Whatever the template writes cannot be written again through slurm.extra."""
-    sections, run = CASES["all"]
-    written = set(re.findall(r"^#SBATCH --([a-z-]+)", text(job(**sections), run), re.M)) - set(ALL["extra"])
-    assert {"nodes", "output", "signal", "account", "gpus-per-node"} <= written
-    for name in written:
-        with pytest.raises(HpcMpError):
-            text(job(slurm=ALL | {"extra": {name: "1"}}))
+@pytest.mark.parametrize(("nodes", "slurm", "words"), [
+    (2, {"components": TWO, "array": [{}]}, "exclude each other"),
+    (3, {"components": TWO}, "slurm.components with 2 nodes: must have job.nodes = 3"),
+    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"nice": 1}}]}, r"components\[1\].extra.nice: is of the whole job"),
+    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"memm": 1}}]}, "Did you mean 'mem'"),
+    (1, {"switches": "one"}, "does not read COUNT"),
+    (1, {"container": "x", "container_mounts": ["relative:/b"]}, "does not read SOURCE"),
+    (1, {"container": "x", "container_mounts": ["/a:/b,/c:/d"]}, "does not read SOURCE"),
+    (1, {"container_mounts": ["/a"]}, "without slurm.container"),
+    (1, {"container": "x", "venv": "/v"}, "slurm.venv with slurm.container"),
+    (1, {"container": "--nv"}, "would be read as an option"),
+    (1, {"python": "-c x"}, "would be read as an option"),
+    (1, {"modules": ["a", "-b"]}, "would be read as an option"),
+    (1, {"conda": "-n x"}, "would be read as an option"),
+    (1, {"extra": {"cpus-per-task": "2;3"}}, "must be a whole number"),
+])
+def test_contradictions(nodes: int, slurm: dict[str, Any], words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        text(job(job=CPU | {"nodes": nodes}, slurm=slurm))
+
+
+def test_switches_need_a_tree() -> None:
+    spec = job(slurm={"switches": "1"})
+    assert "--switches=1" in directives(text(spec, known=ClusterFacts(topology="topology/tree")))
+    with pytest.raises(HpcMpError, match=r"has no effect here: Slurm's topology is topology/block\. .*segment"):
+        text(spec, known=ClusterFacts(topology="topology/block"))
+
+
+@pytest.mark.parametrize("name", ["UID", "IFS", "SHELLOPTS", "HPC_MP_RUN"])
+def test_names_that_are_not_the_jobs_to_set(name: str) -> None:
+    with pytest.raises(HpcMpError, match=f"environment.set.{name}"):
+        text(job(environment={"set": {name: "1"}}))
+
+
+def test_elements_of_an_array_share_their_script() -> None:
+    one = job(job=CPU)
+    check_array([one, job(job=CPU, train={"steps": 2, "global_batch": 96})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: job.nodes = 2"):
+        check_array([one, job(job=CPU | {"nodes": 2})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: data.stage = True"):
+        check_array([one, job(job=CPU, data={"files": ["/scratch/corpus/*.txt"], "sequence_length": 8, "stage": True})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: model.stage = True"):
+        check_array([one, job(job=CPU, model={"pretrained": "/models/llama", "stage": True})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[2\]: environment.set"):
+        check_array([one, one, job(job=CPU, environment={"set": {"A": "1"}})])
+
+
+# --- a site's own files -----------------------------------------------------------------------------------------------
+
+
+def template(content: str) -> Template:
+    return Template(Path("/site/job.sbatch.j2"), content)
+
+
+def test_a_template_line_without_a_reason_stays_and_says_so() -> None:
+    own = template("#!/bin/sh\n{% if false %}\nno\n{% endif %}\necho {{ runs[0] }} {# why {{ spec.job.nodes }} #}\n")
+    script = render(job(), RUN, python=PYTHON, template=own)
+    assert script.text == f"#!/bin/sh\necho {RUN}\n"
+    assert script.explanations == (("#!/bin/sh", ""), (f"echo {RUN}", "why 1"))
+    assert script.template == "/site/job.sbatch.j2"
+
+
+@pytest.mark.parametrize("content", ["{{ nothing }}\n", "{% if %}\n"])
+def test_a_broken_template_is_refused(content: str) -> None:
+    with pytest.raises(HpcMpError, match=r"/site/job\.sbatch\.j2: cannot be filled in"):
+        render(job(), RUN, python=PYTHON, template=template(content))
+
+
+def test_the_nearest_template_is_taken(tmp_path: Path) -> None:
+    project, home, config = tmp_path / "project", tmp_path / "home", tmp_path / "config"
+    environ = {"HOME": str(home)}
+    assert find_template(project, environ).path == asset("slurm/job.sbatch.j2")
+    executable(home / ".config/hpc-mp/job.sbatch.j2", "of the home directory\n")
+    assert find_template(project, environ).text == "of the home directory\n"
+    executable(config / "hpc-mp/job.sbatch.j2", "of the configuration\n")
+    assert find_template(project, environ | {"XDG_CONFIG_HOME": str(config)}).text == "of the configuration\n"
+    executable(project / "hpc-mp/job.sbatch.j2", "of the project\n")
+    assert find_template(project, environ).text == "of the project\n"
+
+
+def test_a_sites_values_stand_under_the_jobs(tmp_path: Path) -> None:
+    assert site_defaults(tmp_path, {}) == {}
+    executable(tmp_path / "hpc-mp/site.toml", '[slurm]\naccount = "proj"\nqos = "low"\nextra = { nice = 1, comment = "site" }\n'
+               '[environment]\nset = { A = "1" }\n')
+    own = {"slurm": {"qos": "high", "extra": {"comment": "mine"}}, "train": {"steps": 1, "global_batch": 1},
+           "model": {"config": {"model_type": "gpt2"}}, "data": {"files": ["a"], "sequence_length": 8}}
+    spec = resolve(under(site_defaults(tmp_path, {}), own), tmp_path)
+    assert (spec.slurm.account, spec.slurm.qos) == ("proj", "high")
+    assert spec.slurm.extra == {"nice": 1, "comment": "mine"} and spec.environment.set == {"A": "1"}
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("[train]\nsteps = 1\n", "train in .*site.toml: is not a site's to decide"),
+    ("slurm = 1\n", "slurm in .*is not a site's"),
+    ("[slurm\n", "cannot be read"),
+])
+def test_a_broken_site_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    executable(tmp_path / "hpc-mp/site.toml", content)
+    with pytest.raises(HpcMpError, match=words):
+        site_defaults(tmp_path, {})

@@ -1,67 +1,24 @@
-"""Tokenizers, token sets and the cache that keeps them."""
+"""Token sets and the cache that keeps them."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors
+from token_files import TEXT, prepared, words, write, write_rows
+from tokenizers import processors
 
-from hpc_mp.data import TokenSet, bpe, find_tokenizer, load_tokens, prepare
+from hpc_mp.data import bpe, load_tokens
 from hpc_mp.data import tokens as tokens_module
 from hpc_mp.data.tokenizer import load
 from hpc_mp.errors import HpcMpError
-
-TEXT = "The quick brown fox jumps over the lazy dog.\nNone of it is new.\n" * 20
-ODD = "naïve 漢字 🙂\t  tabs\r\n\n\n  and   spaces <|endoftext|> It's 1234.5\x01"
-
-
-def write(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return path
-
-
-def write_rows(path: Path, *rows: dict[str, str]) -> Path:
-    return write(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def prepared(cache: Path, *files: Path, given: Path | None = None, pretrained: Path | None = None,
-             vocabulary: int = 300, **more: Any) -> TokenSet:
-    return prepare(files, tokenizer_directory=given, pretrained=pretrained, vocabulary=vocabulary, cache=cache, **more)
-
-
-def words(directory: Path, vocabulary: list[str], **config: Any) -> Path:
-    """A tokenizer whose tokens are the words of ``vocabulary``."""
-    encoder = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(vocabulary)}, unk_token="?"))
-    encoder.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    directory.mkdir(parents=True)
-    encoder.save(str(directory / "tokenizer.json"))
-    if config:
-        write(directory / "tokenizer_config.json", json.dumps(config))
-    return directory
-
-
-def gpt2_files(directory: Path, **config: str) -> Path:
-    """GPT-2's two files, with the merges of a tokenizer trained on TEXT."""
-    source = bpe.train([write(directory / "text.txt", TEXT)], ["text"], vocabulary=300, cache=directory / "cache")
-    model = json.loads((source / "tokenizer.json").read_text())["model"]
-    write(directory / "vocab.json", json.dumps(model["vocab"]))
-    write(directory / "merges.txt", "#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]) + "\n")
-    for name, content in config.items():
-        write(directory / f"{name}.json", content)
-    return directory
-
 
 # --- what is in a token set ------------------------------------------------------------------------------------------
 
@@ -152,151 +109,6 @@ def test_what_a_user_should_know_is_said_once_each_time(tmp_path: Path, caplog: 
     caplog.clear()
     prepared(tmp_path / "cache", write(tmp_path / "fine.txt", TEXT))
     assert not caplog.records
-
-
-# --- which tokenizer -------------------------------------------------------------------------------------------------
-
-def test_given_before_pretrained_before_trained(tmp_path: Path) -> None:
-    given, pretrained = words(tmp_path / "given", ["?", "a"]), words(tmp_path / "pretrained", ["?", "b", "a"])
-    bare = tmp_path / "bare"
-    write(bare / "config.json", "{}")
-    write(bare / "tokenizer_config.json", "{}")  # encodes nothing: no tokenizer
-    text = write(tmp_path / "a.txt", "a")
-    assert find_tokenizer(given, pretrained) == given
-    assert find_tokenizer(None, pretrained) == pretrained
-    assert find_tokenizer(None, bare) is None and find_tokenizer(None, None) is None
-    assert prepared(tmp_path / "cache", text, given=given, pretrained=pretrained).tokens().tolist() == [1]
-    assert prepared(tmp_path / "cache", text, pretrained=pretrained).tokens().tolist() == [2]
-    trained = prepared(tmp_path / "cache", text, pretrained=bare)
-    assert load(trained.tokenizer_directory).encoder.decode(trained.tokens().tolist(), False) == "a" + bpe.END
-
-
-def test_a_trained_tokenizer(tmp_path: Path) -> None:
-    token_set = prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), vocabulary=290)
-    tokenizer = load(token_set.tokenizer_directory)
-    assert tokenizer.size == 290 and tokenizer.encoder.id_to_token(tokenizer.end or 0) == bpe.END
-    assert token_set.count < len(TEXT) / 2  # it learnt something
-    (ids,) = tokenizer.encode([ODD])
-    assert tokenizer.encoder.decode(ids, skip_special_tokens=False) == ODD  # no byte is unknown
-    rare = prepared(tmp_path / "rare", write(tmp_path / "b.txt", "abcdefgh"), vocabulary=290)
-    assert load(rare.tokenizer_directory).size == 257  # no pair occurs twice
-
-
-TRAIN = """
-import sys
-from pathlib import Path
-from hpc_mp.data import bpe
-names = sys.argv[2:]
-print(bpe.train([Path(name) for name in names], names, vocabulary=2000, cache=Path(sys.argv[1])))
-"""
-
-
-def test_training_does_not_depend_on_threads(tmp_path: Path) -> None:
-    """Else two sites would train on other tokens from the same job file."""
-    stdlib = Path(sysconfig.get_path("stdlib"))
-    names = [str(stdlib / f"{name}.py") for name in ("ast", "argparse", "typing", "inspect")]
-    trained = set()
-    for threads in ("1", "4"):
-        directory = subprocess.run([sys.executable, "-c", TRAIN, tmp_path / threads, *names], check=True, text=True,
-                                   stdout=subprocess.PIPE, env=os.environ | {"RAYON_NUM_THREADS": threads}).stdout
-        trained.add(Path(directory.strip(), "tokenizer.json").read_text())
-    assert len(trained) == 1
-
-
-def test_the_training_sample_is_spread_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"text": f"row {i:03d} "} for i in range(500)]
-    file = write_rows(tmp_path / "a.jsonl", *rows)
-    assert list(bpe._sample([file])) == [row["text"] for row in rows]  # small enough: all of it
-    monkeypatch.setattr(bpe, "TEXT", file.stat().st_size // 10)
-    sample = list(bpe._sample([file]))
-    assert 45 <= len(sample) <= 50
-    numbers = [int(text.split()[1]) for text in sample]
-    assert max(np.diff(numbers)) <= 11 and numbers[0] <= 10 and numbers[-1] >= 489
-
-
-@pytest.mark.parametrize("family", [None, "gpt2", "llama"])
-@pytest.mark.parametrize("kind", ["trained", "gpt2", "bare"])
-def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str, family: str | None) -> None:
-    """Alone, and in an exported model, where the class of the model's family must not take over."""
-    from transformers import AutoTokenizer
-
-    gpt2 = gpt2_files(tmp_path / "gpt2")
-    (trained,) = (gpt2 / "cache").glob("*/tokenizer.json")
-    bare = write(tmp_path / "bare" / "tokenizer.json", trained.read_text()).parent  # and nothing else
-    text = write(tmp_path / "a.txt", TEXT + ODD)
-    token_set = prepared(tmp_path / "cache", text, given={"trained": None, "gpt2": gpt2, "bare": bare}[kind])
-    exported = tmp_path / "exported"
-    shutil.copytree(token_set.tokenizer_directory, exported)
-    if family:
-        write(exported / "config.json", json.dumps({"model_type": family}))
-    assert json.loads((exported / "tokenizer_config.json").read_text())["tokenizer_class"] == bpe.CLASS
-    theirs = AutoTokenizer.from_pretrained(exported)
-    end = None if kind == "bare" else bpe.END
-    assert theirs.eos_token == end
-    expected = theirs(text.read_bytes().decode())["input_ids"] + ([] if end is None else [theirs.eos_token_id])
-    assert token_set.tokens().tolist() == expected
-    assert theirs.decode(expected, clean_up_tokenization_spaces=False) == TEXT + ODD + (end or "")
-
-
-def test_gpt2_files(tmp_path: Path) -> None:
-    directory = gpt2_files(tmp_path / "gpt2")
-    trained = load(next((directory / "cache").iterdir()))
-    ours = load(directory)
-    assert ours.encode([TEXT, ODD]) == trained.encode([TEXT, ODD]) and ours.end == trained.end
-    spaced = load(gpt2_files(tmp_path / "spaced", tokenizer_config='{"add_prefix_space": true}'))
-    assert spaced.encode(["fox"]) == ours.encode([" fox"]) != ours.encode(["fox"])
-
-
-def test_a_run_does_not_depend_on_the_given_directory(tmp_path: Path) -> None:
-    given = words(tmp_path / "given", ["?", "a"], eos_token="a")
-    token_set = prepared(tmp_path / "cache", write(tmp_path / "a.txt", "a"), given=given)
-    shutil.rmtree(given)
-    assert load(token_set.tokenizer_directory).end == 1
-    assert load_tokens(token_set.directory).tokenizer_directory.parent == tmp_path / "cache"
-
-
-@pytest.mark.parametrize(("files", "rule"), [
-    ({}, "is not a directory with a tokenizer in it"),
-    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer in it"),
-    ({"tokenizer.json": "{"}, "cannot be loaded"),
-    ({"tokenizer.json": '{"model": {}}'}, "cannot be loaded"),
-    ({"tokenizer.json": b"\xff"}, "cannot be loaded"),
-    ({"vocab.json": "{", "merges.txt": ""}, "cannot be loaded"),
-    ({"vocab.json": "{}"}, "not built yet"),
-    ({"tokenizer.model": "x"}, "this kind is not built yet"),
-    ({"vocab.txt": "x"}, "this kind is not built yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not built yet"),
-    ({"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
-     "not built yet (qwen2: vocab.json"),
-    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},
-     "not built yet (CLIPTokenizer: vocab.json"),
-    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": "[]"}, "cannot be read"),
-])
-def test_tokenizers_that_are_refused(tmp_path: Path, files: dict[str, str | bytes], rule: str) -> None:
-    directory = tmp_path / "tokenizer"
-    for name, content in files.items():
-        write(directory / name, content)
-    with pytest.raises(HpcMpError) as caught:
-        prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), given=directory)
-    assert str(directory) in caught.value.value and rule in caught.value.rule and caught.value.remedy
-    assert not (tmp_path / "cache").exists()
-
-
-def test_a_checkpoint_with_a_tokenizer_that_is_not_built_does_not_get_another_one(tmp_path: Path) -> None:
-    write(tmp_path / "pretrained" / "tokenizer.model", "x")
-    with pytest.raises(HpcMpError, match="not built yet"):
-        prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), pretrained=tmp_path / "pretrained")
-
-
-def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
-    given = words(tmp_path / "given", ["?", "a", "b"])
-    text = write(tmp_path / "a.txt", "a")
-    assert prepared(tmp_path / "cache", text, given=given, vocabulary=3).count == 1
-    with pytest.raises(HpcMpError, match="largest id 2 needs a vocabulary of 3, the model's is 2"):
-        prepared(tmp_path / "cache", text, given=given, vocabulary=2)
-    assert prepared(tmp_path / "cache", text, vocabulary=257).count == 2
-    with pytest.raises(HpcMpError, match=r"256 bytes \+ <\|endoftext\|> = 257"):
-        prepared(tmp_path / "cache", text, vocabulary=256)
 
 
 # --- the cache -------------------------------------------------------------------------------------------------------

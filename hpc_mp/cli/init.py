@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.cluster.here import Machine, Site, find_machine, find_site
+from hpc_mp.cluster.slurm_limits import Quality
 from hpc_mp.cluster.slurm_query import NodeKind, Partition
 from hpc_mp.errors import HpcMpError
 from hpc_mp.launch.device import torch_has_cuda
@@ -45,13 +46,28 @@ def _site(site: Site | str) -> list[str]:
     if isinstance(site, str):
         return [f"Slurm         none: {site}"]
     release = ".".join(f"{part:02d}" for part in site.version) if site.version else "of unknown version"
-    lines = [f"Slurm         {release}, {'account ' + site.accounts[0] if site.accounts else 'no accounts kept'}"]
+    account = site.terms.account
+    others = [name for name in site.accounts if name != account]
+    lines = [f"Slurm         {release}, {f'account {account}' if account else 'no accounts kept'}"
+             + (f" (others: {', '.join(others)})" if others else "")]
+    if site.terms.quality is not None:
+        lines.append(f"  QOS         {_quality(site.terms.quality, asked=site.terms.qos is not None)}")
     return lines + [_partition(partition, partition is site.chosen) for partition in site.partitions]
 
 
 def _partition(partition: Partition, chosen: bool) -> str:
     marks = "".join([" (default)" * partition.default, "" if partition.up else " (down)", " ← used" * chosen])
-    return f"  partition   {partition.name}{marks}: {'; '.join(map(_kind, partition.kinds)) or 'no nodes'}"
+    limit = f", at most {partition.time_limit}" if partition.time_limit else ""
+    return f"  partition   {partition.name}{marks}: {'; '.join(map(_kind, partition.kinds)) or 'no nodes'}{limit}"
+
+
+def _quality(quality: Quality, asked: bool) -> str:
+    limits = [*([f"{quality.max_wall} per job"] if quality.max_wall else []),
+              *([f"{quality.jobs} jobs at once"] if quality.jobs is not None else []),
+              *([f"{', '.join(f'{count} {name}' for name, count in quality.per_user.items())} at once"]
+                if quality.per_user else [])]
+    return (f"{quality.name} ({'the partition does not take your default' if asked else 'your default'})"
+            + (f": at most {'; '.join(limits)}" if limits else ""))
 
 
 def _kind(kind: NodeKind) -> str:

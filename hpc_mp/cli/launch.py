@@ -5,26 +5,32 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from hpc_mp.data import find_files, find_tokenizer
-from hpc_mp.errors import RunFailed
-from hpc_mp.job import load_job
+from hpc_mp.errors import HpcMpError, RunFailed
+from hpc_mp.job import load_array
 from hpc_mp.launch.compose import Plan, compose
 from hpc_mp.launch.describe import describe
 from hpc_mp.launch.local import launch_local
 from hpc_mp.launch.model_check import check_model
+from hpc_mp.launch.mpi_run import launch_mpi
 from hpc_mp.launch.outcome import Outcome, finished
+from hpc_mp.launch.render import check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
-from hpc_mp.launch.slurm_run import launch_job, launch_step
+from hpc_mp.launch.slurm_run import launch_array, launch_job, launch_step
+from hpc_mp.launch.versions import Version, parse_version
 from hpc_mp.launch.where import decide
 from hpc_mp.launch.write import next_run, script
 from hpc_mp.models import read_config
 from hpc_mp.rundir import RunDirectory
+
+STATES = ("completed", "submitted", "stopped", "failed")  # of an array's elements the worst is that of all
 
 
 @click.command(help="Plan, place, render and start a job.")
@@ -36,31 +42,49 @@ from hpc_mp.rundir import RunDirectory
 @click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
 @click.option("--resume", is_flag=True, help="Go on with the newest run of this job, on this or another layout.")
+@click.option("--slurm-version", metavar="YEAR.MONTH", callback=lambda _context, _option, text: text and parse_version(text),
+              help="Write the job script for this release of Slurm instead of the one found.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
 def command(
     job: Path, on: str, overrides: tuple[str, ...], dry_run: bool, explain: bool, wait: bool, resume: bool,
-    as_json: bool,
+    slurm_version: Version | None, as_json: bool,
 ) -> int:
     def say(text: str) -> None:
         click.echo(text, err=as_json or dry_run or explain)
 
-    given = load_job(job, overrides)
+    project = job.absolute().parent
+    elements = load_array(job, overrides, site_defaults(project))
+    where, template = decide(on), find_template(project)
+    if where.place != "slurm":
+        elements = elements[:1]
+    plans = tuple(replace(compose(given, where, slurm_version), template=template) for given in elements)
+    check_array([plan.spec for plan in plans])
+    given, plan = elements[0], plans[0]
     find_files(given.data.files)
     find_tokenizer(given=Path(given.data.tokenizer) if given.data.tokenizer else None, pretrained=None)
-    plan = compose(given, decide(on))
 
     def check() -> None:
-        warnings = check_model(read_config(given), plan.shape.vocabulary, written_here=given.model.config is not None)
-        for text in warnings:
-            click.echo(f"warning: {text}", err=True)
+        for given, plan in zip(elements, plans, strict=True):
+            warnings = check_model(read_config(given), plan.shape.vocabulary, written_here=given.model.config is not None)
+            for text in warnings:
+                click.echo(f"warning: {text}", err=True)
 
+    again = shlex.join(["hpc-mp", "launch", str(job), *(["--on", on] if on != "auto" else []),
+                        *(f"--set={_shown(text)}" for text in overrides), "--resume"])
+    if len(plans) > 1 and not (dry_run or explain):
+        if resume:
+            raise HpcMpError("--resume", "goes on with one run, and slurm.array makes several",
+                             "launch the element that you want to go on with as a job of its own")
+        check()
+        say(describe(plan))
+        return _conclude_array(launch_array(plans, wait, say), again, as_json, say)
     with ExitStack() as stack:
         resumed = stack.enter_context(resuming(plan.spec)) if resume else None
         if dry_run or explain:
             check()
         say(describe(plan))
         if dry_run or explain:
-            _print_script(plan, resumed, explain, as_json)
+            _print_script(plans, resumed, explain, as_json)
             return 0
         if resumed is not None and not resumed.left:
             say(f"nothing is left to do: the run has its {plan.spec.train.steps} steps and their checkpoint")
@@ -71,8 +95,6 @@ def command(
     report = _report(outcome)
     if as_json:
         click.echo(json.dumps(outcome.document(report)))
-    again = shlex.join(["hpc-mp", "launch", str(job), *(["--on", on] if on != "auto" else []),
-                        *(f"--set={_shown(text)}" for text in overrides), "--resume"])
     return _conclude(outcome, report, again, say)
 
 
@@ -88,18 +110,22 @@ def _start(
     if plan.where.place == "local":
         return launch_local(plan, resumed, check, say)
     check()
+    if plan.where.place == "mpi":
+        return launch_mpi(plan, resumed, say)
     if plan.where.place == "step":
         return launch_step(plan, resumed, os.environ["SLURM_JOB_ID"], say)
     return launch_job(plan, resumed, wait, say)
 
 
-def _print_script(plan: Plan, resumed: Resumed | None, explain: bool, as_json: bool) -> None:
+def _print_script(plans: Sequence[Plan], resumed: Resumed | None, explain: bool, as_json: bool) -> None:
+    plan = plans[0]
     run = resumed.run.path if resumed else next_run(plan.spec)
-    rendered = script(plan, run)
+    rendered = script(plan, run, *(run.with_name(f"{int(run.name) + number:04d}") for number in range(1, len(plans))))
     if as_json:
         click.echo(json.dumps({"run": str(run), "state": "planned", "job_id": None, "where": plan.where.place,
-                               "script": rendered.text, "explanations": rendered.explanations}))
+                               "template": rendered.template, "script": rendered.text, "explanations": rendered.explanations}))
     elif explain:
+        click.echo(f"# template: {rendered.template}")
         for line, why in rendered.explanations:
             click.echo(f"{line}\n    {why}")
     else:
@@ -117,6 +143,23 @@ def _report(outcome: Outcome) -> Path | None:
     except Exception as error:
         click.echo(f"warning: no report ({type(error).__name__}: {error})", err=True)
         return None
+
+
+def _conclude_array(outcomes: Sequence[Outcome], again: str, as_json: bool, say: Callable[[str], None]) -> int:
+    """Say how every element went; the worst exit code."""
+    reports = [_report(outcome) for outcome in outcomes]
+    if as_json:
+        documents = [outcome.document(report) for outcome, report in zip(outcomes, reports, strict=True)]
+        worst = max(documents, key=lambda document: STATES.index(document["state"]))
+        click.echo(json.dumps(worst | {"elements": documents}))
+    code = 0
+    for outcome, report in zip(outcomes, reports, strict=True):
+        try:
+            code = max(code, _conclude(outcome, report, again, say))
+        except RunFailed as failed:
+            click.echo(f"hpc-mp: {outcome.run}: {failed}", err=True)
+            code = 1
+    return code
 
 
 def _conclude(outcome: Outcome, report: Path | None, again: str, say: Callable[[str], None]) -> int:

@@ -16,9 +16,18 @@ from hpc_mp.errors import HpcMpError, RunFailed
 VERBS: dict[str, tuple[str, str]] = {
     "init": ("init", "Find what is here and write a job file that runs."),
     "launch": ("launch", "Plan, place, render and start a job."),
+    "status": ("status", "Show what a run is doing, why it waits or failed."),
+    "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
+    "cancel": ("cancel", "End a run, after its ranks have saved."),
     "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
     "placement": ("placement", "Show which rank does what where, and what it costs."),
     "schedule": ("schedule", "Show the action table of a pipeline schedule."),
+    "doctor": ("doctor", "Find what is wrong with this machine, or which node or link of a cluster is bad."),
+    "bench": ("bench", "Measure the bandwidth of a collective, beside what the fabric should give."),
+    "env": ("env", "Show which environment variables count, who says so, and what is wrong with them."),
+    "lint": ("lint", "Find what is wrong with an sbatch script, before it is queued."),
+    "cluster": ("cluster", "Describe a Slurm cluster; read, write and check its switches."),
+    "cyclecloud": ("cyclecloud", "Find what is wrong with a cluster template of Azure CycleCloud."),
     "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
     "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
 }

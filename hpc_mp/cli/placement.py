@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
+from hpc_mp.cluster.nodelist import expand
+from hpc_mp.cluster.switches import SwitchTree, load_topology, order_hosts
 from hpc_mp.errors import HpcMpError
-from hpc_mp.placement.cost import Span, Traffic, node_loads, spans
-from hpc_mp.placement.grid import AXES, ORDERS, Degrees, Groups, Placement, normalize_order, place, to_dict
+from hpc_mp.placement import (
+    ORDERS,
+    Degrees,
+    Placement,
+    RankMap,
+    Span,
+    Traffic,
+    leaves,
+    normalize_order,
+    place,
+    spans,
+    to_dict,
+    uplinks,
+)
+from hpc_mp.placement.cost import node_loads
+from hpc_mp.placement.grid import AXES, NODE_OF, Groups
 from hpc_mp.placement.picture import picture
 
 RANKS_SHOWN = 64
 GROUPS_SHOWN = 4
 MEMBERS_SHOWN = 8
+ONE_EACH = Traffic(1, 1, 1)  # edges are counted where no model gives them bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The hosts of a placement's nodes, and the switches above them."""
+
+    hosts: tuple[str, ...]
+    tree: SwitchTree
 
 
 @click.command(help="Show which rank does what where, and what it costs.")
@@ -27,46 +54,97 @@ MEMBERS_SHOWN = 8
 @click.option("--ep", "expert", type=int, default=1, show_default=True, help="Expert degree E: blocks inside D × C.")
 @click.option("--order", default="cluster", show_default=True,
               help="Letters D, P, C, T (the right-most varies fastest over ranks), cluster (DPT) or spread (TPD).")
+@click.option("--rank-map", default="auto", show_default=True, metavar="MAP",
+              help="block (node after node), cyclic (rank r on node r mod N), the node of every rank as 0,0,1,1, or "
+                   "auto: block, with hosts of one leaf switch side by side.")
 @click.option("--ranks-per-node", type=int, default=8, show_default=True, help="The last node may be part-filled.")
-@click.option("--topology", metavar="FILE", help="Not built yet.")
+@click.option("--topology", "topology", metavar="FILE", type=click.Path(path_type=Path),
+              help="topology.conf, topology.yaml, or what `scontrol show topology` prints.")
+@click.option("--nodes", "nodelist", metavar="HOSTS", help="Hosts of the nodes, as n[1-4]; default: the topology's first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
-    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, ranks_per_node: int,
-    topology: str | None, as_json: bool,
+    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, rank_map: str, ranks_per_node: int,
+    topology: Path | None, nodelist: str | None, as_json: bool,
 ) -> None:
-    if topology is not None:
-        raise HpcMpError(f"--topology {topology}", "not built yet", "leave it out: nodes are taken as equally far apart")
-    degrees = Degrees(tensor, pipeline, data, context, expert)
-    chosen = place(degrees, order, ranks_per_node)
+    degrees, nodes = Degrees(tensor, pipeline, data, context, expert), _rank_map(rank_map)
+    chosen = place(degrees, order, ranks_per_node, nodes)
     letters = dict.fromkeys([*(normalize_order(each, context) for each in ORDERS), chosen.order])
-    placements = [place(degrees, each, ranks_per_node) for each in letters]
+    placements = [place(degrees, each, ranks_per_node, nodes) for each in letters]
+    if nodelist is not None and topology is None:
+        raise HpcMpError(f"--nodes {nodelist}", "has no effect without --topology", "add --topology FILE")
+    site = None if topology is None else _site(chosen, load_topology(topology), nodelist)
     if as_json:
-        click.echo(json.dumps(to_dict(chosen) | {
-            "cost": {name: asdict(span) for name, span in spans(chosen).items()},
-            "orders": {p.order: {name: asdict(span) for name, span in spans(p).items()} for p in placements},
-        }))
+        click.echo(json.dumps(_tree(chosen, placements, site)))
         return
     console = Console(highlight=False)
     console.print(f"[bold]{degrees.world} ranks on {chosen.nodes} nodes, order {chosen.order}[/] "
                   f"(T {tensor} × P {pipeline} × C {context} × D {data}, E {expert})\n")
-    console.print(picture(chosen))
+    console.print(picture(chosen, hosts=site.hosts, tree=site.tree) if site else picture(chosen))
     console.print("colour: pipeline stage; bold: every second tensor group\n")
-    console.print("[bold]Ranks[/]", _rank_table(chosen), sep="\n")
+    console.print("[bold]Ranks[/]", _rank_table(chosen, site), sep="\n")
     if (more := len(chosen.ranks) - RANKS_SHOWN) > 0:
         console.print(f"… and {more} more (--json lists all)")
     console.print("\n[bold]Groups[/]", _group_table(chosen), sep="\n")
-    console.print("\n[bold]All orders[/]", _order_table(placements, chosen.order), sep="\n")
-    console.print("(nodes spanned, inter-node hops) per group; edges: the most that leave one node")
+    console.print("\n[bold]All orders[/]", _order_table(placements, chosen.order, site), sep="\n")
+    console.print("(nodes spanned, inter-node hops) per group; edges: the most that leave one node; "
+                  "uplink: the most that leave one leaf switch" if site else
+                  "(nodes spanned, inter-node hops) per group; edges: the most that leave one node")
+
+
+def _rank_map(text: str) -> RankMap:
+    if text in NODE_OF:
+        return text
+    try:
+        return tuple(int(node) for node in text.split(","))
+    except ValueError:
+        raise HpcMpError(f"--rank-map {text}", f"is neither {', '.join(NODE_OF)} nor the node of every rank",
+                         "write for example --rank-map 0,0,1,1") from None
+
+
+def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
+    """The hosts of the nodes; under the map ``auto`` hosts of one leaf are neighbours, as a job has them."""
+    hosts = expand(nodelist) if nodelist is not None else tuple(tree.above)
+    if len(hosts) < placement.nodes or (nodelist is not None and len(hosts) > placement.nodes):
+        given = "the topology" if nodelist is None else f"--nodes {nodelist}"
+        raise HpcMpError(given, f"names {len(hosts)} hosts, the placement has {placement.nodes} nodes",
+                         f"name {placement.nodes} hosts with --nodes, or change the degrees or --ranks-per-node")
+    strange = [host for host in hosts if host not in tree.above]
+    if strange:
+        raise HpcMpError(f"--nodes {nodelist}", f"names {strange[0]}, which is not in the topology",
+                         "name hosts of the topology")
+    hosts = hosts[: placement.nodes]
+    if placement.rank_map == "auto":
+        hosts = order_hosts(hosts, tree)
+    return Site(hosts, tree)
+
+
+def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> dict[str, object]:
+    """The JSON document."""
+    tree = to_dict(chosen) | {
+        "cost": {name: asdict(span) for name, span in spans(chosen).items()},
+        "orders": {p.order: {name: asdict(span) for name, span in spans(p).items()} for p in placements},
+    }
+    if site is None:
+        return tree
+    of = leaves(chosen, site.hosts, site.tree)
+    return tree | {
+        "hosts": site.hosts,
+        "ranks": [asdict(at) | {"host": site.hosts[at.node], "leaf": of[at.rank]} for at in chosen.ranks],
+        "uplinks": {p.order: {leaf: asdict(load) for leaf, load in uplinks(p, ONE_EACH, site.hosts, site.tree).items()}
+                    for p in placements},
+    }
 
 
 def _table(*columns: str) -> Table:
     return Table(*columns, box=None, padding=(0, 2, 0, 0))
 
 
-def _rank_table(placement: Placement) -> Table:
-    table = _table("rank", "node", "local", *AXES.values())
+def _rank_table(placement: Placement, site: Site | None) -> Table:
+    table = _table("rank", *(("host", "leaf") if site else ("node",)), "local", *AXES.values())
+    of = leaves(placement, site.hosts, site.tree) if site else ()
     for at in placement.ranks[:RANKS_SHOWN]:
-        table.add_row(*map(str, (at.rank, at.node, at.local_rank, *(getattr(at, axis) for axis in AXES.values()))))
+        where = (site.hosts[at.node], of[at.rank]) if site else (at.node,)
+        table.add_row(*map(str, (at.rank, *where, at.local_rank, *(getattr(at, axis) for axis in AXES.values()))))
     return table
 
 
@@ -86,17 +164,24 @@ def _members(groups: Groups) -> str:
     return " | ".join(map(shown, groups[:GROUPS_SHOWN])) + (" | …" if len(groups) > GROUPS_SHOWN else "")
 
 
-def _order_table(placements: list[Placement], chosen: str) -> Table:
-    """Every order: how far each axis reaches, and how many of its edges leave the busiest node."""
+def _order_table(placements: list[Placement], chosen: str, site: Site | None) -> Table:
+    """Every order: how far each axis reaches, and how many of its edges leave the busiest node and the busiest leaf."""
     axes = [axis for axis in ("tp", "pp", "dp", "cp") if axis in placements[0].groups]
-    table = _table("", "order", *(axis[0].upper() for axis in axes), "edges T/P/D")
+    table = _table("", "order", *(axis[0].upper() for axis in axes), "edges T/P/D", *(["uplink T/P/D"] if site else []))
     for placement in placements:
         reach = spans(placement)
-        loads = node_loads(placement, Traffic(1, 1, 1))
-        edges = "/".join(str(int(max(getattr(load, axis) for load in loads))) for axis in ("tp", "pp", "dp"))
+        cells = [_most(node_loads(placement, ONE_EACH))]
+        if site is not None:
+            cells.append(_most(uplinks(placement, ONE_EACH, site.hosts, site.tree).values()))
         table.add_row("→" if placement.order == chosen else "", placement.order,
-                      *(_span(reach[axis]) for axis in axes), edges)
+                      *(_span(reach[axis]) for axis in axes), *cells)
     return table
+
+
+def _most(loads: Iterable[Traffic]) -> str:
+    """``4/0/8``: of every axis the most."""
+    found = tuple(loads)
+    return "/".join(str(int(max(getattr(load, axis) for load in found))) for axis in ("tp", "pp", "dp"))
 
 
 def _span(span: Span) -> str:

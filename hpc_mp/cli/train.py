@@ -12,9 +12,12 @@ import click
 @click.command(help="What each rank runs (under srun, mpirun, torchrun or the emulator).")
 @click.argument("job", type=click.Path(path_type=Path))
 def command(job: Path) -> None:
-    from hpc_mp.engine.main import main  # imports torch
+    from hpc_mp.engine.signals import StopFlag
 
-    code = main(job)
+    stop = StopFlag()  # to be asked to stop from now on: torch takes seconds to import
+    from hpc_mp.engine.main import main
+
+    code = main(job, stop)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # gloo with sub-groups aborts when the interpreter is torn down

@@ -11,6 +11,7 @@ import psutil
 
 from hpc_mp.cluster.ask import Ask, NoAnswer, ask
 from hpc_mp.cluster.gpus import Gpu, find_gpus
+from hpc_mp.cluster.slurm_limits import Terms, associations, door, qualities, terms
 from hpc_mp.cluster.slurm_query import NodeKind, Partition, accounts, partitions, usable_cpus, version, why_silent
 
 
@@ -33,6 +34,7 @@ class Site:
         kind: its nodes with the most GPUs.
         cpus: of a node of that kind, those that jobs may use.
         accounts: those this user may charge, the default first.
+        terms: on which a first job runs in ``chosen``.
     """
 
     version: tuple[int, int] | None
@@ -41,6 +43,7 @@ class Site:
     kind: NodeKind
     cpus: int
     accounts: tuple[str, ...]
+    terms: Terms
 
 
 def find_machine() -> Machine:
@@ -66,9 +69,10 @@ def find_site(environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Site |
     wanted = environ.get("SBATCH_PARTITION")
     chosen = max(usable, key=lambda partition: (partition.name == wanted, _gpus(partition) > 0, partition.default))
     kind = max(chosen.kinds, key=lambda kind: (kind.gpu_count, len(kind.nodes)))
-    own = environ.get("SBATCH_ACCOUNT")
-    return Site(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus,
-                tuple(dict.fromkeys([*([own] if own else []), *accounts(getpass.getuser(), ask)])))
+    own, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
+    charged = tuple(dict.fromkeys([*([own] if own else []), *accounts(user, ask)]))
+    return Site(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
+                terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask), door(chosen.name, ask)))
 
 
 def _gpus(partition: Partition) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -117,3 +118,16 @@ def _partition(rows: Sequence[Sequence[str]]) -> Partition:
         kinds=tuple(NodeKind(expand(nodes), int(cpus), int(megabytes) * 2**20, parse_gpus(gres))
                     for _, _, _, cpus, megabytes, gres, nodes in rows if nodes),
     )
+
+
+def address_of(node: str, ask: Ask = ask) -> str:
+    """A name of ``node`` that can be resolved: Slurm's own need not be one, its NodeAddr is."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        try:
+            words = ask(("scontrol", "show", "node", "--oneliner", node)).split()
+        except NoAnswer:
+            return node
+        return next((word.removeprefix("NodeAddr=") for word in words if word.startswith("NodeAddr=")), node)
+    return node

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceSt
 from torch.distributed.checkpoint.api import CheckpointException
 
 from hpc_mp.engine.box import Saved
+from hpc_mp.engine.claim import Claim, Stale
 from hpc_mp.engine.optimizer import Optimizer
 from hpc_mp.engine.stage import Stage
 from hpc_mp.rundir import Manifest, read_json, sync, write_json, write_manifest
@@ -31,7 +32,9 @@ class SaveFailed(Exception):
     """A checkpoint could not be written; the earlier ones are unharmed."""
 
 
-def save(checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: Optimizer, keep: int) -> Path:
+def save(
+    checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: Optimizer, keep: int, claim: Claim,
+) -> Path:
     """Write one checkpoint; all ranks call this at the same step.
 
     Everything is written and made durable under a temporary name, then listed in the completion marker, then renamed;
@@ -39,9 +42,10 @@ def save(checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: O
 
     Raises:
         SaveFailed: on every rank, when any rank could not write (full disk, exceeded quota, ...).
+        Stale: on rank 0, when the run has been started again; nothing is published.
     """
     step = counters["step"]
-    temporary = checkpoints / f".{checkpoint_name(step)}"
+    temporary = checkpoints / f".{checkpoint_name(step)}.{claim.token}"  # ranks of another start may write the same step
     final = checkpoints / checkpoint_name(step)
     first = dist.get_rank() == 0
 
@@ -61,6 +65,7 @@ def save(checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: O
             manifest = {path.name: (path.stat().st_size, listed.get(path.name) or sha256(path)) for path in files}
             write_manifest(temporary, Manifest(step, manifest))
             sync(temporary)
+            claim.confirm()
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
             sync(checkpoints)
@@ -72,7 +77,7 @@ def save(checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: O
         for hashed in _together(lambda: _hash_own(temporary)):
             listed |= hashed
         _together(publish)
-    except SaveFailed:
+    except (SaveFailed, Stale):
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -114,6 +119,8 @@ def _together(action: Callable[[], Any]) -> list[Any]:
     result, reason = None, None
     try:
         result = action()
+    except Stale:
+        raise  # the others are stale too: they may fail as they like
     except (Exception, CheckpointException) as error:  # whatever it is, the other ranks must hear of it
         reason = f"rank {dist.get_rank()}: {_first_cause(error)}"
     answers: list[Any] = [None] * dist.get_world_size()

@@ -1,28 +1,57 @@
-"""What ranks say: one log per rank, and a main log with rank 0's lines, warnings once, and the first failure."""
+"""What ranks say: a log per rank or, under Slurm, one per node that srun writes; and a main log of rank 0 and of failures."""
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import logging
 import os
 import sys
 import time
-import traceback
 import warnings
+from contextlib import suppress
+from pathlib import Path
 from typing import TextIO
 
-import torch.distributed as dist
-
 from hpc_mp.engine.identity import Identity
-from hpc_mp.errors import HpcMpError
-from hpc_mp.rundir import LineFile, RunDirectory, write_json
+from hpc_mp.rundir import LineFile, RunDirectory
+
+LONGEST = 64 << 20  # bytes of a node's log; beyond it ...
+KEPT = 16 << 20  # ... so many of its last ones are put aside and the others dropped
+
+
+class Standard:
+    """Lines on standard output, where srun puts the rank in front and collects them by node."""
+
+    def __init__(self) -> None:
+        self.stream: TextIO = sys.stdout
+
+    def write(self, line: str) -> None:
+        with suppress(OSError):  # a full disk must not stop training
+            print(line, file=self.stream, flush=True)
+
+    def flush(self) -> None:
+        pass
+
+    def dump(self) -> None:
+        """Where every thread of this process stands."""
+        faulthandler.dump_traceback(self.stream)
+
+
+class Own(LineFile):
+    """A file for this rank alone. Lines that a full disk refuses wait in memory (bounded) and are written when they can be."""
+
+    def dump(self) -> None:
+        """Where every thread of this process stands."""
+        with open(self.path, "ab") as file:
+            faulthandler.dump_traceback(file)
 
 
 class Log:
-    """A rank's log. Lines that a full disk refuses wait in memory (bounded) and are written when they can be."""
+    """A rank's log. ``collected``: whether the launcher collects what ranks print, as srun does."""
 
-    def __init__(self, run: RunDirectory, who: Identity) -> None:
-        self.own = LineFile(run.rank_log(who.rank))
+    def __init__(self, run: RunDirectory, who: Identity, collected: bool) -> None:
+        self.own: Standard | Own = Standard() if collected else Own(run.rank_log(who.rank))
         self.main = LineFile(run.main_log) if who.rank == 0 else None
         self.said: set[str] = set()
 
@@ -56,10 +85,27 @@ class Log:
         logging.getLogger("transformers").propagate = True
 
 
-class _Lines(io.TextIOBase):
-    """A text stream that writes whole lines to a LineFile; descriptors stay those of the original stream."""
+def cap(log: Path, longest: int = LONGEST, kept: int = KEPT) -> None:
+    """When ``log`` is too long, put its last whole lines aside as ``LOG.1`` and empty it.
 
-    def __init__(self, target: LineFile, original: TextIO) -> None:
+    It is emptied in place, for its writer holds it open (for appending); lines written in between are lost, as with
+    logrotate's copytruncate. Nothing is done about a file system that refuses.
+    """
+    with suppress(OSError):
+        size = log.stat().st_size
+        if size <= longest:
+            return
+        with open(log, "rb") as file:
+            file.seek(size - kept)
+            tail = file.read(kept)
+        log.with_name(f"{log.name}.1").write_bytes(tail.partition(b"\n")[2])
+        os.truncate(log, 0)
+
+
+class _Lines(io.TextIOBase):
+    """A text stream that writes whole lines to a log; descriptors stay those of the original stream."""
+
+    def __init__(self, target: Standard | Own, original: TextIO) -> None:
         self.target, self.original, self.rest = target, original, ""
 
     def write(self, text: str) -> int:
@@ -82,47 +128,3 @@ class _Handler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.log.warn(f"{record.name}: {record.getMessage()}")
-
-
-PEER_LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
-             "NCCL communicator was aborted", "remote process exited", "Socket closed",
-             "failed to recv, got 0 bytes", "Connection refused", "Read error")
-
-
-def failure_kind(error: BaseException) -> str:
-    """``user``: the input is wrong; ``peer``: another rank went away; ``error``: anything else."""
-    if isinstance(error, HpcMpError):
-        return "user"
-    chain = [error, error.__cause__, error.__context__]
-    if any(isinstance(e, dist.DistError) or any(sign in str(e) for sign in PEER_LOST) for e in chain if e is not None):
-        return "peer"
-    return "error"
-
-
-def record_failure(run: RunDirectory, attempt: int, who: Identity, log: Log, error: BaseException) -> str:
-    """Write ``failures/…``, the traceback to the rank's log and an attempt's first failure to the main log; returns its kind."""
-    kind = failure_kind(error)
-    message = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
-    trace = "".join(traceback.format_exception(error))
-    log.own.write(trace)
-    try:
-        write_json(run.failure(attempt, who.rank), {
-            "attempt": attempt, "rank": who.rank, "node": who.node, "host": os.uname().nodename, "pid": os.getpid(),
-            "time": time.time(), "kind": kind, "message": message, "traceback": trace,
-        })
-    except OSError as full:
-        log.own.write(f"the failure could not be recorded: {full}")
-    if kind != "peer" and _first(run, attempt):
-        main = LineFile(run.main_log)
-        main.write(f"{time.strftime('%H:%M:%S')} rank {who.rank} on {who.node} failed: {message}")
-        main.close()
-    log.flush()
-    return kind
-
-
-def _first(run: RunDirectory, attempt: int) -> bool:
-    try:
-        os.close(os.open(run.path / "failures" / f"attempt-{attempt}-first", os.O_CREAT | os.O_EXCL, 0o600))
-    except OSError:
-        return False
-    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,13 +16,14 @@ from torch import Tensor
 
 from hpc_mp.data import IGNORE, Samples, positions
 from hpc_mp.engine import checkpoint
+from hpc_mp.engine.claim import Claim
 from hpc_mp.engine.dropout import DropoutClock
 from hpc_mp.engine.groups import Groups
 from hpc_mp.engine.logs import Log
 from hpc_mp.engine.memory import peak_bytes
 from hpc_mp.engine.optimizer import Optimizer, learning_rate
 from hpc_mp.engine.pipeline import Pipeline, Span
-from hpc_mp.engine.signals import StopFlag
+from hpc_mp.engine.signals import REASONS, Pace, StopFlag
 from hpc_mp.engine.stage import Stage
 from hpc_mp.engine.tensor import local
 from hpc_mp.job import JobSpec
@@ -33,23 +34,39 @@ TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, whether
-    somebody was asked to stop, and the largest peak memory."""
+    """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, why to stop
+    (None: go on), and the largest peak memory."""
 
     loss: float
     norm: float
     labels: int
-    stopping: bool
+    stop: str | None
     peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """After which step training ended, and why before the last one; None when all steps are done."""
+
+    step: int
+    stopped: str | None
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """Everything that one rank trains with. ``attempt`` counts the starts of this run."""
+    """Everything that one rank trains with.
+
+    Attributes:
+        attempt: counts the starts of this run.
+        claim: to the run directory.
+        duties: what else this rank does between two steps: prove that it lives, look for reasons to stop …
+        pace: kept for those duties.
+    """
 
     spec: JobSpec
     run: RunDirectory
     attempt: int
+    claim: Claim
     stage: Stage
     pipeline: Pipeline
     optimizer: Optimizer
@@ -59,25 +76,27 @@ class Trainer:
     device: torch.device
     log: Log
     stop: StopFlag
+    duties: Sequence[Callable[[], None]]
+    pace: Pace
 
-    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> str:
-        """From ``counters["step"]`` to ``train.steps``; returns "done" or "stopped".
+    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> Ended:
+        """From ``counters["step"]`` to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
             SaveFailed: the last checkpoint could not be saved.
+            Stale: the run has been started again.
         """
         settings = self.spec.train
         metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
         first, tokens = counters["step"], counters["tokens"]
         failed: checkpoint.SaveFailed | None = None
-        stopping = False
+        ended = Ended(first, None)
         for step in range(first, settings.steps):
             began = time.perf_counter()
             trace = step - first + 1 == TRACED_STEP or settings.steps - first == 1
             facts, spans = self._step(step, trace)
-            seconds = time.perf_counter() - began
+            seconds = self.pace.step = time.perf_counter() - began
             tokens += settings.global_batch * self.spec.data.sequence_length
-            stopping = facts.stopping
             if metrics is not None:
                 metrics.write(json.dumps({
                     "step": step + 1, "loss": facts.loss, "tokens": tokens, "step_time_s": seconds,
@@ -88,16 +107,24 @@ class Trainer:
             if trace:
                 traced(step + 1, spans)
             every = self.spec.checkpoint.every
-            if stopping or step + 1 == settings.steps or (every and (step + 1) % every == 0):
+            stop = facts.stop
+            if stop or step + 1 == settings.steps or (every and (step + 1) % every == 0):
                 failed = self._save(counters | {"step": step + 1, "samples": (step + 1) * settings.global_batch,
                                                 "tokens": tokens})
-            if stopping:
+                self._look_around()
+                stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
+            ended = Ended(step + 1, stop if step + 1 < settings.steps else None)
+            if stop:
                 break
         if metrics is not None:
             metrics.close()
         if failed is not None:
             raise checkpoint.SaveFailed(f"the last checkpoint could not be saved: {failed}")
-        return "stopped" if stopping and step + 1 < settings.steps else "done"
+        return ended
+
+    def _look_around(self) -> None:
+        for duty in self.duties:
+            duty()
 
     def _step(self, step: int, trace: bool) -> tuple[Facts, list[Span]]:
         """One optimizer step; returns what all ranks agree on, and the trace if it is asked for."""
@@ -120,6 +147,7 @@ class Trainer:
         loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, labels), trace)
         self._sum_tied_gradients()
         began = time.time()
+        self._look_around()
         facts = self._agree(loss, labels)
         if not (facts.norm < float("inf")):
             raise FloatingPointError(f"step {step + 1}: the gradient norm is {facts.norm}, the loss {facts.loss}. "
@@ -135,13 +163,14 @@ class Trainer:
         mine = torch.stack((
             self.optimizer.squared_norm(),
             loss if self.stage.tensor.rank == 0 else torch.zeros_like(loss),
-            torch.tensor(float(self.stop.name is not None), dtype=torch.float64, device=self.device),
+            torch.tensor(float(self.stop.reason), dtype=torch.float64, device=self.device),
             torch.tensor(float(peak_bytes(self.device)), dtype=torch.float64, device=self.device),
         ))
         everyone = mine.new_empty(dist.get_world_size(), len(mine))
         dist.all_gather(list(everyone.unbind()), mine)
-        squares, total, asked, _ = everyone.sum(0).tolist()
-        return Facts(total / max(1, labels), squares**0.5, labels, asked > 0, int(everyone[:, 3].max()))
+        squares, total, _, _ = everyone.sum(0).tolist()
+        reason, peak = everyone[:, 2:].max(0).values.tolist()
+        return Facts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
 
     @cached_property
     def _data_rank(self) -> int:
@@ -167,13 +196,22 @@ class Trainer:
         """Save, and say how it went; the failure is returned, for training goes on."""
         began = time.perf_counter()
         try:
-            path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.spec.checkpoint.keep)
+            path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.spec.checkpoint.keep,
+                                   self.claim)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters['step']} FAILED: {error}. Training goes on; the earlier "
                          "checkpoints are unharmed")
             return error
-        self.log.say(f"checkpoint {path.name} saved in {time.perf_counter() - began:.2f} s")
+        self.pace.save = time.perf_counter() - began
+        self.log.say(f"checkpoint {path.name} saved in {self.pace.save:.2f} s")
         return None
+
+
+def agree(flag: StopFlag, device: torch.device) -> str | None:
+    """Why the run must stop, on all ranks alike; None when none of them has a reason. All ranks call this."""
+    reason = torch.tensor(flag.reason, dtype=torch.int64, device=device)
+    dist.all_reduce(reason, dist.ReduceOp.MAX)
+    return REASONS.get(int(reason))
 
 
 def write_trace(path: Path, document: dict[str, Any]) -> None:

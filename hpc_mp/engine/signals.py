@@ -1,22 +1,70 @@
-"""Stop requests. A handler only sets a flag; ranks agree on it at a step boundary."""
+"""Stop requests: by a signal, by the trigger file, by the clock. They only set a flag; ranks agree on it between steps.
+
+torch is not imported here: a flag can be there while it is.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+STOP_FILE, TIME_LIMIT = 1000, 1001
+REASONS: dict[int, str] = {**{int(number): number.name for number in STOPPING}, STOP_FILE: "stop file", TIME_LIMIT: "time limit"}
 EXIT_STOPPED = os.EX_TEMPFAIL  # 75: stopped on request after saving; the run can go on
 
 
+class Stopped(Exception):
+    """The run was asked to stop before its first step: there is nothing to save."""
+
+
 class StopFlag:
-    """Set by the first SIGTERM, SIGINT or SIGUSR2."""
+    """Keeps the first reason to stop: one of ``REASONS``, 0 while there is none."""
 
     def __init__(self) -> None:
-        self.name: str | None = None
+        self.reason = 0
         for number in STOPPING:
-            signal.signal(number, self._set)
+            signal.signal(number, self._hear)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the job script kept back what came before this process could hear
 
-    def _set(self, number: int, frame: FrameType | None) -> None:
-        self.name = signal.Signals(number).name
+    def set(self, reason: int) -> None:
+        self.reason = self.reason or reason
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        self.set(number)
+
+
+@dataclass
+class Pace:
+    """Seconds that the last step and the last save took."""
+
+    step: float = 0.0
+    save: float = 0.0
+
+
+@dataclass(frozen=True)
+class Lookout:
+    """Where rank 0 looks for reasons to stop that no signal brings.
+
+    Attributes:
+        trigger: the file that stops the run.
+        end: unix seconds at which the scheduler ends the job; None without a limit.
+        grace: seconds before that in which to save and stop; more of them when a step and a save take longer.
+    """
+
+    flag: StopFlag
+    pace: Pace
+    trigger: Path
+    end: float | None = None
+    grace: float = 0.0
+
+    def look(self) -> None:
+        margin = max(self.grace, 2 * self.pace.save + 2 * self.pace.step)
+        if self.trigger.exists():
+            self.flag.set(STOP_FILE)
+        elif self.end is not None and time.time() >= self.end - margin:
+            self.flag.set(TIME_LIMIT)

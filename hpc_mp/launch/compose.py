@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_mp.cluster.ask import NoAnswer
-from hpc_mp.cluster.slurm_query import partitions
+from hpc_mp.cluster.measured import Measured, noted
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.launch.avoid import avoid
 from hpc_mp.launch.device import Device, check_memory, local_device
-from hpc_mp.launch.order import degrees, settle_order
-from hpc_mp.launch.slurm import settle
+from hpc_mp.launch.facts import ClusterFacts, ask_cluster
+from hpc_mp.launch.ledger import bad_nodes, ledger
+from hpc_mp.launch.order import degrees, foresee_hosts, settle_order
+from hpc_mp.launch.profile import settle_profile
+from hpc_mp.launch.render import Template
+from hpc_mp.launch.settle import settle
+from hpc_mp.launch.versions import Version
 from hpc_mp.launch.where import Where
 from hpc_mp.models import ModelShape, check_layout, layer_costs, read_shape
 from hpc_mp.placement import Placement, place
@@ -30,6 +35,11 @@ class Plan:
         spec: the same with ``auto`` settled: what the run directory gets.
         order_why: why the ranks are laid out in this order.
         state: bytes of parameters, gradients and optimizer state, by rank.
+        facts: what Slurm says of itself; nothing on emulated nodes.
+        template: of the job script, where it is not the shipped one.
+        avoided: which nodes are left out because they failed lately.
+        profile: which environment profile, and what is to be said of it.
+        measured: rates between nodes of the cluster; the order of the hosts follows them.
     """
 
     given: JobSpec
@@ -40,14 +50,22 @@ class Plan:
     order_why: str
     device: Device
     state: tuple[int, ...]
+    facts: ClusterFacts
+    template: Template | None = None
+    avoided: str | None = None
+    profile: str | None = None
+    measured: Measured | None = None
 
 
-def compose(given: JobSpec, where: Where) -> Plan:
+def compose(given: JobSpec, where: Where, slurm_version: Version | None = None) -> Plan:
     """Make all choices and all checks that need neither transformers nor the data.
+
+    Args:
+        slurm_version: to write the job script for, in place of the one found.
 
     Raises:
         HpcMpError: for a model that is missing or cannot be cut, state beyond the memory, a GPU that is not there, a
-            run in ``checkpoint.resume`` that has nothing to give.
+            run in ``checkpoint.resume`` that has nothing to give, an environment profile that there is not.
     """
     shape = read_shape(given)
     check_layout(shape, given)
@@ -55,14 +73,24 @@ def compose(given: JobSpec, where: Where) -> Plan:
         _check_origin(Path(given.checkpoint.resume))
     costs, p = layer_costs(shape, given.data.sequence_length), given.parallel
     layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
-    order, order_why = settle_order(given, shape, layers)
-    settled = given.model_copy(update={"parallel": p.model_copy(update={"order": order})})
-    spec, device = _local(settled) if where.place == "local" else _slurm(settled)
-    placement = place(degrees(spec), order, spec.job.ranks_per_node)
+    facts = ClusterFacts(slurm_version) if where.place in OUTSIDE else ask_cluster(given, slurm_version)
+    if where.place == "step":
+        facts = replace(facts, cpus=None)  # an allocation may have fewer than its nodes
+    settled, device = OUTSIDE[where.place](given) if where.place in OUTSIDE else _slurm(given, facts)
+    avoided = None
+    if facts.cluster is not None:
+        settled, avoided = avoid(settled, facts.partition, bad_nodes(ledger(facts.cluster)))
+    measured = noted(facts.cluster)
+    settled, profile = settle_profile(settled, measured.platform if measured else None)
+    order, why = settle_order(settled, shape, layers, measured)
+    order_why = "; ".join(filter(None, (why, foresee_hosts(settled, measured))))
+    spec = settled.model_copy(update={"parallel": p.model_copy(update={"order": order})})
+    placement = place(degrees(spec), order, spec.job.ranks_per_node, spec.parallel.rank_map)
     held = state_bytes(shape, spec, layers)
     state = tuple(held[rank.pp, rank.tp].total for rank in placement.ranks)
     check_memory(state, device)
-    return Plan(given, spec, where, shape, placement, order_why, device, state)
+    return Plan(given, spec, where, shape, placement, order_why, device, state, facts, avoided=avoided,
+                profile=None if where.place in OUTSIDE else profile, measured=measured)
 
 
 def _local(spec: JobSpec) -> tuple[JobSpec, Device]:
@@ -70,11 +98,17 @@ def _local(spec: JobSpec) -> tuple[JobSpec, Device]:
     return spec.model_copy(update={"job": spec.job.model_copy(update={"device": device.kind})}), device
 
 
-def _slurm(spec: JobSpec) -> tuple[JobSpec, Device]:
-    try:
-        spec = settle(spec, partitions())
-    except NoAnswer as error:
-        return spec, Device(spec.job.device, f"partitions unknown: {error}")
+def _mpi(spec: JobSpec) -> tuple[JobSpec, Device]:
+    return spec, Device(spec.job.device, "mpirun's hosts are not known here")
+
+
+OUTSIDE = {"local": _local, "mpi": _mpi}  # of Slurm
+
+
+def _slurm(spec: JobSpec, facts: ClusterFacts) -> tuple[JobSpec, Device]:
+    if facts.silence is not None:
+        return spec, Device(spec.job.device, f"partitions unknown: {facts.silence}")
+    spec = settle(spec, facts)
     return spec, Device(spec.job.device, "as the partition has it")
 
 

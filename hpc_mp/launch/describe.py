@@ -8,8 +8,10 @@ from typing import Any
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.compose import Plan
 from hpc_mp.launch.device import size
+from hpc_mp.launch.effect import without_effect
 
-PLACES = {"local": "emulated on this machine", "slurm": "in a new Slurm job", "step": "in this allocation"}
+PLACES = {"local": "emulated on this machine", "slurm": "in a new Slurm job", "step": "in this allocation",
+          "mpi": "under mpirun"}
 WIDTH = 120
 
 
@@ -28,8 +30,13 @@ def describe(plan: Plan) -> str:
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
         "defaults": defaults(plan.given),
     }
-    if plan.where.place == "local" and spec.slurm.setup:
-        rows["note"] = "slurm.setup has no effect locally"
+    if plan.avoided is not None:
+        rows["nodes"] = plan.avoided
+    if plan.profile is not None:
+        rows["profile"] = plan.profile
+    note = without_effect(plan.given, plan.where.place)
+    if note is not None:
+        rows["note"] = note
     return "\n".join(_row(name, text) for name, text in rows.items())
 
 

@@ -10,7 +10,8 @@ from hpc_mp.job import JobSpec
 from hpc_mp.placement import Placement
 
 # What a scheduler or another launcher left around us says nothing about our ranks.
-FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PALS_|TORCHELASTIC_|HPC_MP_(EMULATED|LISTEN_FD)$|"
+FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PALS_|TORCHELASTIC_|"
+                     r"HPC_MP_(EMULATED|LISTEN_FD|TOKEN|MPI|LOCAL|STAGED|RUN)$|"
                      r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)$")
 
 

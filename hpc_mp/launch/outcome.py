@@ -14,16 +14,17 @@ from hpc_mp.launch.environment import node_name
 from hpc_mp.launch.tail import Attempt
 from hpc_mp.launch.watch import Ended, Exit
 from hpc_mp.placement import Placement
-from hpc_mp.rundir import RunDirectory, read_lines
+from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
-Kind = Literal["user", "error", "signal", "exit", "launcher", "peer", "hang"]
+Kind = Literal["user", "error", "memory", "signal", "exit", "launcher", "lost", "peer", "hang"]
 
 # Which finding is the cause when there are several; of equal ones the earliest. A peer's complaint is an echo.
-PRECEDENCE: dict[Kind, int] = {"user": 0, "error": 1, "signal": 1, "exit": 1, "launcher": 1, "peer": 2, "hang": 3}
+PRECEDENCE: dict[Kind, int] = {"memory": 0, "user": 1, "error": 2, "signal": 2, "exit": 2, "launcher": 2, "lost": 3,
+                              "peer": 4, "hang": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +100,23 @@ def reported(failure: Mapping[str, Any], attempt: Attempt) -> Cause:
     message = {
         "user": said,
         "error": f"rank {rank} on {node} failed: {said}",
+        "memory": f"rank {rank} on {node} ran out of memory: {said}",
+        "lost": f"rank {rank} on {node}: {said}",
         "peer": f"rank {rank} on {node} lost another rank: {said}",
+        "hang": f"rank {rank} on {node} made no progress: {said}",
     }[kind]
     return Cause(kind, message, rank, node, str(attempt.run.rank_log(rank)), failure["time"])
+
+
+def written(attempt: Attempt) -> tuple[State, Cause | None] | None:
+    """How the run ended in the words of whoever saw it end (``outcome.json``); None while nobody has."""
+    try:
+        tree = read_json(attempt.run.path / "outcome.json")
+    except (OSError, ValueError):
+        return None
+    if tree["attempt"] < attempt.number:
+        return None
+    return tree["state"], Cause(**tree["cause"]) if tree["cause"] else None
 
 
 def finished(run: RunDirectory) -> Outcome:
@@ -113,7 +128,7 @@ def figures(attempt: Attempt) -> dict[str, Any]:
     """The part of an ``Outcome`` that lies in the run directory."""
     run = attempt.run
     records = read_lines(run.metrics)
-    warm = [record for record in records if record["attempt"] == attempt.number][1:]
+    warm = [record for record in records if record["attempt"] >= attempt.number][1:]
     seconds = sum(record["step_time_s"] for record in warm)
     tokens = sum(record["tokens_per_s"] * record["step_time_s"] for record in warm)
     return {

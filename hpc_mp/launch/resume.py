@@ -14,13 +14,16 @@ from typing import Any
 from hpc_mp.cluster.ask import Ask, ask
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.launch.slurm import FINAL, UNKNOWN, state
+from hpc_mp.launch.queue import look
+from hpc_mp.launch.queue_job import FINAL, UNKNOWN
+from hpc_mp.launch.successors import successors
 from hpc_mp.rundir import RunDirectory, find_run, problem
 from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
          "train.optimizer", "train.betas", "train.eps", "train.momentum")
+FREE = ("model.stage", "data.stage")  # of these tables, where files are read from
 JOB_ID = "job.id"  # in a run directory: the Slurm job that runs it
 
 
@@ -79,16 +82,16 @@ def _check_not_queued(run: RunDirectory, ask: Ask) -> None:
         job_id = (run.path / JOB_ID).read_text().strip()
     except FileNotFoundError:
         return
-    now = state(job_id, ask)
-    if now not in FINAL | {UNKNOWN}:
-        raise HpcMpError(f"run {run.path}", f"is Slurm job {job_id}, which is {now}",
-                         f"wait for its end, or end it with scancel {job_id}")
+    for each, job in look([job_id, *successors(run, job_id)], ask).items():
+        if job.state not in FINAL | {UNKNOWN}:
+            raise HpcMpError(f"run {run.path}", f"is Slurm job {each}, which is {job.state}",
+                             f"wait for its end, or end it with `hpc-mp cancel {run.path}`")
 
 
 def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:
     old, new = (_leaves("", job.model_dump()) for job in (load_job(run.job), spec))
     for key in sorted(old.keys() | new.keys()):
-        if key.startswith(FIXED) and old.get(key) != new.get(key):
+        if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
             raise HpcMpError(f"{key} = {new.get(key)}", f"was {old.get(key)} when {run.path} was launched",
                              "put the old value back, or launch a new run without --resume")
 

@@ -6,82 +6,178 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 from hpc_mp.errors import RunFailed
 from hpc_mp.launch.compose import Plan
 from hpc_mp.launch.endings import ending
 from hpc_mp.launch.interrupts import Interrupts
-from hpc_mp.launch.outcome import STOPPED, Cause, Outcome, State, figures, first, reported
+from hpc_mp.launch.outcome import STOPPED, Cause, Outcome, State, figures, first, reported, written
 from hpc_mp.launch.progress import Progress, progress_for
+from hpc_mp.launch.queue import wait
+from hpc_mp.launch.queue_job import STOPPING, SlurmJob
 from hpc_mp.launch.resume import JOB_ID, Resumed
-from hpc_mp.launch.slurm import FORGOTTEN, step_command, step_environment, submit, wait
+from hpc_mp.launch.slurm import sbatch, step_command, step_environment
+from hpc_mp.launch.staging import stage_environment
+from hpc_mp.launch.successors import record_successors
 from hpc_mp.launch.tail import Attempt
-from hpc_mp.launch.write import begin
-from hpc_mp.rundir import write_text
+from hpc_mp.launch.write import begin, begin_array
+from hpc_mp.rundir import RunDirectory, write_text
 
 LOOK = 1.0  # seconds between two looks at a step of ours
-STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends that Slurm or its user chose
-# An interrupt during a step: the signal to srun, and what it does there (see slurm.step_command).
+LAST = 2.0  # seconds until the next question to Slurm once the run has said how it ended
+# An interrupt during a step: the signal to the host, and what it does there (see hpc_mp.launch.host.steps.Signals).
 ON_INTERRUPT = (
     (signal.SIGUSR2, "saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills"),
-    (signal.SIGTERM, "killed: steps since the last checkpoint are lost"),
+    (signal.SIGINT, "killed: steps since the last checkpoint are lost"),
 )
 
 
 def launch_job(plan: Plan, resumed: Resumed | None, follow: bool, say: Callable[[str], None]) -> Outcome:
-    """Submit the script. ``follow``: wait for the job's end; Ctrl-C then ends the waiting, not the job.
+    """Submit the script, and ``slurm.chain`` times more behind it. ``follow``: wait for the end; Ctrl-C then ends the
+    waiting, not the job.
 
     Raises:
         HpcMpError: the run directory cannot be written.
     """
     with begin(plan, resumed) as (run, number, _):
         attempt = Attempt(run, number)
+        stage_environment(plan.spec, run)
         try:
-            job_id = submit(run.script)
+            jobs = _submit(plan, run, say)
         except RunFailed as refused:
             return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(attempt))
-        write_text(run.path / JOB_ID, f"{job_id}\n")
-    say(f"run       {run.path}\njob       {job_id}")
+    say(f"run       {run.path}\njob       {', then '.join(jobs)}")
     if not follow:
-        return Outcome(run.path, "submitted", job_id)
+        return Outcome(run.path, "submitted", jobs[0])
     try:
         with progress_for(plan.spec.train.steps) as progress:
-            end = wait(job_id, lambda state, seconds: _show(state, seconds, attempt, progress))
+            end = wait(jobs, _Shown([attempt], progress))[jobs[0]]
     except KeyboardInterrupt:
-        say(f"no longer waiting: job {job_id} goes on, scancel {job_id} ends it")
-        return Outcome(run.path, "submitted", job_id, **figures(attempt))
-    numbers = figures(attempt)
-    done = end == "COMPLETED" or (end == FORGOTTEN and numbers["steps"] == plan.spec.train.steps)
-    stopped = end in STOPPING or (attempt.status() or {}).get("phase") == "stopped"
-    state, cause = _judge(attempt, "completed" if done else "stopped" if stopped else "failed",
-                          f"Slurm job {job_id} ended as {end}; its log is {run.log / f'slurm-{job_id}.log'}")
-    return Outcome(run.path, state, job_id, cause=cause, **numbers)
+        say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
+        return _conclude(plan, attempt, jobs[0], None)
+    return _conclude(plan, attempt, jobs[0], end)
+
+
+def launch_array(plans: Sequence[Plan], follow: bool, say: Callable[[str], None]) -> tuple[Outcome, ...]:
+    """Submit one script for all elements of ``slurm.array``; the outcome of each. Otherwise as ``launch_job``."""
+    runs = begin_array(plans)
+    attempts = [Attempt(run, 1) for run in runs]
+    stage_environment(plans[0].spec, *runs)
+    try:
+        submission = sbatch(runs[0].script)
+    except RunFailed as refused:
+        return tuple(Outcome(run.path, "failed", cause=Cause("launcher", str(refused))) for run in runs)
+    ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
+    for run, job_id in zip(runs, ids, strict=True):
+        write_text(run.path / JOB_ID, f"{job_id}\n")
+    say("\n".join(filter(None, (submission.words, *(f"run       {run.path}" for run in runs), f"job       {submission.job_id}"))))
+    ends: Mapping[str, SlurmJob] = {}
+    if follow:
+        try:
+            with progress_for(plans[0].spec.train.steps) as progress:
+                ends = wait(ids, _Shown(attempts, progress))
+        except KeyboardInterrupt:
+            say(f"no longer waiting: job {submission.job_id} goes on, scancel {submission.job_id} ends it")
+    return tuple(_conclude(plan, attempt, job_id, ends.get(job_id))
+                 for plan, attempt, job_id in zip(plans, attempts, ids, strict=True))
+
+
+def _conclude(plan: Plan, attempt: Attempt, job_id: str, end: SlurmJob | None) -> Outcome:
+    """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
+    if end is None:
+        return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt))
+    state, cause = written(attempt) or _guess(end, attempt, plan.spec.train.steps)
+    return Outcome(attempt.run.path, state, job_id, cause=cause, **figures(attempt))
+
+
+def _submit(plan: Plan, run: RunDirectory, say: Callable[[str], None]) -> list[str]:
+    """The ids of the job and of those behind it. Raises RunFailed."""
+    jobs: list[str] = []
+    for _ in range(1 + plan.spec.slurm.chain):
+        try:
+            submission = sbatch(run.script, [f"--dependency=afterany:{jobs[-1]}"] if jobs else ())
+        except RunFailed as refused:
+            if not jobs:
+                raise
+            say(f"only {len(jobs) - 1} of slurm.chain = {plan.spec.slurm.chain} jobs are queued behind: {refused}")
+            break
+        if submission.words and not jobs:
+            say(submission.words)
+        jobs.append(submission.job_id)
+        if len(jobs) == 1:
+            write_text(run.path / JOB_ID, f"{jobs[0]}\n")
+    if len(jobs) > 1:
+        record_successors(run, jobs)
+    return jobs
 
 
 def launch_step(plan: Plan, resumed: Resumed | None, job_id: str, say: Callable[[str], None]) -> Outcome:
     """Run the script as a step of the allocation ``job_id``, to its end. Raises HpcMpError as ``launch_job`` does."""
     with begin(plan, resumed) as (run, number, lock):
-        say(f"run       {run.path}")
-        attempt = Attempt(run, number)
-        log = run.log / f"slurm-{job_id}.log"
-        with (open(log, "ab") as output, Interrupts() as interrupts,
-              progress_for(plan.spec.train.steps) as progress):
-            step = subprocess.Popen(step_command(run.script), env=step_environment(), stdin=subprocess.DEVNULL,
-                                    stdout=output, stderr=output, start_new_session=True, pass_fds=[lock])
-            code = _follow(step, attempt, interrupts, progress)
-    says: State = "completed" if code == 0 else "stopped" if code == STOPPED else "failed"
-    state, cause = _judge(attempt, says, f"srun {ending(code)}; its log is {log}")
+        stage_environment(plan.spec, run)
+        return follow_host(plan, run, number, lock, step_command(run.script), step_environment(), job_id,
+                           run.path / f"slurm-{job_id}.log", say)
+
+
+def follow_host(
+    plan: Plan, run: RunDirectory, number: int, lock: int, command: Sequence[str], environ: Mapping[str, str],
+    job_id: str | None, log: Path, say: Callable[[str], None],
+) -> Outcome:
+    """Run the host (``hpc_mp.launch.host``) as a child, to its end, with progress; the first interrupt saves, the second kills.
+
+    Args:
+        number: of the attempt.
+        lock: the run's open lock file, held as long as the host lives.
+        log: gets what the host says.
+    """
+    say(f"run       {run.path}")
+    attempt = Attempt(run, number)
+    with open(log, "ab") as output, Interrupts() as interrupts, progress_for(plan.spec.train.steps) as progress:
+        host = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                start_new_session=True, pass_fds=[lock])
+        code = _follow(host, attempt, interrupts, progress)
+    if code == STOPPED:
+        return Outcome(run.path, "stopped", job_id, **figures(attempt))
+    said = Cause("launcher", f"the job {ending(code)}; its log is {log}")
+    state, cause = written(attempt) or (("failed", said) if code else ("completed", None))
     return Outcome(run.path, state, job_id, cause=cause, **figures(attempt))
 
 
-def _show(state: str, seconds: float, attempt: Attempt, progress: Progress) -> None:
-    """Show progress for so many seconds."""
-    waiting = {"phase": state.lower(), "detail": "", "done": 0, "total": 0}
-    end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        progress.update(attempt.status() or waiting, attempt.steps())
-        time.sleep(min(left, progress.interval or left))
+class _Shown:
+    """Between two looks at the queue: progress from the run directories, and why a job waits whenever that is new."""
+
+    def __init__(self, attempts: Sequence[Attempt], progress: Progress) -> None:
+        self._attempts, self._progress = attempts, progress
+        self._said = ""
+
+    def __call__(self, jobs: Mapping[str, SlurmJob], seconds: float) -> None:
+        job = next((job for job in jobs.values() if not job.ended), next(iter(jobs.values())))
+        words = ". ".join(filter(None, (f"job {job.id} waits: {job.reason}", job.meaning, job.remedy)))
+        if job.waits and job.reason not in ("", "None") and words != self._said:
+            self._said = words
+            self._progress.note(words)
+        waiting = {"phase": job.state.lower(), "detail": job.reason, "done": 0, "total": 0}
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            for attempt in self._attempts:
+                self._progress.update(attempt.status() or waiting, attempt.steps())
+            if all(map(written, self._attempts)):  # the job is about to end
+                time.sleep(min(left, LAST))
+                break
+            time.sleep(min(left, self._progress.interval or LOOK))
+
+
+def _guess(job: SlurmJob, attempt: Attempt, steps: int) -> tuple[State, Cause | None]:
+    """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
+    if figures(attempt)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
+        return "completed", None
+    if job.state in STOPPING:
+        return "stopped", None
+    said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; its log is "
+                 f"{attempt.run.path / f'slurm-{job.id}.log'}")
+    return "failed", first(reported(failure, attempt) for failure in attempt.failures().values()) or said
 
 
 def _follow(step: subprocess.Popen[bytes], attempt: Attempt, interrupts: Interrupts, progress: Progress) -> int:
@@ -98,11 +194,3 @@ def _follow(step: subprocess.Popen[bytes], attempt: Attempt, interrupts: Interru
                 step.send_signal(number)
             progress.update(attempt.status(), attempt.steps())
     return STOPPED if pressed and code else code
-
-
-def _judge(attempt: Attempt, state: State, said: str) -> tuple[State, Cause | None]:
-    """``state``, with the ranks' own words for a failure, or else what was ``said`` of it."""
-    if state != "failed":
-        return state, None
-    said_by_ranks = first(reported(failure, attempt) for failure in attempt.failures().values())
-    return state, said_by_ranks or Cause("launcher", said)

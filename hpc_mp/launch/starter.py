@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sysconfig
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import jinja2
 
 from hpc_mp.assets import asset
 from hpc_mp.cluster.here import Machine, Site
+from hpc_mp.cluster.slurm_limits import seconds
 
 TEMPLATE = "slurm/job.toml.j2"
 TIME_LIMIT_S = 30 * 60
@@ -64,11 +64,12 @@ class Start:
 
 
 def choose(machine: Machine, site: Site | None) -> Start:
-    """On Slurm two nodes with a rank per GPU; else a rank per GPU here; else emulated ranks as the cores allow."""
+    """Two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
-        nodes = min(2, len(site.kind.nodes))
-        if site.kind.gpu_count:
-            return Start(nodes, site.kind.gpu_count, "auto", LARGE)
+        mine = site.terms.quality.per_user if site.terms.quality else {}
+        nodes = min(2, len(site.kind.nodes), max(1, mine.get("node", 2)))
+        if gpus := min(site.kind.gpu_count, mine.get("gres/gpu", site.kind.gpu_count)):
+            return Start(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
         return Start(nodes, min(2, site.cpus), "cpu", SMALL)
     if machine.gpus:
         return Start(1, len(machine.gpus), "auto", LARGE)
@@ -84,7 +85,7 @@ def job_text(machine: Machine, site: Site | None) -> str:
                                keep_trailing_newline=True, autoescape=False)
     return jinja.from_string(asset(TEMPLATE).read_text(encoding="utf-8")).render(
         start=start, site=site, corpus=f"{sysconfig.get_paths()['stdlib']}/*.py",
-        time_limit=_time_limit(site.chosen.time_limit if site else None), extra=_extra(site, start) if site else {})
+        time_limit=_time_limit(site.terms.max_wall if site else None), extra=_extra(site, start) if site else {})
 
 
 def _extra(site: Site, start: Start) -> dict[str, str | int]:
@@ -95,14 +96,8 @@ def _extra(site: Site, start: Start) -> dict[str, str | int]:
 
 
 def _time_limit(most: str | None) -> str:
-    """Half an hour, or the partition's limit where that is shorter."""
-    return most if most and _seconds(most) < TIME_LIMIT_S else "00:30:00"
-
-
-def _seconds(limit: str) -> int:
-    """Of ``days-hours:minutes:seconds``, from the right as much of it as is there."""
-    days, _, clock = limit.rpartition("-")
-    return int(days or 0) * 86400 + functools.reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
+    """Half an hour, or the limit of the site where that is shorter."""
+    return most if most and seconds(most) < TIME_LIMIT_S else "00:30:00"
 
 
 def _toml(value: Any) -> str:

@@ -36,17 +36,16 @@ class Tail:
 
 
 class Attempt:
-    """The files of one attempt; what earlier attempts left in them is passed over."""
+    """The files of an attempt, and of those that Slurm makes of it by queueing the job again; earlier ones are passed over."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:
         self.run = run
         self.number = number
         self._metrics = Tail(run.metrics)
-        self._logged = {path.name: path.stat().st_size for path in run.log.glob("rank-*.log")}
 
     def steps(self) -> list[dict[str, Any]]:
         """Metrics of the steps that ended since the last call."""
-        return [record for record in self._metrics.new() if record["attempt"] == self.number]
+        return [record for record in self._metrics.new() if record["attempt"] >= self.number]
 
     def status(self) -> dict[str, Any] | None:
         """What rank 0 says it is doing; None while it has said nothing."""
@@ -54,15 +53,14 @@ class Attempt:
             status: dict[str, Any] = read_json(self.run.path / "status.json")
         except (OSError, ValueError):
             return None
-        return status if status["attempt"] == self.number else None
+        return status if status["attempt"] >= self.number else None
 
     def last_words(self, rank: int) -> str:
         """The last line in the log of a rank; empty when it has said nothing in this attempt."""
         log = self.run.rank_log(rank)
         try:
             with open(log, "rb") as file:
-                begin = self._logged.get(log.name, 0)
-                file.seek(max(begin, file.seek(0, os.SEEK_END) - TAIL))
+                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
                 lines = file.read().decode(errors="replace").split("\n")
         except FileNotFoundError:
             return ""

@@ -9,14 +9,13 @@ from typing import Literal
 
 from hpc_mp.cluster.ask import Ask, NoAnswer, ask
 from hpc_mp.cluster.slurm_query import why_silent
-from hpc_mp.errors import HpcMpError
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """``place``: "step" (of the allocation we are inside), "slurm" (a new job) or "local" (emulated nodes)."""
+    """``place``: "step" (of the allocation we are inside), "slurm" (a new job), "mpi" (mpirun) or "local" (emulated nodes)."""
 
-    place: Literal["step", "slurm", "local"]
+    place: Literal["step", "slurm", "mpi", "local"]
     why: str
 
 
@@ -25,14 +24,9 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> 
 
     Args:
         on: "auto", "slurm", "local" or "mpi".
-
-    Raises:
-        HpcMpError: for "mpi".
     """
-    if on == "mpi":
-        raise HpcMpError("--on mpi", "not built yet", "use --on slurm or --on local")
-    if on == "local":
-        return Where("local", "--on local")
+    if on in ("local", "mpi"):
+        return Where("mpi" if on == "mpi" else "local", f"--on {on}")
     outside = why_outside(environ, ask)
     if outside is None:
         return Where("step", f"inside the live allocation {environ['SLURM_JOB_ID']}")

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-from hpc_mp.cluster.slurm_query import version
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.launch.compose import Plan
+from hpc_mp.launch.host.history import End, record, saved_step
 from hpc_mp.launch.render import Script, render
 from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
+
+# What an earlier launch, or its end, has left.
+OF_ONE_LAUNCH = ("stop", "outcome.json", "job.id", "successors.json", "cluster.json")
 
 
 def next_run(spec: JobSpec) -> Path:
@@ -24,10 +29,9 @@ def next_run(spec: JobSpec) -> Path:
     return base / f"{max(taken, default=0) + 1:04d}"
 
 
-def script(plan: Plan, run: Path) -> Script:
-    """The job script of a plan, to lie in ``run``. Raises HpcMpError as ``render`` does."""
-    return render(plan.spec, run, python=sys.executable,
-                  slurm_version=None if plan.where.place == "local" else version())
+def script(plan: Plan, *runs: Path) -> Script:
+    """The job script of a plan, for its run, or for those of all elements of an array. Raises HpcMpError as ``render`` does."""
+    return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
 
 
 @contextmanager
@@ -42,21 +46,39 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, i
     script(plan, next_run(plan.spec))  # what it refuses, it refuses before anything is made
     if resumed is not None:
         number = prepare_resume(resumed.run)
-        _write(plan, resumed.run)
+        for left in OF_ONE_LAUNCH:
+            (resumed.run.path / left).unlink(missing_ok=True)
+        record(resumed.run, End("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
+        _write(plan, resumed.run, resumed.run)
         yield resumed.run, number, resumed.lock
         return
     run = create_run(Path(plan.spec.job.directory), plan.spec.job.name)
     with hold(run) as lock:
-        _write(plan, run)
+        _write(plan, run, run)
         yield run, 1, lock
 
 
-def _write(plan: Plan, run: RunDirectory) -> None:
-    text = script(plan, run.path).text
+def begin_array(plans: Sequence[Plan]) -> tuple[RunDirectory, ...]:
+    """Make a run directory for each element of an array; the first one holds the script of all.
+
+    Raises:
+        HpcMpError: as ``begin`` does.
+    """
+    script(plans[0], *(next_run(plan.spec) for plan in plans))
+    runs = tuple(create_run(Path(plan.spec.job.directory), plan.spec.job.name) for plan in plans)
+    for plan, run in zip(plans, runs, strict=True):
+        _write(plan, run, *runs)
+    return runs
+
+
+def _write(plan: Plan, run: RunDirectory, *all_runs: RunDirectory) -> None:
+    text = script(plan, *(each.path for each in all_runs)).text
     try:
         write_text(run.job, dump_job(plan.spec))
         write_json(run.placement, to_dict(plan.placement))
         write_text(run.script, text)
+        if plan.measured is not None:
+            write_json(run.measured, asdict(plan.measured))
     except OSError as error:
         raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})",
                          "make room, or choose another job.directory") from None

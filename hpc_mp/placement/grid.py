@@ -6,6 +6,8 @@ over ranks, as SageMaker's ``placement_strategy`` does: ``cluster`` = ``DPT``, `
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from itertools import permutations
@@ -18,6 +20,19 @@ ALIASES: dict[str, str] = {"cluster": "DPT", "spread": "TPD"}
 AXES: dict[str, str] = {"D": "dp", "P": "pp", "C": "cp", "T": "tp"}
 
 Groups = tuple[tuple[int, ...], ...]
+RankMap = str | tuple[int, ...]
+"""``auto``, ``block``, ``cyclic``, or the node (from 0) of every rank."""
+
+
+def _block(rank: int, ranks_per_node: int, nodes: int) -> int:
+    return rank // ranks_per_node
+
+
+def _cyclic(rank: int, ranks_per_node: int, nodes: int) -> int:
+    return rank % nodes
+
+
+NODE_OF: dict[str, Callable[[int, int, int], int]] = {"auto": _block, "block": _block, "cyclic": _cyclic}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +82,12 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Placement:
-    """All ranks in ascending order, with the order and the degrees that made them."""
+    """All ranks in ascending order, with the order, the degrees and the rank map that made them."""
 
     order: str
     degrees: Degrees
     ranks_per_node: int
+    rank_map: RankMap
     ranks: tuple[RankPlace, ...]
 
     @property
@@ -123,11 +139,16 @@ def normalize_order(order: str, context: int = 1) -> str:
     return letters.replace("T", "CT") if context > 1 and "C" not in letters else letters
 
 
-def place(degrees: Degrees, order: str, ranks_per_node: int = 8) -> Placement:
-    """Lay ``degrees.world`` ranks out in the given order, filling node after node.
+def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankMap = "block") -> Placement:
+    """Lay ``degrees.world`` ranks out in the given order on N = ⌈world / ranks_per_node⌉ nodes.
+
+    The order gives every rank its coordinates, the map its node: ``block`` fills node after node, ``cyclic`` puts rank
+    r on node r mod N, a tuple names the node of every rank. ``auto`` is ``block``: whoever knows the switches sorts the
+    hosts, not the ranks. Local ranks count up on each node in the order of ranks.
 
     Raises:
-        HpcMpError: an unknown order or ``ranks_per_node`` < 1.
+        HpcMpError: an unknown order or map, a map that is not one of these ranks to nodes 0 to N − 1 with at most
+            ``ranks_per_node`` on each, or ``ranks_per_node`` < 1.
     """
     _at_least_one("ranks_per_node", ranks_per_node)
     letters = normalize_order(order, degrees.context)
@@ -139,8 +160,28 @@ def place(degrees: Degrees, order: str, ranks_per_node: int = 8) -> Placement:
             rank, found[AXES[letter]] = divmod(rank, sizes[letter])
         return found
 
-    ranks = (RankPlace(r, r // ranks_per_node, r % ranks_per_node, **coordinates(r)) for r in range(degrees.world))
-    return Placement(letters, degrees, ranks_per_node, tuple(ranks))
+    taken: Counter[int] = Counter()  # ranks on each node so far
+    ranks = []
+    for rank, node in enumerate(_nodes(degrees.world, ranks_per_node, rank_map)):
+        ranks.append(RankPlace(rank, node, taken[node], **coordinates(rank)))
+        taken[node] += 1
+    return Placement(letters, degrees, ranks_per_node, rank_map, tuple(ranks))
+
+
+def _nodes(world: int, ranks_per_node: int, rank_map: RankMap) -> tuple[int, ...]:
+    """The node of every rank."""
+    nodes = -(-world // ranks_per_node)
+    if isinstance(rank_map, tuple):
+        counts = Counter(rank_map)
+        if len(rank_map) != world or set(counts) != set(range(nodes)) or max(counts.values()) > ranks_per_node:
+            raise HpcMpError(f"rank_map = {','.join(map(str, rank_map))}",
+                             f"does not put {world} ranks on the nodes 0 to {nodes - 1}, at most {ranks_per_node} on each",
+                             f"name the node of each of the {world} ranks")
+        return rank_map
+    if rank_map not in NODE_OF:
+        raise HpcMpError(f"rank_map = {rank_map!r}", f"must be {', '.join(NODE_OF)}, or the node of every rank",
+                         "write for example block, or 0,0,1,1")
+    return tuple(NODE_OF[rank_map](rank, ranks_per_node, nodes) for rank in range(world))
 
 
 def to_dict(placement: Placement) -> dict[str, Any]:
@@ -151,6 +192,7 @@ def to_dict(placement: Placement) -> dict[str, Any]:
         "world": placement.degrees.world,
         "nodes": placement.nodes,
         "ranks_per_node": placement.ranks_per_node,
+        "rank_map": placement.rank_map,
         "ranks": [asdict(place) for place in placement.ranks],
         "groups": {name: [list(group) for group in groups] for name, groups in placement.groups.items()},
     }
@@ -163,7 +205,9 @@ def from_dict(tree: dict[str, Any]) -> Placement:
         HpcMpError: a key is missing or of the wrong kind.
     """
     try:
+        rank_map = tree["rank_map"]
         return Placement(tree["order"], Degrees(**tree["degrees"]), tree["ranks_per_node"],
+                         rank_map if isinstance(rank_map, str) else tuple(rank_map),
                          tuple(RankPlace(**place) for place in tree["ranks"]))
     except (KeyError, TypeError) as error:
         raise HpcMpError("placement.json", f"is not a placement ({error})", "launch the job again") from None

@@ -1,11 +1,13 @@
 """The run directory: the sheet of paper between the control half and the ranks."""
 
 from hpc_mp.rundir.checkpoints import Manifest, newest_complete, problem, write_manifest
+from hpc_mp.rundir.incarnation import TOKEN, Incarnation, read_incarnation, write_incarnation
 from hpc_mp.rundir.layout import RunDirectory, create_run, find_run, prepare_resume
 from hpc_mp.rundir.lines import LineFile
 from hpc_mp.rundir.records import cut_metrics, read_json, read_lines, sync, write_json, write_text
 
 __all__ = [
-    "LineFile", "Manifest", "RunDirectory", "create_run", "cut_metrics", "find_run", "newest_complete",
-    "prepare_resume", "problem", "read_json", "read_lines", "sync", "write_json", "write_manifest", "write_text",
+    "TOKEN", "Incarnation", "LineFile", "Manifest", "RunDirectory", "create_run", "cut_metrics", "find_run",
+    "newest_complete", "prepare_resume", "problem", "read_incarnation", "read_json", "read_lines", "sync",
+    "write_incarnation", "write_json", "write_manifest", "write_text",
 ]

@@ -86,7 +86,8 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 def complete_steps(checkpoints: Path) -> list[Path]:
     """Published checkpoint directories, oldest first (unverified)."""
-    return sorted((p for p in checkpoints.glob(f"{PREFIX}*") if p.is_dir()), key=lambda p: p.name)
+    named = (path for path in checkpoints.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+    return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
 
 def newest_complete(checkpoints: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -98,6 +99,13 @@ def newest_complete(checkpoints: Path) -> tuple[Path | None, list[tuple[Path, st
             return path, skipped
         skipped.append((path, reason))
     return None, skipped
+
+
+def put_aside(path: Path) -> None:
+    """Take a damaged checkpoint out of the series: it must not count as the newest, nor as one of those kept."""
+    aside = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    path.rename(aside)
 
 
 def prune(checkpoints: Path, keep: int) -> None:

@@ -5,10 +5,13 @@
     job.toml         the resolved job            placement.json   which rank is where
     job.sbatch       the rendered script         ranks.jsonl      attempt, rank, host, pid, coordinates
     metrics.jsonl    one line per step           checkpoints/     step-00000010/ ...
-    log/main.log     rank 0, failures            log/rank-00003.log
+    log/main.log     rank 0, failures            log/rank-00003.log, log/memory-00003
     trace/           rank-00003.json: actions as executed and memory of one rank
     failures/        attempt-1-rank-00003.json: why a rank ended
-    attempts/K/      job.toml and placement.json of earlier attempts
+    attempts/K/      job.toml, placement.json and log/ of earlier attempts
+    incarnation.json the current start on Slurm   history.jsonl   how earlier starts ended
+    cluster.json     rates between nodes, by which the hosts are put in order
+    stop             made by whoever wants the run to save and stop
     report.html      the pictures
 """
 
@@ -39,6 +42,11 @@ class RunDirectory:
         return self.path / "placement.json"
 
     @property
+    def measured(self) -> Path:
+        """What the doctor had measured on the cluster when the job was launched."""
+        return self.path / "cluster.json"
+
+    @property
     def script(self) -> Path:
         return self.path / "job.sbatch"
 
@@ -63,6 +71,24 @@ class RunDirectory:
         return self.log / "main.log"
 
     @property
+    def incarnation(self) -> Path:
+        return self.path / "incarnation.json"
+
+    @property
+    def environment(self) -> Path:
+        """Which archive of the Python environment nodes unpack, with ``environment.stage``."""
+        return self.path / "environment.json"
+
+    @property
+    def stop(self) -> Path:
+        """The trigger file: once it is there, ranks save at the next step and stop, and nothing queues them again."""
+        return self.path / "stop"
+
+    def node_log(self, host: str) -> Path:
+        """What the ranks of one node of a Slurm job say, each line with its rank in front."""
+        return self.log / f"node-{host}.log"
+
+    @property
     def report(self) -> Path:
         return self.path / "report.html"
 
@@ -73,6 +99,10 @@ class RunDirectory:
 
     def rank_log(self, rank: int) -> Path:
         return self.log / f"rank-{rank:05d}.log"
+
+    def memory(self, rank: int) -> Path:
+        """How many bytes of the host's memory a rank holds, or held last."""
+        return self.log / f"memory-{rank:05d}"
 
     def trace(self, rank: int) -> Path:
         return self.path / "trace" / f"rank-{rank:05d}.json"
@@ -127,7 +157,9 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Put the current job.toml and placement.json away to ``attempts/K/``; returns the new attempt's number.
+    """Put the attempt that was away to ``attempts/K/``: copies of what it was told, and its logs; returns the new one's number.
+
+    A rank of that attempt that still lives, on a node that was cut off, goes on writing into the logs put away.
 
     Raises:
         HpcMpError: when the run directory cannot be written; it is then as it was.
@@ -139,7 +171,11 @@ def prepare_resume(run: RunDirectory) -> int:
         for name in (run.job, run.placement, run.script):
             if name.exists():
                 shutil.copy2(name, aside / name.name)
+        run.log.rename(aside / run.log.name)
+        run.log.mkdir(mode=PRIVATE)
     except OSError as error:
+        if not run.log.exists():
+            (aside / run.log.name).rename(run.log)
         shutil.rmtree(aside, ignore_errors=True)
         raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "make room on its file system") from None
     return attempt + 1

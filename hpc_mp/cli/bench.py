@@ -1,0 +1,134 @@
+"""``hpc-mp bench``: bandwidth of collectives between ranks, as nccl-tests measures it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import AbstractContextManager
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from hpc_mp.doctor.bench.collectives import COLLECTIVES
+from hpc_mp.doctor.bench.document import document
+from hpc_mp.doctor.bench.expectation import guess, judge, yardstick
+from hpc_mp.doctor.bench.plan import Layout, Wish, plan
+from hpc_mp.doctor.bench.result import Row
+from hpc_mp.doctor.bench.run import follow
+from hpc_mp.doctor.bench.sizes import parse_size
+from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec
+from hpc_mp.doctor.bench.table import foot, head, line
+from hpc_mp.launch.where import decide
+
+
+def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:
+    return None if text is None else parse_size(text)
+
+
+@click.command(help="Measure the bandwidth of a collective: the table, the options and the definitions of nccl-tests, beside "
+                    "what the fabric should give. Exit 1 if data are wrong, or bandwidth is slow.")
+@click.argument("collective", type=click.Choice(list(COLLECTIVES)))
+@click.option("-b", "--minbytes", callback=_size, metavar="SIZE", help="First size [default: 1M for NCCL, else 1K].")
+@click.option("-e", "--maxbytes", callback=_size, metavar="SIZE", help="Last size [default: 1G for NCCL, else 16M].")
+@click.option("-f", "--stepfactor", type=int, help="Each size is so many times the last [default: 4].")
+@click.option("-i", "--stepbytes", callback=_size, metavar="SIZE", help="Or so many bytes more.")
+@click.option("-n", "--iters", type=int, default=20, show_default=True, help="Timed operations of each size.")
+@click.option("-w", "--warmup-iters", type=int, default=5, show_default=True, help="Operations before these.")
+@click.option("-d", "--datatype", type=click.Choice(list(ELEMENT)), default="float", show_default=True)
+@click.option("-c", "--check", type=click.IntRange(0, 1), default=1, show_default=True, help="0: do not compare the data.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "gloo", "mpi"]), default="auto", show_default=True,
+              help="auto: NCCL where every rank has a GPU, else gloo; MPI under --on mpi.")
+@click.option("--nodes", type=int, help="Default: all of the allocation; 2 in a job of its own, else 1.")
+@click.option("--ranks-per-node", type=int, help="Default: the GPUs of a node.")
+@click.option("--split", default="all", show_default=True, metavar="HOW",
+              help="Groups that measure at the same time: all, node, rail, or as NCCL_TESTS_SPLIT has it, \"MOD 8\".")
+@click.option("--axis", type=click.Choice(["tp", "pp", "dp", "mp", "tp_dp"]),
+              help="Groups as a job of this layout has them along an axis.")
+@click.option("--tp", "tensor", type=int, default=1, show_default=True, help="Of that layout; its data degree follows.")
+@click.option("--pp", "pipeline", type=int, default=1, show_default=True, help="Of that layout.")
+@click.option("--order", default="cluster", show_default=True, help="Of that layout, as for `hpc-mp placement`.")
+@click.option("--on", type=click.Choice(["auto", "slurm", "local", "mpi"]), default="auto", show_default=True,
+              help="As for `hpc-mp launch`: a step of the allocation, a job, emulated nodes here, or mpirun.")
+@click.option("--partition", help="Of the job.")
+@click.option("--account", help="Of the job.")
+@click.option("--srun", multiple=True, metavar="NAME=VALUE", help="Any other option of srun, without its dashes.")
+@click.option("--mpi", metavar="TYPE", help="srun's --mpi, for --backend mpi on Slurm.")
+@click.option("--fabric", metavar="NAME", help="What connects the nodes, from env/fabrics.toml, to compare with.")
+@click.option("--node-rate", type=float, metavar="GB/S",
+              help="What a node's network carries each way, to compare with; needed for gloo and MPI.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, metavar="SECONDS",
+              help="Ranks that wait longer for each other give up.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document: nccl-tests' own, with more beside it.")
+def command(
+    collective: str, minbytes: int | None, maxbytes: int | None, stepfactor: int | None, stepbytes: int | None, iters: int,
+    warmup_iters: int, datatype: str, check: int, backend: str, nodes: int | None, ranks_per_node: int | None, split: str,
+    axis: str | None, tensor: int, pipeline: int, order: str, on: str, partition: str | None, account: str | None,
+    srun: tuple[str, ...], mpi: str | None, fabric: str | None, node_rate: float | None, timeout: float, as_json: bool,
+) -> int:
+    against = yardstick(fabric, node_rate)
+    options = [f"{name}={value}" for name, value in (("partition", partition), ("account", account)) if value is not None]
+    wish = Wish(collective, backend, nodes, ranks_per_node, split, Layout(axis, tensor, pipeline, order) if axis else None,
+                (minbytes, maxbytes, stepfactor, stepbytes), datatype, warmup_iters, iters, bool(check), timeout,
+                (*options, *srun), mpi)
+    chosen = plan(wish, decide(on))
+    began = _now()
+    with _Shown(chosen.spec, table=not as_json) as shown:
+        measured = follow(chosen.spec, chosen.start(), shown)
+    against = guess(against, chosen.spec, (rank["name"] for rank in measured.ranks))
+    judged = judge(chosen.spec, measured.rows, against)
+    if as_json:
+        click.echo(json.dumps(document(chosen.spec, measured.ranks, measured.versions, measured.rows, judged, os.environ,
+                                       sys.argv, (began, _now()))))
+    else:
+        for text in foot(chosen.spec, measured.rows, judged):
+            click.echo(text)
+    return int(any(row.wrong for row in measured.rows) or any(each.verdict == "slow" for each in judged))
+
+
+def _now() -> str:
+    return f"{datetime.now():%Y-%m-%d %H:%M:%S}"
+
+
+class _Shown(AbstractContextManager["_Shown"]):
+    """The table as it grows; while standard error is a terminal, also which size is being measured."""
+
+    def __init__(self, spec: BenchSpec, table: bool) -> None:
+        self._spec, self._table = spec, table
+        console = Console(stderr=True)
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TextColumn("{task.completed}/{task.total} sizes"))
+        self._bars = Progress(*columns, console=console, transient=True, disable=not console.is_terminal, auto_refresh=False,
+                              redirect_stdout=False, redirect_stderr=False)
+        self._task = self._bars.add_task("waiting for the ranks", total=len(spec.sizes))
+
+    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None:
+        self._print("\n".join(head(self._spec, ranks, versions)))
+
+    def begins(self, size: int) -> None:
+        self._bars.update(self._task, description=f"{size} B", refresh=True)
+
+    def row(self, row: Row) -> None:
+        self._bars.advance(self._task)
+        self._print(line(self._spec, row))
+
+    def note(self, text: str) -> None:
+        self._say(text, err=True)
+
+    def _print(self, text: str) -> None:
+        if self._table:
+            self._say(text)
+
+    def _say(self, text: str, err: bool = False) -> None:
+        self._bars.stop()  # the bar stands where the line will
+        click.echo(text, err=err)
+        self._bars.start()
+
+    def __enter__(self) -> _Shown:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()

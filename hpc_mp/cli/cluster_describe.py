@@ -1,0 +1,71 @@
+"""``hpc-mp cluster describe``: what a Slurm cluster is, and what is set up wrongly for training."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hpc_mp.cluster.ask import NoAnswer
+from hpc_mp.cluster.describe.report import Description, PartitionReport
+from hpc_mp.cluster.describe.report import describe as described
+from hpc_mp.cluster.describe.told import ask_slurm
+from hpc_mp.errors import HpcMpError
+
+COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+@click.command(help="Show a Slurm cluster: partitions, GPUs, networks, switches, how jobs are run; and what is set up wrongly "
+                    "for training, with the reason and the remedy. It only asks scontrol.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def describe(as_json: bool) -> None:
+    try:
+        found = described(ask_slurm())
+    except NoAnswer as error:
+        raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "run it where Slurm answers") from None
+    if as_json:
+        click.echo(json.dumps(found.document()))
+    else:
+        _show(found)
+
+
+def _show(found: Description) -> None:
+    console = Console(highlight=False, emoji=False)
+    console.print(f"[bold]{escape(found.cluster)}[/], Slurm {escape(found.settings.get('SLURM_VERSION') or '?')}\n")
+    table = Table("partition", "state", "limit", "nodes", "states", "CPUs", "GB", "GRES", box=None, padding=(0, 2, 0, 0))
+    for partition in found.partitions:
+        for row in _rows(partition):
+            table.add_row(*map(escape, row))
+    console.print(table)
+    storeys = " → ".join(map(str, found.switches))
+    for name, words in (
+        ("topology", f"{found.topology}, switches from the leaves up: {storeys}" if storeys else "Slurm knows no switches"),
+        ("networks", ", ".join((*found.networks, *filter(None, [found.platform]))) or "features and GRES do not tell"),
+        ("cgroups", "not shown" if found.constrain is None else ", ".join(found.constrain) or "nothing is constrained"),
+    ):
+        console.print(escape(f"\n{name}: {words}"), end="")
+    console.print("\n")
+    settings = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in found.settings.items():
+        settings.add_row(escape(key), escape(value) if value else "[dim]not set[/]")
+    console.print(settings)
+    console.print("\n[bold]For training[/]")
+    for misfit in found.misfits:
+        console.print(f"[{COLOURS[misfit.severity]}]{misfit.severity}[/] {misfit.code}: {escape(misfit.seen)}")
+        console.print(escape(f"  {misfit.why}\n  → {misfit.remedy}"))
+    if not found.misfits:
+        console.print("nothing is set up wrongly, as far as scontrol tells")
+    for words in found.unseen:
+        console.print(escape(f"not seen: {words}"), style="dim")
+
+
+def _rows(partition: PartitionReport) -> list[tuple[str, ...]]:
+    name = partition.name + ("*" if partition.default else "")
+    rows = [(str(group.nodes), ", ".join(f"{count} {state.lower()}" for state, count in group.states.items()),
+             str(group.cpus or "?"), f"{group.memory / 1000:.0f}" if group.memory else "?", group.gres or "–")
+            for group in partition.groups]
+    first = (name, partition.state.lower(), partition.max_time.lower())
+    return [(*(first if number == 0 else ("", "", "")), *row) for number, row in enumerate(rows or [("0", "", "", "", "")])]

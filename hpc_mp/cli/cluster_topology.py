@@ -1,0 +1,247 @@
+"""``hpc-mp cluster topology``: read the switches from many sources, write them for Slurm, check them against measured rates."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from hpc_mp import __version__
+from hpc_mp.cluster.ask import NoAnswer, ask
+from hpc_mp.cluster.measured import Measured, noted
+from hpc_mp.cluster.nodelist import expand
+from hpc_mp.cluster.switches import Switch, Topology
+from hpc_mp.cluster.switches.model import chosen
+from hpc_mp.cluster.topology.agree import Agreement, agreement
+from hpc_mp.cluster.topology.convert import as_block, as_tree, only
+from hpc_mp.cluster.topology.inferred import read_measured_topology
+from hpc_mp.cluster.topology.known import Known, listed
+from hpc_mp.cluster.topology.sources import SOURCES, rates, read
+from hpc_mp.cluster.topology.write import to_conf, to_yaml
+from hpc_mp.errors import HpcMpError, RunFailed
+
+WRITTEN = {
+    "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),
+    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (from Slurm 23.11 on)"),
+    "yaml": ("topology.yaml", "From Slurm 25.05 on. Where this file is, Slurm passes over topology.conf."),
+}
+SCONTROL = ("scontrol", "show", "topology")
+
+
+@click.command(help="""Show the switches of a cluster, write them for Slurm, or check them.
+
+\b
+FILE: where they are known from, - reads standard input. Without it Slurm is asked.
+hpc-mp cluster topology                                       what Slurm knows
+hpc-mp cluster topology fabric.txt --to tree                  a topology.conf from what ibnetdiscover printed
+hpc-mp cluster topology --from measured                       leaves, as far as the doctor's rates show them
+hpc-mp cluster topology --check                               does Slurm agree with these rates? Exit 1 if not.
+""")
+@click.argument("file", required=False, type=click.Path(path_type=Path, allow_dash=True))
+@click.option("--from", "kind", type=click.Choice(list(SOURCES)), help="What FILE is; default: what it looks like.")
+@click.option("--to", "target", type=click.Choice(list(WRITTEN)),
+              help="Write topology.conf as a tree or as blocks, or topology.yaml, to standard output.")
+@click.option("--nodes", "nodelist", metavar="LIST", help="These nodes only: n[1-64].")
+@click.option("--block-sizes", metavar="SIZES", help="With --to block: BlockSizes, as 4,8,16. Default: the smallest block.")
+@click.option("--check", is_flag=True, help="Compare with what hpc-mp doctor measured between the nodes.")
+@click.option("--measured", "measured", metavar="FILE", type=click.Path(path_type=Path),
+              help="With --check: a cluster.json; default: what the doctor has noted of this cluster.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def topology(file: Path | None, kind: str | None, target: str | None, nodelist: str | None, block_sizes: str | None, check: bool,
+             measured: Path | None, as_json: bool) -> None:
+    _refuse_useless(target, block_sizes, check, measured, as_json)
+    known = _known(file, kind, check)
+    if nodelist is not None:
+        known = _only(known, nodelist)
+    if check:
+        _check(known, _rates(measured), as_json)
+    elif target is not None:
+        _write(known, target, block_sizes)
+    elif as_json:
+        click.echo(json.dumps(_document(known)))
+    else:
+        _show(known)
+    if not known.topologies and not check:
+        raise RunFailed(f"{known.origin}: {'; '.join(known.notes) or 'no switches'}")
+
+
+def _refuse_useless(target: str | None, block_sizes: str | None, check: bool, measured: Path | None, as_json: bool) -> None:
+    for wrong, option, remedy in (
+        (block_sizes is not None and target != "block", "--block-sizes", "add --to block"),
+        (measured is not None and not check, "--measured", "add --check, or give the file as FILE"),
+        (target is not None and check, "--to", "leave out --check, or --to"),
+        (target is not None and as_json, "--json", "leave out --json, or --to"),
+    ):
+        if wrong:
+            raise HpcMpError(option, "has no effect here", remedy)
+
+
+def _known(file: Path | None, kind: str | None, check: bool) -> Known:
+    if file is not None:
+        return read(_text(file), "standard input" if str(file) == "-" else str(file), kind)
+    if kind == "measured" and not check:
+        found = _noted()
+        return read_measured_topology(found, f"rates measured by hpc-mp doctor on {_day(found)}")
+    if kind not in (None, "slurm"):
+        raise HpcMpError(f"--from {kind}", "needs a file", "name it, or - for standard input")
+    try:
+        answer = ask(SCONTROL)
+    except NoAnswer as error:
+        raise HpcMpError("scontrol show topology", str(error).splitlines()[-1], "name a FILE") from None
+    return read(answer, "scontrol show topology", "slurm")
+
+
+def _text(file: Path) -> str:
+    try:
+        return (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8-sig")
+    except OSError as error:
+        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name another file") from None
+    except UnicodeDecodeError:
+        raise HpcMpError(str(file), "is not UTF-8 text", "name another file") from None
+
+
+def _rates(file: Path | None) -> Measured:
+    return rates(_text(file), str(file)) if file is not None else _noted()
+
+
+def _noted() -> Measured:
+    """Of the cluster that answers. Raises HpcMpError."""
+    try:
+        config = dict(line.split("=", 1) for line in ask(("scontrol", "show", "config")).splitlines() if "=" in line)
+    except NoAnswer as error:
+        raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "name a cluster.json") from None
+    name = next((value.strip() for key, value in config.items() if key.strip() == "ClusterName"), None)
+    found = noted(name)
+    if found is None:
+        raise HpcMpError(f"cluster {name}", "was not measured yet", "run `hpc-mp doctor --nodes N` first, or name a cluster.json")
+    return found
+
+
+def _day(measured: Measured) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(measured.time))
+
+
+def _only(known: Known, nodelist: str) -> Known:
+    wanted = expand(nodelist)
+    kept = tuple(only(each, frozenset(wanted)) for each in known.topologies)
+    there = {host for each in kept for host in each.hosts}
+    missing = [host for host in wanted if host not in there]
+    notes = (f"{listed(missing)}: under no switch here",) if missing else ()
+    return replace(known, topologies=kept, notes=known.notes + notes)
+
+
+# --- write -----------------------------------------------------------------------------------------------------------
+
+
+def _write(known: Known, target: str, block_sizes: str | None) -> None:
+    if not known.topologies:
+        return
+    if target == "yaml":
+        found = known.topologies
+        default = any(each.default for each in found)
+        found = tuple(replace(each, default=each.default or (not default and number == 0)) for number, each in enumerate(found))
+        found = tuple(as_block(each) if each.kind == "block" else each for each in found)  # topology.yaml must have sizes
+        click.echo(to_yaml(found, _header(known, target, found)), nl=False)
+    else:
+        one = chosen(known.topologies)
+        one = as_tree(one) if target == "tree" else as_block(one, _sizes(block_sizes))
+        others = [each.name for each in known.topologies if each.name != one.name]
+        small = [block.name for block in one.switches if one.sizes and len(block.hosts) < one.sizes[0]]
+        notes = [f"of several topologies this is {one.name}; left out: {', '.join(others)}"] if others else []
+        notes += [f"{listed(small)}: fewer nodes than the first of BlockSizes, which Slurm takes from 25.05 on"] if small else []
+        known = replace(known, notes=(*known.notes, *notes))
+        click.echo(to_conf(one, _header(known, target, (one,))), nl=False)
+    for note in known.notes:
+        click.echo(f"note: {note}", err=True)
+
+
+def _sizes(text: str | None) -> tuple[int, ...]:
+    words = text.split(",") if text is not None else []
+    if not all(word.isascii() and word.isdecimal() and 0 < int(word) < 65536 for word in words):
+        raise HpcMpError(f"--block-sizes {text}", "is no list of numbers of nodes", "write for example 4,8,16")
+    return tuple(map(int, words))
+
+
+def _header(known: Known, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
+    name, use = WRITTEN[target]
+    nodes = len({host for each in topologies for host in each.hosts})
+    return (f"{name}: {nodes} nodes, made by hpc-mp {__version__} from {known.origin}", *known.notes, use)
+
+
+# --- show ------------------------------------------------------------------------------------------------------------
+
+
+def _document(known: Known) -> dict[str, Any]:
+    return {
+        "origin": known.origin,
+        "notes": list(known.notes),
+        "topologies": [{
+            "name": each.name, "kind": each.kind, "default": each.default, "block_sizes": list(each.sizes),
+            "switches": [{"name": switch.name, "switches": list(switch.children), "nodes": list(switch.hosts)}
+                         for switch in each.switches],
+        } for each in known.topologies],
+    }
+
+
+def _show(known: Known) -> None:
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    for each in known.topologies:
+        sizes = f", sizes {','.join(map(str, each.sizes))}" if each.sizes else ""
+        console.print(f"[bold]{escape(each.name)}[/]: {each.kind}{sizes}, {len(each.hosts)} nodes")
+        by_name = {switch.name: switch for switch in each.switches}
+        for line in _branches(each.tops if each.kind == "tree" else by_name, by_name):
+            console.print(escape(line))
+    for note in known.notes:
+        console.print(f"[dim]{escape(note)}[/]")
+    console.print(f"[dim]from {escape(known.origin)}[/]")
+
+
+def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str = "") -> Iterator[str]:
+    """A line per switch, below each other as they are connected."""
+    found = [by_name[name] for name in names if name in by_name]
+    for switch in found:
+        last = switch is found[-1]
+        hosts = f"  {len(switch.hosts)}: {listed(switch.hosts)}" if switch.hosts else ""
+        yield f"{before}{'└' if last else '├'}─ {switch.name}{hosts}"
+        yield from _branches(switch.children, by_name, before + ("   " if last else "│  "))
+
+
+# --- check -----------------------------------------------------------------------------------------------------------
+
+
+def _check(known: Known, measured: Measured, as_json: bool) -> None:
+    tree = chosen(known.topologies).tree
+    found = agreement(tree, measured)
+    if as_json:
+        click.echo(json.dumps(_verdict(known, measured, found)))
+    else:
+        console = Console(highlight=False, emoji=False, soft_wrap=True)
+        colour = {"agrees": "green", "disagrees": "red", "cannot tell": "yellow"}[found.verdict]
+        console.print(f"[{colour}]{found.verdict}[/]: {escape(known.origin)} and the rates of {_day(measured)}")
+        console.print(escape(found.why))
+        for odd in found.odd:
+            console.print(f"[red]{escape(str(odd))}[/]")
+        if found.unplaced and found.verdict != "cannot tell":
+            console.print(escape(f"{listed(found.unplaced)}: rates do not show under which leaf"))
+        if found.odd:
+            console.print("→ look which is right (cables moved? a node slow?), mend topology.conf, `scontrol reconfigure`; "
+                          "`hpc-mp cluster topology --from measured --to tree` writes what was measured")
+    if found.verdict == "disagrees":
+        raise click.exceptions.Exit(1)
+
+
+def _verdict(known: Known, measured: Measured, found: Agreement) -> dict[str, Any]:
+    return {
+        "verdict": found.verdict, "why": found.why, "origin": known.origin, "measured": measured.time,
+        "odd": [{"nodes": list(odd.nodes), "believed": odd.believed or None, "measured_with": odd.measured,
+                 "home": odd.home or None} for odd in found.odd],
+        "unplaced": list(found.unplaced),
+    }

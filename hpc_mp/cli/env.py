@@ -1,0 +1,126 @@
+"""``hpc-mp env``: which environment variables count, who says so, and what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hpc_mp.cluster.ask import NoAnswer
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.environment.apply import Applied
+from hpc_mp.environment.findings import place
+from hpc_mp.environment.profiles import profile_names
+from hpc_mp.environment.rule import Severity
+from hpc_mp.environment.shell import one_line, shell_lines
+from hpc_mp.environment.sources import Effective
+from hpc_mp.environment.versions import shown
+from hpc_mp.environment.view import AUTO, View, look
+
+IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
+COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+@click.command(help="Show which environment variables count here for NCCL and the network, who says so, what this platform's "
+                    "profile adds, and what is wrong with them. The first that says something counts: the process, ~/.nccl.conf "
+                    "(or $NCCL_CONF_FILE), /etc/nccl.conf, the profile, NCCL's default.")
+@click.option("--profile", default=AUTO, show_default=True, metavar="NAME",
+              help="One of env/profiles, none, or auto: the one that this machine shows itself to be.")
+@click.option("--all", "everything", is_flag=True, help="Also what nobody sets: NCCL's defaults.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; it holds the defaults too.")
+@click.option("--shell", "as_shell", is_flag=True, help='Print export and unset lines, for eval "$(hpc-mp env --shell)".')
+@click.option("--root", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
+              help="Look at a copy of another machine's files below DIR, with this process's variables.")
+def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root: Path | None) -> None:
+    view = look(Source(), os.environ, profile) if root is None else \
+        look(Source(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
+    if as_json:
+        click.echo(json.dumps(_tree(view)))
+    elif as_shell:
+        click.echo(os.fsencode("\n".join(shell_lines(view))))
+    else:
+        _print(view, everything)
+    if not as_shell and any(finding.severity == "error" for finding in view.findings):
+        raise click.exceptions.Exit(1)
+
+
+def _nobody(argv: Sequence[str]) -> str:
+    raise NoAnswer(f"{argv[0]} is not asked about a copy of a machine")
+
+
+def _tree(view: View) -> dict[str, Any]:
+    """The JSON document."""
+    applied = view.applied
+    return {
+        "platform": asdict(view.platform),
+        "profile": applied and {
+            **applied.profile.model_dump(exclude={"detect", "variable"}),
+            "variables": [each.model_dump() for each in applied.profile.variable],
+            "left_out": [{"name": left.variable.name, "value": left.variable.value, "why": left.why}
+                         for left in applied.left_out],
+            "unmet": applied.unmet,
+        },
+        "profiles": profile_names(),
+        "versions": {library: shown(have) for library, have in view.versions.items()},
+        "files": [{"path": file.path, "missing": file.missing} for file in view.files],
+        "variables": [asdict(each) for each in view.variables],
+        "findings": [asdict(each) for each in view.findings],
+    }
+
+
+def _print(view: View, everything: bool) -> None:
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = IN_A_PIPE
+    applied = view.applied
+    console.print(f"[bold]This machine[/] shows itself as {view.platform.name or 'no known platform'}")
+    for line in view.platform.evidence:
+        console.print(f"  {escape(line)}")
+    if view.versions:
+        console.print(f"  releases: {', '.join(f'{library} {shown(have)}' for library, have in view.versions.items())}")
+    console.print(f"[bold]Profile[/] {f'{applied.profile.name}: {escape(applied.profile.title)}' if applied else 'none'}\n")
+    console.print(_table([each for each in view.variables if everything or each.origin != "default"]))
+    if not everything:
+        more = sum(each.origin == "default" for each in view.variables)
+        console.print(f"{more} others have NCCL's own defaults (--all)")
+    if applied:
+        _print_profile(console, applied)
+    for each in view.findings:
+        where, message, fix = (escape(one_line(text)) for text in (each.where or "this machine", each.message, each.fix))
+        console.print(f"[{COLOURS[each.severity]}]{each.severity}[/] {each.code} {where}: {message}\n    → {fix}")
+
+
+def _table(variables: Sequence[Effective]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("variable", no_wrap=True)
+    for column in ("value", "said by", "hides"):
+        table.add_column(column, overflow="fold")
+    for each in variables:
+        value = "(NCCL decides)" if each.value is None else one_line(each.value) or "(empty)"
+        hidden = "; ".join(f"{said.value or '(empty)'} ({said.where or said.origin})" for said in each.hides)
+        table.add_row(*map(escape, (one_line(each.name), value, one_line(place(each)), one_line(hidden))))
+    return table
+
+
+def _print_profile(console: Console, applied: Applied) -> None:
+    """All of it, with what does not count here and why."""
+    console.print("\n[bold]What the profile says[/]")
+    out = {id(left.variable): left.why for left in applied.left_out}
+    for each in applied.profile.variable:
+        value = f"={each.value}" if each.use != "leave" and not each.finds else ""
+        left = f"\n    left out: {out[id(each)]}" if id(each) in out else ""
+        console.print(escape(f"  {each.use:<8} {each.name}{value}\n    {each.reason} [{each.source}]{left}"))
+    for script in applied.profile.script:
+        given = "".join(f"{name}={value} " for name, value in script.given.items())
+        console.print(f"before these: {escape(f'{given}source {script.files[0]}')} ({escape(script.reason)})")
+    for note in applied.profile.notes:
+        console.print(f"note: {escape(note)}")
+    console.print()

@@ -1,0 +1,65 @@
+"""``hpc-mp logs``: what a run has said; after a failure the cause comes last."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from hpc_mp.errors import HpcMpError
+from hpc_mp.launch import queue
+from hpc_mp.launch.failure import failures
+from hpc_mp.launch.logs import Follower, Logs
+from hpc_mp.launch.overview import job_ids, seen
+from hpc_mp.launch.queue_job import SlurmJob
+from hpc_mp.rundir import RunDirectory, find_run
+
+LOOK = 0.5  # seconds between two looks at the files
+
+
+@click.command(help="Show what a run has said; after a failure the cause comes last.")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--rank", type=int, help="The log of one rank.")
+@click.option("--node", help="The log of one node, by its name.")
+@click.option("--attempt", type=int, help="An earlier attempt, from 1; default: the newest.")
+@click.option("--follow", is_flag=True, help="Go on until the run has ended.")
+def command(run: Path, rank: int | None, node: str | None, attempt: int | None, follow: bool) -> None:
+    if rank is not None and node is not None:
+        raise HpcMpError("--rank and --node", "exclude each other", "give one of them")
+    found = find_run(run)
+    follower, jobs, delays = Follower(), _jobs(found), iter(queue.DELAYS_S)
+    due = time.monotonic() + next(delays)
+    while True:
+        ended = not follow or attempt is not None or seen(found, jobs).ended
+        logs = Logs(found, attempt)
+        sources = logs.rank(rank) if rank is not None else logs.node(node) if node is not None else logs.main()
+        for line in follower.new(sources):
+            click.echo(line)
+        if ended:
+            break
+        time.sleep(LOOK)
+        if jobs and time.monotonic() > due:
+            jobs, due = _jobs(found), time.monotonic() + next(delays, queue.DELAYS_S[-1])
+    if not sources and (rank is not None or node is not None):
+        given, key = (f"--rank {rank}", "rank") if rank is not None else (f"--node {node}", "node")
+        raise HpcMpError(given, f"has no log; attempt {logs.attempt} has started {key}s {logs.named(key)}",
+                         "name one of those, or another --attempt")
+    _cause(found, logs.attempt, jobs)
+
+
+def _jobs(run: RunDirectory) -> list[SlurmJob]:
+    ids = job_ids(run)
+    return list(queue.look(ids).values()) if ids else []
+
+
+def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:
+    """The failure, its traceback first, so that the last line says who failed where and of what."""
+    said = failures(run, attempt)
+    now = seen(run, jobs)
+    if said and (attempt < now.attempt or now.state == "failed"):
+        if said[0].traceback:
+            click.echo(f"\n{said[0].traceback.rstrip()}")
+        click.echo(f"\n{said[0]}")
+    elif attempt == now.attempt and now.cause is not None:
+        click.echo(f"\n{now.cause}")

@@ -1,0 +1,54 @@
+"""``azslurm topology`` of CycleCloud: scale sets (-v), a tree by SHARP (-f), blocks by NVLink domain (-n).
+
+It is Slurm's form but for one thing: 4.0.9 names a block ``block_UUID CLIQUE``, with a blank, which Slurm refuses.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from hpc_mp.cluster.nodelist import expand
+from hpc_mp.cluster.switches import Switch, read_topologies
+from hpc_mp.cluster.topology.known import Known, group, listed
+from hpc_mp.errors import HpcMpError
+
+_ENTRY = re.compile(r"(?P<out>#?)\s*(?P<key>SwitchName|BlockName)=(?P<name>.*?)\s+(?P<rest>(?:Nodes|Switches)=\S+)\s*")
+_MARK = re.compile(r"^# (Number of Nodes in (sw|block)|Total number of blocks|ClusterUUID and CliqueID)", re.I | re.M)
+UNKNOWN = "block_unknown"
+PLAIN = "htc"  # the "switch" of nodes in no placement group
+
+
+def looks_like(text: str) -> bool:
+    return bool(_MARK.search(text)) or f"SwitchName={PLAIN} " in text
+
+
+def read_azslurm(text: str, origin: str) -> Known:
+    """Its tree or its blocks, and what it has left out. Raises HpcMpError: it is in neither form."""
+    lines, notes = [], []
+    for line in text.splitlines():
+        found = _ENTRY.fullmatch(line.strip())
+        if found is None:
+            lines.append(line)
+        elif found["out"]:
+            notes.append(f"{_nodes(found['rest'])}: left out by azslurm, a block of fewer nodes than BlockSizes")
+        elif found["name"] == UNKNOWN:
+            notes.append(f"{_nodes(found['rest'])}: in no NVLink domain, so in no block")
+        else:
+            lines.append(f"{found['key']}={'_'.join(found['name'].split())} {found['rest']}")
+    topologies = tuple(replace(topology, switches=tuple(_tidy(switch) for switch in topology.switches))
+                       for topology in read_topologies("\n".join(lines)))
+    if any(switch.name == PLAIN for topology in topologies for switch in topology.switches):
+        notes.append(f"{PLAIN}: nodes outside of placement groups, which share no InfiniBand")
+    return Known(topologies, origin, tuple(notes))
+
+
+def _nodes(rest: str) -> str:
+    try:
+        return listed(expand(rest.partition("=")[2]))
+    except HpcMpError:
+        return rest
+
+
+def _tidy(switch: Switch) -> Switch:
+    return replace(group(switch.name, switch.hosts), children=switch.children)

@@ -1,0 +1,93 @@
+"""NVLink domains as blocks: nodes whose GPUs have one ClusterUUID and CliqueId reach each other over NVLink.
+
+``nvidia-smi -q`` prints both under Fabric; a GPU outside of any domain has N/A, or a UUID of zeros.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from hpc_mp.cluster.switches import Topology
+from hpc_mp.cluster.topology.known import Known, group, legal, listed
+from hpc_mp.errors import HpcMpError
+
+REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
+SHORT = 8  # characters of a UUID in the name of a block
+_UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
+_TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:]\s*(?P<clique>\d+|N/A)")
+_SMI = re.compile(r"(?P<node>[^\s,:]+):\s+(?P<key>ClusterUUID|CliqueId)\s*:\s*(?P<value>\S+)")
+_HEAD = re.compile(r"(node|host(name)?)\b.*(uuid).*(clique)", re.IGNORECASE)
+
+Place = tuple[str, str]  # cluster UUID, clique
+
+
+def looks_like(text: str) -> bool:
+    return any(_TABLE.fullmatch(line.strip()) or _SMI.search(line) for line in text.splitlines()) or (
+        text.lstrip()[:1] in ("{", "[") and "clique" in text.lower())
+
+
+def read_cliques(text: str, origin: str) -> Known:
+    """Blocks of the nodes that share a domain, the largest first. Their size is that of the smallest.
+
+    Raises:
+        HpcMpError: with what is in none of the forms.
+    """
+    places: dict[str, dict[Place, None]] = {}
+    for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
+        places.setdefault(node, {})[place] = None
+    torn = [node for node, found in places.items() if len(found) > 1]
+    outside = [node for node, found in places.items() if len(found) == 1 and not _domain(next(iter(found)))]
+    members: dict[Place, list[str]] = {}
+    for node, found in places.items():
+        if node not in torn and node not in outside:
+            members.setdefault(next(iter(found)), []).append(node)
+    notes = [f"{listed(nodes)}: {why}" for nodes, why in (
+        (outside, "in no NVLink domain, so in no block"),
+        (torn, "its GPUs say more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
+    blocks, names = [], list[str]()
+    for (uuid, clique), nodes in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
+        names.append(legal(f"nvl-{uuid[:SHORT].lower()}-{clique}", names))
+        blocks.append(group(names[-1], nodes))
+    sizes = (min(len(block.hosts) for block in blocks),) if blocks else ()
+    topologies = (Topology(kind="block", switches=tuple(blocks), sizes=sizes, default=True),) if blocks else ()
+    return Known(topologies, origin, tuple(notes))
+
+
+def _domain(place: Place) -> bool:
+    return "N/A" not in place and bool(place[0].strip("0-"))
+
+
+def _lines(text: str) -> Iterator[tuple[str, Place]]:
+    """Of a table, and of ``node: CliqueId : 1`` and ``node: ClusterUUID : …``, one pair per GPU."""
+    halves: dict[tuple[str, str], list[str]] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if found := _TABLE.fullmatch(words):
+            yield found["node"], (found["uuid"], found["clique"])
+        elif found := _SMI.search(words):
+            halves.setdefault((found["node"], found["key"]), []).append(found["value"])
+        elif words and not _HEAD.match(words) and not re.match(r"[^\s,:]+:", words):
+            raise HpcMpError(f"line {number}, {words[:100]!r}", "tells no node's ClusterUUID and CliqueId", REMEDY)
+    for node in dict.fromkeys(node for node, _ in halves):
+        uuids, cliques = (halves.get((node, key), []) for key in ("ClusterUUID", "CliqueId"))
+        if len(uuids) != len(cliques):
+            raise HpcMpError(f"node {node}", f"has {len(uuids)} ClusterUUID and {len(cliques)} CliqueId", REMEDY)
+        yield from ((node, place) for place in zip(uuids, cliques, strict=True))
+
+
+def _json(text: str) -> Iterator[tuple[str, Place]]:
+    """``{"n1": {"cluster_uuid": …, "clique_id": …}}``, or a list of such with ``node``; keys are read without case and ``_``."""
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise HpcMpError("the list of cliques", f"is not valid JSON ({error})", REMEDY) from None
+    rows: Iterable[Any] = document if isinstance(document, list) else (
+        {"node": node, **(each if isinstance(each, dict) else {})} for node, each in document.items())
+    for row in rows:
+        fields = {key.lower().replace("_", ""): str(value) for key, value in row.items()} if isinstance(row, dict) else {}
+        if not fields.keys() >= {"node", "clusteruuid", "cliqueid"}:
+            raise HpcMpError(f"entry {str(row)[:100]}", "lacks node, cluster_uuid or clique_id", REMEDY)
+        yield fields["node"], (fields["clusteruuid"], fields["cliqueid"])

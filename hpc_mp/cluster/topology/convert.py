@@ -1,0 +1,91 @@
+"""One topology as another kind: blocks as a tree, leaves as blocks, some nodes only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from hpc_mp.cluster.nodelist import compress
+from hpc_mp.cluster.switches import Switch, Topology
+from hpc_mp.cluster.topology.known import legal
+from hpc_mp.errors import HpcMpError
+
+
+def as_tree(topology: Topology) -> Topology:
+    """Blocks and rings become leaves, joined blocks the switches above them, and a root is put above all.
+
+    Without the root Slurm would start no job across them; nodes of two NVLink domains or rings do reach each other. A tree
+    stays as it is: where it has no root, its parts may be fabrics of their own.
+    """
+    if topology.kind == "tree" or not topology.switches:
+        return replace(topology, kind="tree")
+    chains = [(switch, topology.tree.above.get(next(iter(switch.hosts), ""), (switch.name,))) for switch in topology.switches]
+    below: dict[str, dict[str, None]] = {}
+    for _, chain in chains:
+        for child, parent in itertools.pairwise(chain):
+            below.setdefault(parent, {})[child] = None
+    names: dict[str, str] = {}
+    for name in (*(switch.name for switch in topology.switches), *below):
+        names[name] = legal(name, names.values())
+    switches = [Switch(names[switch.name], switch.hosts) for switch in topology.switches]
+    switches += [Switch(names[name], (), tuple(names[child] for child in children)) for name, children in below.items()]
+    tops = tuple(dict.fromkeys(names[chain[-1]] for _, chain in chains))
+    if len(tops) > 1:
+        switches.append(Switch(legal("root", names.values()), (), tops))
+    return replace(topology, kind="tree", switches=tuple(switches), sizes=(), joined=())
+
+
+def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
+    """Leaves become blocks, in the order of the tree, so that blocks which are joined are neighbours there.
+
+    Args:
+        sizes: ``BlockSizes``; default: the topology's, else the size of the smallest block.
+
+    Raises:
+        HpcMpError: a size is no power of two times the first, or a block has fewer nodes than the first.
+    """
+    leaves = [Switch(switch.name, switch.hosts) for switch in _in_order(topology) if switch.hosts]
+    if not leaves:
+        return replace(topology, kind="block", switches=(), sizes=tuple(sizes), joined=())
+    kept = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in leaves),)
+    words = f"BlockSizes={','.join(map(str, kept))}"
+    for size in kept:
+        times, rest = divmod(size, kept[0]) if kept[0] else (0, 1)
+        if rest or times & (times - 1) or not times:
+            raise HpcMpError(words, f"{size} is no power of two times {kept[0]}", "give for example 4,8,16")
+    small = [leaf.name for leaf in leaves if len(leaf.hosts) < kept[0]]
+    if small and sizes:
+        raise HpcMpError(words, f"{compress(small)} has fewer nodes than {kept[0]}",
+                         "give a smaller first size, or leave its nodes out with --nodes")
+    return replace(topology, kind="block", switches=tuple(leaves), sizes=kept, joined=())
+
+
+def only(topology: Topology, nodes: Collection[str]) -> Topology:
+    """Without other hosts, and without switches that so have nothing below them."""
+    kept = {switch.name: tuple(host for host in switch.hosts if host in nodes) for switch in topology.switches}
+    alive = {name for name, hosts in kept.items() if hosts}
+    for _ in topology.switches:  # a switch is as deep as there are switches, at most
+        more = {switch.name for switch in topology.switches if alive.intersection(switch.children)}
+        if more <= alive:
+            break
+        alive |= more
+    return replace(topology, joined=(), switches=tuple(
+        Switch(switch.name, kept[switch.name], tuple(child for child in switch.children if child in alive))
+        for switch in topology.switches if switch.name in alive))
+
+
+def _in_order(topology: Topology) -> list[Switch]:
+    """The switches, those below one switch side by side."""
+    by_name = {switch.name: switch for switch in topology.switches}
+    order: dict[str, Switch] = {}
+
+    def visit(name: str) -> None:
+        if name in by_name and name not in order:
+            order[name] = by_name[name]
+            for child in by_name[name].children:
+                visit(child)
+
+    for top in (*topology.tops, *by_name):
+        visit(top)
+    return list(order.values())

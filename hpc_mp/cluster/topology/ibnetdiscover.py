@@ -1,0 +1,126 @@
+"""A tree from InfiniBand's own view: leaves are switches with hosts, higher switches join them by distance.
+
+Hosts with several adapters hang at several leaves (one per rail): hosts at the same set of them form one leaf of the tree.
+A fat tree has more than one way up, Slurm's tree one: switches of one distance that are connected below count as one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+from hpc_mp.cluster.switches import Switch, Topology
+from hpc_mp.cluster.topology.ibnet_text import Fabric, host_of, read_fabric, switch_name
+from hpc_mp.cluster.topology.known import Known, group, legal, natural
+
+Leaf = frozenset[str]  # the switches at which the hosts of one leaf hang
+
+
+def read_ibnetdiscover(text: str, origin: str) -> Known:
+    """The tree. Raises HpcMpError: no switch is in the text."""
+    fabric = read_fabric(text)
+    at: dict[str, set[str]] = {}
+    unnamed = 0
+    for switch, ends in fabric.links.items():
+        for adapter in (end for end in ends if end.startswith("H-")):
+            host = host_of(fabric.names.get(adapter, ""))
+            if host is not None:
+                at.setdefault(host, set()).add(switch)
+            elif "aggregation node" not in fabric.names.get(adapter, "").lower():
+                unnamed += 1
+    notes = [f"left out, for their description names no host: {unnamed} adapters"] if unnamed else []
+    leaves = _leaves({host: frozenset(switches) for host, switches in at.items()})
+    if not leaves:
+        words = "no adapter has a host's name: set node descriptions, or give ibnetdiscover a --node-name-map"
+        return Known((), origin, (*notes, words))
+    names = _names(fabric)
+    taken: list[str] = []
+    leaf_names: dict[Leaf, str] = {}
+    for leaf in sorted(leaves, key=lambda leaf: natural(min((names[switch] for switch in leaf), key=natural))):
+        first = min((names[switch] for switch in leaf), key=natural)
+        leaf_names[leaf] = legal(first if len(leaf) == 1 else f"{first}-x{len(leaf)}", taken)
+        taken.append(leaf_names[leaf])
+    switches = [group(name, leaves[leaf]) for leaf, name in leaf_names.items()]
+    switches += _above(fabric, leaf_names, names, taken)
+    tree = Topology(kind="tree", switches=tuple(switches), default=True)
+    rails = max(map(len, leaves))
+    notes += [f"hosts hang at up to {rails} switches: those at the same ones are one leaf"] if rails > 1 else []
+    return Known((tree,), origin, tuple(notes))
+
+
+def _leaves(at: Mapping[str, Leaf]) -> dict[Leaf, list[str]]:
+    """Hosts by the switches they hang at; a host that lacks a rail joins those that have it, where they are one leaf alone."""
+    sets = set(at.values())
+    leaves: dict[Leaf, list[str]] = {}
+    for host, switches in at.items():
+        larger = [other for other in sets if switches < other and not any(other < third for third in sets)]
+        leaves.setdefault(larger[0] if len(larger) == 1 else switches, []).append(host)
+    return leaves
+
+
+def _above(fabric: Fabric, leaf_names: Mapping[Leaf, str], names: Mapping[str, str], taken: list[str]) -> list[Switch]:
+    """The switches above the leaves. Those as near to a host as k, and what they connect, are the k-th storey."""
+    distance = _distances(fabric, {switch for leaf in leaf_names for switch in leaf})
+    below = [(name, leaf) for leaf, name in leaf_names.items()]  # what there is so far: its name, the leaves' switches below
+    found: list[Switch] = []
+    for storey in range(max(distance.values(), default=0) + 1):
+        usable = {switch for switch, far in distance.items() if far <= storey}
+        joined: list[tuple[str, Leaf]] = []
+        parts = _parts(fabric, usable, [leaf for _, leaf in below])
+        of = {switch: number for number, part in enumerate(parts) for switch in part}
+        within: dict[int, list[tuple[str, Leaf]]] = {}
+        for name, leaf in below:
+            within.setdefault(of[min(leaf)], []).append((name, leaf))
+        for number, inside in within.items():
+            if len(inside) == 1:
+                joined += inside
+                continue
+            own = [names[switch] for switch in parts[number] if distance.get(switch) == storey > 0]
+            name = legal(own[0] if len(own) == 1 else f"tier{storey}", taken)
+            taken.append(name)
+            found.append(Switch(name, (), tuple(each for each, _ in inside)))
+            joined.append((name, frozenset().union(*(leaf for _, leaf in inside))))
+        below = joined
+    return found
+
+
+def _distances(fabric: Fabric, leaves: Iterable[str]) -> dict[str, int]:
+    """Cables from every switch to the nearest leaf."""
+    distance = dict.fromkeys(leaves, 0)
+    front = list(distance)
+    while front:
+        reached = dict.fromkeys(end for switch in front for end in fabric.links.get(switch, ()) if end.startswith("S-"))
+        front = [switch for switch in reached if switch not in distance]
+        distance |= {switch: distance[next(end for end in fabric.links[switch] if end in distance)] + 1 for switch in front}
+    return distance
+
+
+def _parts(fabric: Fabric, usable: set[str], together: Iterable[Leaf]) -> list[set[str]]:
+    """What is connected over usable switches, and through hosts that hang at several."""
+    parent = {switch: switch for switch in usable}
+
+    def root(switch: str) -> str:
+        while parent[switch] != switch:
+            parent[switch] = parent[parent[switch]]
+            switch = parent[switch]
+        return switch
+
+    cables = ((switch, end) for switch in usable for end in fabric.links.get(switch, ()) if end in usable)
+    hosts = ((min(leaf), switch) for leaf in together for switch in leaf)
+    for one, other in itertools.chain(cables, hosts):
+        parent[root(one)] = root(other)
+    parts: dict[str, set[str]] = {}
+    for switch in usable:
+        parts.setdefault(root(switch), set()).add(switch)
+    return list(parts.values())
+
+
+def _names(fabric: Fabric) -> dict[str, str]:
+    """Of every switch: its own name where it has one that no other has, else its GUID."""
+    told = {switch: switch_name(fabric.names.get(switch, "")) for switch in fabric.links}
+    counts = list(told.values())
+    names: dict[str, str] = {}
+    for switch, name in told.items():
+        plain = name if name and counts.count(name) == 1 else f"ib-{switch[2:]}"
+        names[switch] = legal(plain, names.values())
+    return names

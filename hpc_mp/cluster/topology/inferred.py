@@ -1,0 +1,163 @@
+"""Which nodes share a leaf, as far as measured rates show it.
+
+Where a leaf's uplinks carry less than its nodes together, pairs across leaves are slower than pairs inside of one while all
+talk at once, as they did when the doctor measured. Where uplinks carry everything, nothing is to be seen, and nothing is said.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from hpc_mp.cluster.measured import Measured
+from hpc_mp.cluster.switches import Switch, Topology
+from hpc_mp.cluster.topology.known import Known, group, listed, natural
+
+APART, APART_FEW, FEW = 1.25, 1.6, 6
+"""Pairs inside must be so many times as fast as those across: other differences are noise, or a bad link. With fewer than
+``FEW`` pairs inside they must be further apart, for some of so few rates look like groups by chance."""
+
+EDGE = 0.05
+"""Share of the pairs inside, and of those across, that may lie on the wrong side: bad links, and noise."""
+
+COVERED = 0.5
+"""Groups must hold so many of the nodes, for leaves are everywhere or nowhere."""
+
+CUTS = 5
+"""Places between the rates at which a limit is tried: pairs across are of several kinds, alone on an uplink or with others."""
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Attributes:
+        groups: nodes that share a leaf, in natural order; empty where that cannot be seen.
+        unplaced: measured nodes in none of them.
+        why: what the groups rest on, or why nothing can be seen; one sentence.
+    """
+
+    groups: tuple[tuple[str, ...], ...]
+    unplaced: tuple[str, ...]
+    why: str
+
+
+def infer(measured: Measured) -> Seen:
+    """Groups of nodes, claimed only where rates inside and across differ clearly and fit disjoint groups."""
+    rates = {(measured.nodes[i], measured.nodes[j]): rate for i, j, rate in measured.pairs if rate > 0}
+    trials = (_try(rates, limit) for limit in _limits(sorted(rates.values())))
+    found = max(trials, default=_Trial(), key=lambda trial: trial.worth)
+    if not found.groups:
+        return Seen((), tuple(sorted(measured.nodes, key=natural)),
+                    f"rates of {len(rates)} pairs show no two groups of nodes: leaves cannot be told apart by them")
+    groups = sorted((tuple(sorted(nodes, key=natural)) for nodes in found.groups), key=lambda nodes: natural(nodes[0]))
+    placed = {node for nodes in groups for node in nodes}
+    unplaced = tuple(sorted((node for node in measured.nodes if node not in placed), key=natural))
+    why = (f"{median(found.inside):.3g} GB/s inside of {len(groups)} groups, {median(found.across):.3g} GB/s across "
+           f"({len(found.inside)} and {len(found.across)} pairs)")
+    return Seen(tuple(groups), unplaced, why)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """Groups that a limit between fast and slow makes, none where the rates do not bear them out; rates in order.
+
+    ``worth``: pairs that fit less ten times those that do not.
+    """
+
+    groups: tuple[set[str], ...] = ()
+    inside: tuple[float, ...] = ()
+    across: tuple[float, ...] = ()
+    worth: int = 0
+
+    @property
+    def low(self) -> float:
+        return self.inside[math.floor(EDGE * len(self.inside))]
+
+    @property
+    def high(self) -> float:
+        return self.across[math.ceil((1 - EDGE) * len(self.across)) - 1]
+
+    @property
+    def apart(self) -> float:
+        return self.low / self.high if self.inside and self.across else 0.0
+
+
+def _try(rates: Mapping[Pair, float], limit: float) -> _Trial:
+    groups = _witnessed([found for found in _groups(rates, limit) if len(found) > 1], rates)
+    of = {node: number for number, found in enumerate(groups) for node in found}
+    known = [(of[a] == of[b], rate) for (a, b), rate in rates.items() if a in of and b in of]
+    trial = _Trial(tuple(groups), tuple(sorted(rate for same, rate in known if same)),
+                   tuple(sorted(rate for same, rate in known if not same)))
+    nodes = len({node for pair in rates for node in pair})
+    if len(groups) < 2 or len(of) < COVERED * nodes or trial.apart < (APART if len(trial.inside) >= FEW else APART_FEW):
+        return _Trial()
+    middle = math.sqrt(trial.low * trial.high)
+    fits = sum(same == (rate > middle) for same, rate in known)
+    return replace(trial, worth=fits - 10 * (len(known) - fits))
+
+
+def read_measured_topology(measured: Measured, origin: str) -> Known:
+    """A tree with a leaf per group and a root, for they reach each other; without a topology where nothing can be seen."""
+    seen = infer(measured)
+    notes = [seen.why]
+    if not seen.groups:
+        return Known((), origin, tuple(notes))
+    if seen.unplaced:
+        notes.append(f"{listed(seen.unplaced)}: rates do not show under which leaf")
+    leaves = [group(f"leaf{number}", nodes) for number, nodes in enumerate(seen.groups, 1)]
+    root = Switch("root", (), tuple(leaf.name for leaf in leaves))
+    return Known((Topology(kind="tree", switches=(*leaves, root), default=True),), origin, tuple(notes))
+
+
+def _limits(rates: Sequence[float]) -> list[float]:
+    """Between two kinds of rates: where logarithms split with the least spread inside of both, and in the widest gaps."""
+    logs = [math.log(rate) for rate in rates]
+    total, count, below, spread = sum(logs), len(logs), 0.0, []
+    for cut in range(1, count):
+        below += logs[cut - 1]
+        spread.append((below / cut - (total - below) / (count - cut)) ** 2 * cut * (count - cut))
+    cuts = sorted(range(1, count), key=lambda cut: spread[cut - 1])[-1:]
+    cuts += sorted(range(1, count), key=lambda cut: logs[cut] - logs[cut - 1])[-CUTS:]
+    return [math.sqrt(rates[cut - 1] * rates[cut]) for cut in dict.fromkeys(cuts)]
+
+
+def _groups(rates: Mapping[Pair, float], limit: float) -> list[set[str]]:
+    """Nodes that more of their pairs join than part: of each two groups the pairs decide by majority, the clearest first."""
+    groups = {node: {node} for pair in rates for node in pair}
+    votes: dict[str, Counter[str]] = {node: Counter() for node in groups}
+    for (a, b), rate in rates.items():
+        votes[a][b] += 1 if rate > limit else -1
+        votes[b][a] = votes[a][b]
+    waiting = [(-most, a, b) for a in votes for b, most in votes[a].items() if most > 0 and a < b]
+    heapq.heapify(waiting)
+    while waiting:
+        most, one, other = heapq.heappop(waiting)
+        if one not in groups or other not in groups or -most != votes[one][other]:
+            continue  # it was joined, or outvoted, meanwhile
+        groups[one] |= groups.pop(other)
+        del votes[one][other]
+        for third, count in votes.pop(other).items():
+            if third != one:
+                del votes[third][other]
+                votes[one][third] += count
+                votes[third][one] = votes[one][third]
+                if votes[one][third] > 0:
+                    heapq.heappush(waiting, (-votes[one][third], one, third))
+    return list(groups.values())
+
+
+def _witnessed(groups: Sequence[set[str]], rates: Iterable[Pair]) -> list[set[str]]:
+    """Without groups that no measured pair parts from a larger one: both may be under one leaf."""
+    ordered = sorted(groups, key=len, reverse=True)
+    of = {node: number for number, found in enumerate(ordered) for node in found}
+    met = {(of[a], of[b]) for a, b in rates if a in of and b in of}
+    kept: list[int] = []
+    for number in range(len(ordered)):
+        if all((number, other) in met or (other, number) in met for other in kept):
+            kept.append(number)
+    return [ordered[number] for number in kept]

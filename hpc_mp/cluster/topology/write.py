@@ -1,0 +1,75 @@
+"""Writes topology.conf (a tree, or blocks from Slurm 23.11 on) and topology.yaml (25.05)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from hpc_mp.cluster.nodelist import compress
+from hpc_mp.cluster.switches import Switch, Topology
+from hpc_mp.cluster.topology.known import legal
+from hpc_mp.errors import HpcMpError
+
+
+def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
+    """topology.conf of a tree or of blocks; names are made such that Slurm takes them.
+
+    Raises:
+        HpcMpError: the topology is neither, or knows no host.
+    """
+    known = _writable(topology)
+    if known.kind == "block":
+        lines = [f"BlockName={block.name} Nodes={compress(block.hosts)}" for block in known.switches]
+        lines += [f"BlockSizes={','.join(map(str, known.sizes))}"] if known.sizes else []
+    else:
+        lines = [f"SwitchName={switch.name}" + (f" Switches={compress(switch.children)}" if switch.children else "")
+                 + (f" Nodes={compress(switch.hosts)}" if switch.hosts else "") for switch in known.switches]
+    return "".join(f"{line}\n" for line in (*_comments(header), *lines))
+
+
+def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
+    """topology.yaml with one or several topologies.
+
+    Raises:
+        HpcMpError: two of one name, or one that cannot be written.
+    """
+    names = [topology.name for topology in topologies]
+    if len(set(names)) < len(names):
+        raise HpcMpError(f"topologies {', '.join(names)}", "two have one name", "rename one: partitions know them by it")
+    entries = [_entry(_writable(topology) if topology.kind != "flat" else topology) for topology in topologies]
+    text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False, width=1_000_000)
+    return "".join(f"{line}\n" for line in _comments(header)) + text
+
+
+def _entry(topology: Topology) -> dict[str, Any]:
+    entry: dict[str, Any] = {"topology": topology.name, "cluster_default": topology.default}
+    if topology.kind == "block":
+        blocks = [{"block": block.name, "nodes": compress(block.hosts)} for block in topology.switches]
+        return entry | {"block": {"block_sizes": list(topology.sizes), "blocks": blocks}}
+    if topology.kind == "ring":
+        return entry | {"ring": {"rings": [{"ring": ring.name, "nodes": compress(ring.hosts)} for ring in topology.switches]}}
+    if topology.kind == "flat":
+        return entry | {"flat": True}
+    return entry | {"tree": {"switches": [
+        {"switch": switch.name} | ({"children": compress(switch.children)} if switch.children else {})
+        | ({"nodes": compress(switch.hosts)} if switch.hosts else {}) for switch in topology.switches]}}
+
+
+def _comments(header: Iterable[str]) -> list[str]:
+    """A line that ended in a backslash would go on in the next, which Slurm would then pass over."""
+    return [f"# {line}".rstrip("\\") for text in header for line in text.splitlines()]
+
+
+def _writable(topology: Topology) -> Topology:
+    """With legal names. Raises HpcMpError."""
+    if not topology.hosts:
+        raise HpcMpError("the topology", "knows no node under any switch", "take another source, or other --nodes")
+    names: dict[str, str] = {}
+    for switch in topology.switches:
+        names[switch.name] = legal(switch.name, names.values())
+    return replace(topology, joined=(), switches=tuple(
+        Switch(names[switch.name], switch.hosts, tuple(names[child] for child in switch.children if child in names))
+        for switch in topology.switches))

@@ -1,0 +1,93 @@
+"""Azure's sizes and images: ``cyclecloud/catalogue.toml`` as dataclasses."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from hpc_mp.assets import asset
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size of Azure; what each field is stands in the file. ``sources``: figure → where it is from."""
+
+    name: str
+    vcpus: int
+    memory_gib: int
+    numa: int
+    arch: str
+    generations: tuple[int, ...]
+    placement_group_max: int
+    sources: Mapping[str, str] = field(hash=False)
+    gpus: int = 0
+    gpu_model: str = ""
+    gpu_vendor: str = ""
+    gres: str = ""
+    nics: int = 0
+    rdma: str = ""
+    rdma_gbps: int = 0
+    busbw: float = 0
+    nvlink_block: int = 0
+    twin: str = ""
+    retired: str = ""
+
+    @property
+    def is_v100(self) -> bool:
+        return self.gpu_model.startswith("V100")
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An image; ``drivers`` is nvidia, nvidia-v100, rocm, none or unknown."""
+
+    name: str
+    arch: str
+    generations: tuple[int, ...]
+    drivers: str
+    network: bool
+    slurm: bool = True
+    ended: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """Sizes and images by name in lower case."""
+
+    sources: Mapping[str, str]
+    sizes: Mapping[str, Size]
+    images: Mapping[str, Image]
+
+    def size(self, name: str) -> Size | None:
+        return self.sizes.get(name.casefold())
+
+    def image(self, name: str) -> Image | None:
+        """By URN, with or without its version, or by CycleCloud's name."""
+        urn = re.sub(r"^([^:]+:[^:]+:[^:]+):[^:]*$", r"\1", name.strip())
+        return self.images.get(urn.casefold())
+
+
+@cache
+def load_catalogue() -> Catalogue:
+    """
+    Raises:
+        HpcMpError: the file was not installed.
+    """
+    data = tomllib.loads(asset("cyclecloud/catalogue.toml").read_text(encoding="utf-8"))
+    sizes = [_size(series, name, own) for series in data["series"] for name, own in series["sizes"].items()]
+    images = [Image(**_frozen(row, "from")) for row in data["image"]]
+    return Catalogue(data["sources"], {size.name.casefold(): size for size in sizes},
+                     {image.name.casefold(): image for image in images})
+
+
+def _size(series: dict[str, Any], name: str, own: dict[str, Any]) -> Size:
+    sources = {figure: source for source, figures in series["from"].items() for figure in figures}
+    return Size(name=name, sources=sources, **_frozen(series, "from", "sizes"), **own)
+
+
+def _frozen(row: dict[str, Any], *without: str) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items() if key not in without}

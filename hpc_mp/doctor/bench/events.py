@@ -1,0 +1,27 @@
+"""What ranks say while they measure, and how it is found among what else they print.
+
+    {"event": "meet", "node", "port"}          rank 0 listens there, and waits to be told where that is
+    {"event": "ranks", "ranks", "versions"}    all have met: {"rank", "group", "pid", "host", "device", "name"} of each
+    {"event": "size", "size"}                  this size begins
+    {"event": "row", "size", "ranks"}          of each rank and placement: mean seconds, wrong elements, seconds of each iteration
+    {"event": "end"}                           all sizes are done
+    {"event": "refused", "value", "rule", "remedy"}    the input is wrong, says a rank
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+MARK = "hpc-mp-bench "
+TOLD = "HPC_MP_BENCH_TOLD"  # "1": the launcher says on standard input where ranks meet (srun gives it to all of them)
+Event = dict[str, Any]
+
+
+def events(lines: Iterable[str]) -> Iterator[Event]:
+    """Of complete lines; all others are passed over."""
+    for line in lines:
+        _, mark, text = line.partition(MARK)
+        if mark:
+            yield json.loads(text)

@@ -1,0 +1,103 @@
+"""What was measured beside what the fabric should give, with a verdict for each size."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from hpc_mp.doctor.bench.groups import nodes_of
+from hpc_mp.doctor.bench.result import GroupResult, Row
+from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.doctor.expected import Expectation, expect, expect_tcp, nic_share
+from hpc_mp.doctor.fabrics import Fabric, fabric, fabrics
+
+# What the model is off by on healthy systems (docs/bench.md has the residuals): where bandwidth decides, and elsewhere.
+REACH = 0.8  # share of what an endless payload gets: from here on bandwidth decides
+TOLERANCE = 0.15
+TOLERANCE_OF_LATENCY = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The slowest group at one size; GB/s. ``share``: what a GPU's NICs carried at least in an all-reduce, else None."""
+
+    size: int
+    measured: float
+    expected: float
+    verdict: str
+    algorithm: str
+    share: float | None
+
+    @property
+    def ratio(self) -> float:
+        return self.measured / self.expected if self.expected else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Yardstick:
+    """``fabric`` for NCCL, ``node_rate`` (GB/s) for gloo and MPI; None: nothing is known to compare with."""
+
+    fabric: Fabric | None = None
+    node_rate: float | None = None
+
+
+def yardstick(name: str | None, node_rate: float | None) -> Yardstick:
+    """As the user says it: ``node_rate`` goes before the fabric's own figure. Raises HpcMpError."""
+    known = None if name is None else fabric(name)
+    if known is not None and node_rate is not None:
+        known = replace(known, nics=max(1, known.nics), nic=node_rate / max(1, known.nics))
+    return Yardstick(known, node_rate)
+
+
+def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
+    """Inside a node the GPU's name tells the fabric, as long as all that match agree; ``names`` of all ranks' devices."""
+    inside = all(nodes_of(group, spec.ranks_per_node) == 1 for group in spec.groups)
+    if given.fabric is not None or spec.backend != "nccl" or not inside:
+        return given
+    seen = set(names)
+    found = [each for each in fabrics().values() if all(re.search(each.gpu, name) for name in seen)]
+    figures = {(each.links, each.link, each.nvls, each.mesh, each.ll, each.gpus) for each in found}
+    return replace(given, fabric=found[0]) if len(figures) == 1 else given
+
+
+def judge(spec: BenchSpec, rows: Sequence[Row], against: Yardstick) -> tuple[Judged, ...]:
+    """The slowest group of each size; nothing where there is nothing to compare with."""
+    found = []
+    for row in rows:
+        result = row.worst
+        nodes = nodes_of(result.members, spec.ranks_per_node)
+        expectation = _expect(spec, result, nodes, against)
+        if expectation is None or expectation.busbw == 0:
+            continue
+        measured = row.busbw(result)
+        crosses = spec.collective == "all_reduce" and nodes > 1
+        share = nic_share(measured, nodes, len(result.members) // nodes) if crosses else None
+        found.append(Judged(result.size, measured, expectation.busbw, _verdict(measured, expectation),
+                            expectation.algorithm, share))
+    return tuple(found)
+
+
+def _expect(spec: BenchSpec, result: GroupResult, nodes: int, against: Yardstick) -> Expectation | None:
+    here = -(-len(result.members) // nodes)
+    own = {member // spec.ranks_per_node for member in result.members}
+    beside = max(sum(any(member // spec.ranks_per_node == node for member in group) for group in spec.groups
+                     if nodes_of(group, spec.ranks_per_node) > 1) for node in own)
+    if spec.backend == "nccl":
+        if against.fabric is None:
+            return None
+        return expect(spec.collective, result.size, nodes, here, against.fabric, max(1, beside))
+    if against.node_rate is None or nodes == 1:
+        return None
+    return expect_tcp(spec.collective, result.size, nodes, here, against.node_rate, spec.backend == "gloo", beside)
+
+
+def _verdict(measured: float, expectation: Expectation) -> str:
+    bandwidth = expectation.reach >= REACH
+    tolerance = TOLERANCE if bandwidth else TOLERANCE_OF_LATENCY
+    ratio = measured / expectation.busbw
+    if ratio < 1 - tolerance:
+        return "slow" if bandwidth else "slow to start"
+    if ratio > 1 + tolerance:
+        return "faster than expected"
+    return "as expected"

@@ -1,0 +1,172 @@
+"""From what the user asks for to what is measured, and how its ranks are started."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from hpc_mp.cluster.ask import Ask, ask
+from hpc_mp.cluster.gpus import Gpu, find_gpus
+from hpc_mp.cluster.here import Site, find_site
+from hpc_mp.doctor.bench.collectives import ALIGN
+from hpc_mp.doctor.bench.events import Event
+from hpc_mp.doctor.bench.groups import Groups, along, split
+from hpc_mp.doctor.bench.sizes import sweep
+from hpc_mp.doctor.bench.spec import Backend, BenchSpec
+from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
+from hpc_mp.errors import HpcMpError
+from hpc_mp.launch.slurm import step_environment
+from hpc_mp.launch.where import Where
+from hpc_mp.placement import Degrees
+
+ACCESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how programs reach the controller
+SIZES: dict[Backend, tuple[int, int, int]] = {  # where the user names none: first, last, factor
+    "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4), "mpi": (2**10, 2**24, 4)}
+GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-\w+)=")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """``axis`` of tensor × pipeline × data in ``order``; the data degree follows from the number of ranks."""
+
+    axis: str
+    tensor: int
+    pipeline: int
+    order: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the user said; None: not said.
+
+    Attributes:
+        split: as ``groups.split`` takes it; with a ``layout`` it has to be ``all``.
+        sizes: (first, last, factor, step) in bytes.
+        srun: options of srun, such as ``partition=gpu``.
+        mpi: srun's ``--mpi``.
+    """
+
+    collective: str
+    backend: str = "auto"
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    split: str = "all"
+    layout: Layout | None = None
+    sizes: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)
+    dtype: str = "float"
+    warmup: int = 5
+    iterations: int = 20
+    check: bool = True
+    timeout: float = 300.0
+    srun: tuple[str, ...] = ()
+    mpi: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPlan:
+    """``start`` starts the ranks, and gives what they say."""
+
+    spec: BenchSpec
+    start: Callable[[], Iterator[Event]]
+
+
+def plan(
+    wish: Wish, where: Where, environ: Mapping[str, str] = os.environ, ask: Ask = ask,
+    gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], Site | str] = find_site,
+) -> BenchPlan:
+    """Raises HpcMpError for what cannot be measured. ``gpus``, ``site``: who tells what is here."""
+    if where.place == "local":
+        found = len(gpus())
+        spec = _spec(wish, 1, found or 2, found)
+        return BenchPlan(spec, lambda: on_emulated_nodes(spec, environ))
+    if where.place == "mpi":
+        spec = _spec(wish, 1, 2, 0, "mpi")
+        return BenchPlan(spec, lambda: on_mpirun(spec, environ))
+    if where.place == "step":
+        here = environ.get("SLURM_GPUS_ON_NODE", "0")
+        found = int(here) if here.isdigit() else 0
+        spec = _spec(wish, int(environ.get("SLURM_JOB_NUM_NODES", "1")), found or 1, found)
+        options = [*_cpus(environ, spec), *_given(wish)]
+        return BenchPlan(spec, lambda: on_slurm(spec, options, step_environment(environ), ask))
+    return _job(wish, environ, ask, site)
+
+
+def _job(wish: Wish, environ: Mapping[str, str], ask: Ask, site: Callable[[Mapping[str, str]], Site | str]) -> BenchPlan:
+    """A job of its own, on whole nodes: neighbours would share their network."""
+    given = _given(wish)
+    named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)
+    there = site(environ if named is None else {**environ, "SBATCH_PARTITION": named})
+    if isinstance(there, str):
+        raise HpcMpError("--on slurm", there, "measure on this machine with --on local, or inside an allocation")
+    found = there.kind.gpu_count
+    spec = _spec(wish, min(2, len(there.kind.nodes)), found or 1, found)
+    options = [f"--partition={there.chosen.name}", "--exclusive", "--time=00:30:00", "--job-name=hpc-mp-bench",
+               f"--cpus-per-task={max(1, there.cpus // spec.ranks_per_node)}"]
+    if spec.backend == "nccl" and not any(map(GPU_OPTIONS.match, given)):
+        options.append(f"--gpus-per-node={spec.ranks_per_node}")
+    kept = {name: value for name, value in step_environment(environ).items() if name in ACCESS or not name.startswith("SLURM_")}
+    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], kept, ask))
+
+
+def _given(wish: Wish) -> list[str]:
+    """The user's own options of srun, which come last and so win."""
+    wrong = next((option for option in wish.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
+    if wrong is not None:
+        raise HpcMpError(f"--srun {wrong}", "is no NAME=VALUE", "write an option without its dashes, as in --srun account=abc")
+    mpi = wish.mpi or "none" if wish.backend != "mpi" else wish.mpi
+    return [*([f"--mpi={mpi}"] if mpi else []), *(f"--{option}" for option in wish.srun)]
+
+
+def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
+    """A rank's share of the CPUs that the allocation has on each node: SLURM_JOB_CPUS_PER_NODE is ``4(x2),2``."""
+    counts = [int(count) for count in re.findall(r"(?:^|,)(\d+)", environ.get("SLURM_JOB_CPUS_PER_NODE", ""))]
+    return [f"--cpus-per-task={max(1, min(counts) // spec.ranks_per_node)}"] if counts else []
+
+
+def _spec(wish: Wish, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
+    """The wish, with what it leaves open filled in. ``gpus``: of a node. ``auto``: the backend, where no GPU decides it."""
+    nodes = nodes if wish.nodes is None else wish.nodes
+    here = ranks_per_node if wish.ranks_per_node is None else wish.ranks_per_node
+    for name, value in (("--nodes", nodes), ("--ranks-per-node", here)):
+        if value < 1:
+            raise HpcMpError(f"{name} {value}", "must be at least 1", f"set {name} to 1 or more")
+    backend: Backend = auto or ("nccl" if gpus >= here else "gloo")
+    if wish.backend in ("nccl", "gloo", "mpi"):
+        backend = wish.backend  # type: ignore[assignment]
+    groups = _groups(wish, nodes, here)
+    spec = BenchSpec(wish.collective, backend, nodes, here, groups, _sizes(wish, backend, max(map(len, groups))), wish.dtype,
+                     wish.warmup, wish.iterations, wish.check, wish.timeout)
+    if not spec.fitting(spec.sizes[0]):
+        least = ALIGN * max(map(len, groups))
+        raise HpcMpError(f"-b {spec.sizes[0]}", f"is less than {ALIGN} bytes for each of {max(map(len, groups))} ranks",
+                         f"begin with at least {least}")
+    return spec
+
+
+def _sizes(wish: Wish, backend: Backend, ranks: int) -> tuple[int, ...]:
+    """``ranks``: of the largest group, each of which needs a part to send."""
+    first, last, usual = SIZES[backend]
+    while first < ALIGN * ranks:
+        first *= 2
+    begin, end, factor, step = wish.sizes
+    if begin is None:
+        begin = first if end is None else min(first, end)
+    if end is None:
+        end = max(last, begin)
+    return sweep(begin, end, usual if factor is None else factor, step)
+
+
+def _groups(wish: Wish, nodes: int, ranks_per_node: int) -> Groups:
+    layout, world = wish.layout, nodes * ranks_per_node
+    if layout is None:
+        return split(world, ranks_per_node, wish.split)
+    if wish.split != "all":
+        raise HpcMpError(f"--split {wish.split} --axis {layout.axis}", "are two ways to make groups", "leave one of them out")
+    fixed = prod((layout.tensor, layout.pipeline))
+    if fixed < 1 or world % fixed:
+        raise HpcMpError(f"tp({layout.tensor}) × pp({layout.pipeline}) = {fixed}",
+                         f"does not divide {world} ranks = {nodes} nodes × {ranks_per_node}", "change --tp, --pp or the ranks")
+    return along(layout.axis, Degrees(layout.tensor, layout.pipeline, world // fixed), layout.order, ranks_per_node)

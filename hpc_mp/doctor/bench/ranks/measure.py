@@ -1,0 +1,86 @@
+"""One size and placement: warm up, time, and compare the data, as nccl-tests does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_mp.doctor.bench.collectives import Collective, Counts, Placed
+from hpc_mp.doctor.bench.ranks import pattern
+from hpc_mp.doctor.bench.ranks.network import Network
+
+
+@dataclass(frozen=True, slots=True)
+class Buffers:
+    """What is sent, what is received and, for in-place operations, one buffer that holds both."""
+
+    send: Any
+    receive: Any
+
+    def views(self, this: Collective, counts: Counts, placed: Placed, member: int) -> tuple[Any, Any]:
+        """(send, receive) for one operation: in place they overlap where the library wants them to."""
+        send, receive = self.send[: counts.send], self.receive[: counts.receive]
+        if placed == "out_of_place":
+            return send, receive
+        part = slice(member * counts.param, (member + 1) * counts.param)
+        whole = self.receive[: counts.total]
+        return whole[part] if this.send_part else whole, whole[part] if this.receive_part else whole
+
+
+def allocate(network: Network, counts: Counts) -> Buffers:
+    """For the largest size of a sweep."""
+    return Buffers(network.buffer(counts.total), network.buffer(counts.total))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one rank saw: seconds of each iteration, their mean by the host's clock, and how many elements were wrong."""
+
+    mean: float
+    iterations: list[float]
+    wrong: int
+
+
+def measure(
+    network: Network, this: Collective, counts: Counts, buffers: Buffers, placed: Placed, warmup: int, iterations: int,
+    check: bool,
+) -> Sample:
+    """All ranks call this at the same time."""
+    send, receive = buffers.views(this, counts, placed, network.member)
+    run = network.operation(this, send, receive)
+    _fill(network, this, send, receive, 0)
+    for _ in range(warmup):
+        run()
+    network.finish()
+    network.barrier()
+    began = time.perf_counter()
+    stamps = [network.stamp()]
+    for _ in range(iterations):
+        run()
+        stamps.append(network.stamp())
+    network.finish()
+    mean = (time.perf_counter() - began) / iterations
+    network.barrier()
+    wrong = 0
+    if check and placed in this.checked:
+        _fill(network, this, send, receive, 1)
+        network.barrier()
+        run()
+        network.finish()
+        wrong = _wrong(network, this, counts, receive, 1)
+    return Sample(mean, network.between(stamps), wrong)
+
+
+def _fill(network: Network, this: Collective, send: Any, receive: Any, repetition: int) -> None:
+    receive[...] = 0
+    table = pattern.sent(this, network.member, network.members, repetition)
+    if not this.rooted or network.member == 0:
+        pattern.write(send, network.table(table))
+    network.finish()
+
+
+def _wrong(network: Network, this: Collective, counts: Counts, receive: Any, repetition: int) -> int:
+    expected = pattern.received(this, network.member, network.members, repetition, counts.param)
+    share = len(receive) // len(expected)
+    return sum(pattern.wrong(receive[i * share:(i + 1) * share], network.table(table)) for i, table in enumerate(expected))

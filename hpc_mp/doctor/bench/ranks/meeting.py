@@ -1,0 +1,46 @@
+"""Which rank this is, and where all meet: as the ranks of a job find out, or told by the launcher."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Mapping
+from typing import TextIO
+
+from hpc_mp.doctor.bench.events import TOLD
+from hpc_mp.doctor.bench.ranks.voice import Voice
+from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.engine import mpi
+from hpc_mp.engine.identity import Identity, identity, node_name
+from hpc_mp.engine.meeting import Rendezvous, rendezvous
+from hpc_mp.errors import HpcMpError
+from hpc_mp.placement import Degrees, place
+
+
+def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO) -> tuple[Identity, Rendezvous]:
+    """Raises HpcMpError when there are not as many processes as ranks."""
+    if environ.get(mpi.MPI) == "1":
+        laid_out = place(Degrees(data=spec.world), "cluster", spec.ranks_per_node)
+        with mpi.world() as comm:
+            return mpi.come_up(comm, laid_out, None, node_name(environ), "mpi", environ=environ)
+    who = identity(environ)
+    if who.world != spec.world:
+        raise HpcMpError(f"{who.world} ranks ({who.source})", f"the measurement has {spec.world}", "start that many")
+    return who, _through_launcher(who, voice, told) if environ.get(TOLD) == "1" else rendezvous(None, environ)
+
+
+def _through_launcher(who: Identity, voice: Voice, told: TextIO) -> Rendezvous:
+    """Rank 0 listens on a port that is free now, and says so; the launcher tells all ranks, on standard input, where that is.
+
+    So no port is guessed, and nobody needs a file that all nodes see.
+    """
+    listener = None
+    if who.rank == 0 and who.world > 1:
+        server = socket.create_server(("", 0), backlog=who.world)
+        listener = server.fileno()
+        voice.say("meet", node=who.node, port=server.getsockname()[1])
+        server.detach()
+    elif who.world == 1:
+        return Rendezvous("", 0, "alone")
+    where = json.loads(told.readline())
+    return Rendezvous(where["address"], where["port"], where["token"], listener)

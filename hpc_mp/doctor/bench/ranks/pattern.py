@@ -1,0 +1,79 @@
+"""Data that make every mistake of a collective visible: small whole numbers, so that sums are exact in any order and type.
+
+A table of ``PERIOD`` numbers per rank is repeated over a buffer. The period is prime: data that arrive at another place, or
+from another rank, differ from what is expected there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_mp.doctor.bench.collectives import Collective
+
+PERIOD = 8191
+ADDENDS = 8  # ranks that add to one element: 8 × 31 = 248 is exact in bfloat16 too, whose whole numbers end at 256
+Table = NDArray[np.float64]
+
+
+def numbers(rank: int, repetition: int, most: int) -> Table:
+    """``PERIOD`` numbers from 1 to ``most``, which look random and belong to this rank and repetition."""
+    index = np.arange(PERIOD, dtype=np.uint64)
+    mixed = index * np.uint64(2654435761) + np.uint64(rank * 40503 + repetition * 97) * np.uint64(2246822519)
+    mixed ^= mixed >> np.uint64(15)
+    mixed *= np.uint64(2654435761)
+    return ((mixed >> np.uint64(16)) % np.uint64(most) + np.uint64(1)).astype(np.float64)
+
+
+def addend(rank: int, ranks: int, repetition: int) -> Table:
+    """What ``rank`` adds: 0 but for those elements to which it is one of ``ADDENDS`` ranks that add."""
+    chosen = (np.arange(PERIOD) + rank) % ranks < ADDENDS
+    return np.where(chosen, numbers(rank, repetition, 31), 0.0)
+
+
+def total(ranks: int, repetition: int) -> Table:
+    """The sum of what all ranks add."""
+    summed = np.zeros(PERIOD)
+    for rank in range(ranks):
+        summed += addend(rank, ranks, repetition)
+    return summed
+
+
+def shifted(table: Table, start: int) -> Table:
+    """The table as seen from element ``start`` of a buffer on."""
+    return np.roll(table, -(start % PERIOD))
+
+
+def write(buffer: Any, table: Any) -> None:
+    """Repeat ``table`` over ``buffer``: one-dimensional tensors or arrays, both on one device."""
+    whole = len(buffer) // PERIOD * PERIOD
+    buffer[:whole].reshape(-1, PERIOD)[...] = table
+    buffer[whole:] = table[: len(buffer) - whole]
+
+
+def wrong(buffer: Any, table: Any) -> int:
+    """How many elements of ``buffer`` are not those of ``table``, repeated."""
+    whole = len(buffer) // PERIOD * PERIOD
+    rows = buffer[:whole].reshape(-1, PERIOD) != table
+    rest = buffer[whole:] != table[: len(buffer) - whole]
+    return int(rows.sum()) + int(rest.sum())
+
+
+def sent(this: Collective, rank: int, ranks: int, repetition: int) -> Table:
+    """What ``rank`` of a group sends, from element 0 of its buffer on."""
+    return addend(rank, ranks, repetition) if this.reduces else numbers(rank, repetition, 251)
+
+
+def received(this: Collective, rank: int, ranks: int, repetition: int, part: int) -> list[Table]:
+    """What ``rank`` must find in its buffer: tables of equal shares of it, one after another.
+
+    Args:
+        part: elements of the part of one rank.
+    """
+    if this.reduces:
+        return [shifted(total(ranks, repetition), rank * part if this.receive_part else 0)]
+    sources = {"all_gather": range(ranks), "all_to_all": range(ranks), "broadcast": [0], "sendrecv": [(rank - 1) % ranks]}
+    start = rank * part if this.name == "all_to_all" else 0
+    return [shifted(numbers(source, repetition, 251), start) for source in sources[this.name]]

@@ -1,0 +1,81 @@
+"""The program of a rank: meet the others, measure every size, let rank 0 say what came out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_mp.doctor.bench.collectives import COLLECTIVES, PLACED, Collective
+from hpc_mp.doctor.bench.ranks.measure import allocate, measure
+from hpc_mp.doctor.bench.ranks.network import Network
+from hpc_mp.doctor.bench.ranks.voice import Voice
+from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
+from hpc_mp.errors import HpcMpError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m hpc_mp.doctor.bench.ranks SPEC``, the specification as one line of JSON."""
+    return run(load_spec(arguments[0]))
+
+
+def forked(path: Path) -> int:
+    """The same for a rank of the emulator, which hands over a file."""
+    return run(load_spec(path.read_text(encoding="utf-8")))
+
+
+def run(spec: BenchSpec) -> int:
+    """The exit code: 2 when this rank finds that the input is wrong."""
+    voice = Voice()
+    try:
+        network = _connect(spec, voice)
+    except HpcMpError as error:
+        voice.say("refused", value=error.value, rule=error.rule, remedy=error.remedy)
+        return 2
+    introduce(network, spec, voice)
+    for size in spec.sizes:
+        measure_size(network, spec, size, voice)
+    if network.rank == 0:
+        voice.say("end")
+    network.barrier()
+    network.close()
+    return 0
+
+
+def _connect(spec: BenchSpec, voice: Voice) -> Network:
+    if spec.backend == "mpi":
+        from hpc_mp.doctor.bench.ranks.mpi_network import MpiNetwork
+
+        return MpiNetwork(spec)
+    from hpc_mp.doctor.bench.ranks.meeting import meet
+    from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
+
+    return TorchNetwork(spec, *meet(spec, voice, os.environ, sys.stdin))
+
+
+def introduce(network: Network, spec: BenchSpec, voice: Voice) -> None:
+    """Rank 0 says who all are."""
+    found = network.gather({
+        "rank": network.rank, "group": spec.group_of(network.rank), "pid": os.getpid(),
+        "host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        "device": network.rank % spec.ranks_per_node, "name": network.device if network.device != "cpu" else platform.machine(),
+    })
+    if found is not None:
+        voice.say("ranks", ranks=found, versions=network.versions)
+
+
+def measure_size(network: Network, spec: BenchSpec, size: int, voice: Voice) -> None:
+    """Both placements; rank 0 says what all ranks saw."""
+    this: Collective = COLLECTIVES[spec.collective]
+    if network.rank == 0:
+        voice.say("size", size=size)
+    counts = this.counts(size, network.members, ELEMENT[spec.dtype])
+    buffers = allocate(network, counts)
+    samples = {placed: measure(network, this, counts, buffers, placed, spec.warmup, spec.iterations, spec.check)
+               for placed in PLACED}
+    found = network.gather({placed: [sample.mean, sample.wrong, sample.iterations] for placed, sample in samples.items()})
+    if found is not None:
+        voice.say("row", size=size, ranks=found)

@@ -1,0 +1,145 @@
+"""What was measured, as numbers that can be compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+from hpc_mp.doctor.bench.collectives import COLLECTIVES, PLACED, Placed
+from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec
+
+SPIKE = 1.5  # times the median: an iteration that took longer is one (the default of nccl-tests' analyze_perf_json.py)
+
+
+@dataclass(frozen=True, slots=True)
+class Spike:
+    """An iteration that took ``times`` the median, and the members of the group that took that long."""
+
+    iteration: int
+    times: float
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One group, size and placement.
+
+    Attributes:
+        seconds: of one operation, averaged over iterations and ranks (``-a 1`` of nccl-tests).
+        algbw, busbw: GB/s.
+        wrong: elements with a wrong value, of all ranks; None where they were not compared.
+        ranks: seconds of each iteration, by member of the group.
+    """
+
+    seconds: float
+    algbw: float
+    busbw: float
+    wrong: int | None
+    ranks: tuple[tuple[float, ...], ...]
+
+    @property
+    def iterations(self) -> tuple[float, ...]:
+        """Seconds of each iteration on its slowest rank."""
+        return tuple(max(times) for times in zip(*self.ranks, strict=True))
+
+    @property
+    def spikes(self) -> tuple[Spike, ...]:
+        """Iterations that took ``SPIKE`` times the median or longer, the worst first."""
+        times = self.iterations
+        usual = median(times)
+        if not usual:
+            return ()
+        found = (Spike(number, time / usual, tuple(member for member, own in enumerate(self.ranks)
+                                                   if own[number] >= SPIKE * usual))
+                 for number, time in enumerate(times) if time >= SPIKE * usual)
+        return tuple(sorted(found, key=lambda spike: -spike.times))
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Of iterations, in seconds, as nccl-tests reports them with ``-I 1``; percentiles are nearest ranks."""
+
+    low: float
+    high: float
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    deviation: float
+
+    @property
+    def variation(self) -> float:
+        """Standard deviation in percent of the mean."""
+        return 100 * self.deviation / self.mean if self.mean else 0.0
+
+
+def statistics(times: Sequence[float]) -> Statistics:
+    ordered = sorted(times)
+    mean = fmean(ordered)
+
+    def nearest(percent: int) -> float:
+        return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+    return Statistics(ordered[0], ordered[-1], mean, ordered[len(ordered) // 2], nearest(95), nearest(99),
+                      math.sqrt(fmean((time - mean) ** 2 for time in ordered)))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """One group at one size: ``size`` in bytes and ``count`` in elements as in nccl-tests' table."""
+
+    group: int
+    members: tuple[int, ...]
+    size: int
+    count: int
+    timings: dict[Placed, Timing]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """All groups at one size, which they measured at the same time."""
+
+    groups: tuple[GroupResult, ...]
+    native: Placed
+
+    def busbw(self, result: GroupResult) -> float:
+        """In the placement that the library offers without a copy."""
+        return result.timings[self.native].busbw
+
+    @property
+    def worst(self) -> GroupResult:
+        return min(self.groups, key=self.busbw)
+
+    @property
+    def median(self) -> float:
+        """GB/s."""
+        return median(map(self.busbw, self.groups))
+
+    @property
+    def wrong(self) -> int:
+        return sum(timing.wrong or 0 for result in self.groups for timing in result.timings.values())
+
+
+def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> Row:
+    """From what all ranks saw (the event ``row``): of each, by placement, its mean, wrong elements, and iterations."""
+    this, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
+    results = []
+    for number, members in enumerate(spec.groups):
+        counts = this.counts(size, len(members), element)
+        bytes_ = counts.total * element
+        timings: dict[Placed, Timing] = {}
+        for placed in PLACED:
+            means, wrong, iterations = zip(*(ranks[member][placed] for member in members), strict=True)
+            seconds = fmean(means)
+            timings[placed] = Timing(seconds, *this.bandwidths(bytes_, seconds, len(members)),
+                                     sum(wrong) if spec.check and placed in this.checked else None, tuple(map(tuple, iterations)))
+        results.append(GroupResult(number, members, bytes_, counts.param, timings))
+    return Row(tuple(results), this.native)
+
+
+def average(rows: Sequence[Row]) -> float:
+    """nccl-tests' "Avg bus bandwidth": over all sizes and both placements, of the slowest group at each size; GB/s."""
+    return fmean([timing.busbw for each in rows for timing in each.worst.timings.values()] or [0.0])

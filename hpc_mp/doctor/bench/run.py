@@ -1,0 +1,77 @@
+"""Measure: follow the ranks, and turn what they say into rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpc_mp.doctor.bench.events import Event
+from hpc_mp.doctor.bench.result import Row, row
+from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.errors import RunFailed
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """``ranks`` and ``versions`` as the ranks said it; a row for each size."""
+
+    ranks: tuple[dict[str, Any], ...]
+    versions: dict[str, str]
+    rows: tuple[Row, ...]
+
+
+class Watcher(Protocol):
+    """Is told how it goes."""
+
+    def met(self, ranks: list[dict[str, Any]], versions: dict[str, str]) -> None:
+        """All ranks are there."""
+
+    def begins(self, size: int) -> None:
+        """A size."""
+
+    def row(self, row: Row) -> None:
+        """A size is done."""
+
+    def note(self, text: str) -> None:
+        """Slurm says something."""
+
+
+def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured:
+    """Raises RunFailed when ranks fail, or end without a word; what a rank refuses is raised as HpcMpError."""
+    ranks: list[dict[str, Any]] = []
+    versions: dict[str, str] = {}
+    rows: list[Row] = []
+    ended = False
+
+    def met(event: Event) -> None:
+        ranks.extend(sorted(event["ranks"], key=lambda rank: rank["rank"]))
+        versions.update(event["versions"])
+        _check_hosts(spec, ranks)
+        watcher.met(ranks, versions)
+
+    def measured(event: Event) -> None:
+        rows.append(row(spec, event["size"], event["ranks"]))
+        watcher.row(rows[-1])
+
+    hear: dict[str, Callable[[Event], None]] = {
+        "ranks": met, "size": lambda event: watcher.begins(event["size"]), "row": measured,
+        "note": lambda event: watcher.note(event["text"]),
+    }
+    for event in said:
+        if event["event"] in hear:
+            hear[event["event"]](event)
+        ended = ended or event["event"] == "end"
+    if not ended:
+        raise RunFailed("the ranks ended before all sizes were measured")
+    return Measured(tuple(ranks), versions, tuple(rows))
+
+
+def _check_hosts(spec: BenchSpec, ranks: list[dict[str, Any]]) -> None:
+    """Groups by node and rail mean what they say only if ranks fill host after host."""
+    hosts = [rank["host"] for rank in ranks]
+    for node in range(spec.nodes):
+        here = set(hosts[node * spec.ranks_per_node:(node + 1) * spec.ranks_per_node])
+        if len(here) > 1:
+            raise RunFailed(f"ranks {node * spec.ranks_per_node} to {(node + 1) * spec.ranks_per_node - 1} should share a node "
+                            f"and run on {', '.join(sorted(here))}: --ranks-per-node is not what the launcher did")

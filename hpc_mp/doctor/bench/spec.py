@@ -1,0 +1,76 @@
+"""What one run of ``hpc-mp bench`` measures: decided by the control half, read by every rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from hpc_mp.doctor.bench.collectives import COLLECTIVES, collective
+from hpc_mp.errors import HpcMpError
+
+Backend = Literal["nccl", "gloo", "mpi"]
+ELEMENT: dict[str, int] = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4}
+"""Bytes of an element, by nccl-tests' names of types."""
+MPI_TYPES = ("float", "double", "int32")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSpec:
+    """One run.
+
+    Attributes:
+        groups: ranks that exchange data with each other; all groups do so at the same time.
+        sizes: bytes of the whole array, ascending.
+        warmup, iterations: operations before, and while the clock runs; for each size and placement.
+        timeout: seconds that ranks wait for each other before they give up.
+    """
+
+    collective: str
+    backend: Backend
+    nodes: int
+    ranks_per_node: int
+    groups: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    dtype: str = "float"
+    warmup: int = 5
+    iterations: int = 20
+    check: bool = True
+    timeout: float = 300.0
+
+    def __post_init__(self) -> None:
+        collective(self.collective)
+        if self.dtype not in ELEMENT:
+            raise HpcMpError(f"--datatype {self.dtype}", f"must be {', '.join(ELEMENT)}", "name one of them")
+        if self.backend == "mpi" and self.dtype not in MPI_TYPES:
+            raise HpcMpError(f"--datatype {self.dtype}", "is no type of MPI", f"choose {', '.join(MPI_TYPES)}")
+        if self.iterations < 1 or self.warmup < 0:
+            raise HpcMpError(f"-n {self.iterations} -w {self.warmup}", "must be at least 1 and 0", "set -n 20 -w 5")
+        if sorted(rank for group in self.groups for rank in group) != list(range(self.world)):
+            raise HpcMpError(f"{len(self.groups)} groups", f"do not hold each of {self.world} ranks once", "split them again")
+        if self.collective == "sendrecv" and min(map(len, self.groups)) < 2:
+            raise HpcMpError("sendrecv", "needs another rank in every group", "use at least 2 ranks, or another split")
+
+    @property
+    def world(self) -> int:
+        return self.nodes * self.ranks_per_node
+
+    def group_of(self, rank: int) -> int:
+        """The index of the group that ``rank`` is in."""
+        return next(index for index, group in enumerate(self.groups) if rank in group)
+
+    def fitting(self, size: int) -> bool:
+        """Whether every group has something to send at this size."""
+        this, element = COLLECTIVES[self.collective], ELEMENT[self.dtype]
+        return all(this.counts(size, len(group), element).param for group in self.groups)
+
+
+def dump_spec(spec: BenchSpec) -> str:
+    """One line of JSON."""
+    return json.dumps(asdict(spec), separators=(",", ":"))
+
+
+def load_spec(text: str) -> BenchSpec:
+    """Read what ``dump_spec`` wrote."""
+    tree = json.loads(text)
+    return BenchSpec(**tree | {"groups": tuple(map(tuple, tree["groups"])), "sizes": tuple(tree["sizes"])})

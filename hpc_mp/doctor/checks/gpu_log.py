@@ -1,0 +1,74 @@
+"""What the kernel's log says of NVIDIA's GPUs and NVSwitches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+from hpc_mp.cluster.machine.kernel_log import Line
+from hpc_mp.cluster.machine.xids import SXidLine, XidLine, sxid, xid
+from hpc_mp.doctor.checks.gpu_each import plural
+from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.finding import Finding, Outcome
+
+RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot
+REMEDIES = {
+    "reset": "drain the node, reset the GPU (all GPUs together where they are joined by NVLink), run the doctor again",
+    "reboot": "drain and power-cycle the node; have the GPU replaced if it happens again",
+    "replace": "drain the node and have the GPU replaced",
+    "watch": "no need to stop the node; look at gpu-row-remap and gpu-ecc-dram",
+}
+Entry = TypeVar("Entry", XidLine, SXidLine)
+
+
+def xids(lines: Sequence[Line]) -> Iterator[Finding]:
+    found = _by_part(lines, xid, lambda entry: (entry.bus, entry.number))
+    grave = False
+    for (bus, number), (entry, times, age) in found.items():
+        if entry.action == "program":
+            continue
+        grave = True
+        outcome: Outcome = "error" if entry.action != "watch" and age is not None and age <= RECENT_S else "warning"
+        evidence = f"Xid {number}: {entry.meaning}; {_when(times, age)}"
+        yield Finding("gpu-xid", outcome, f"GPU {bus}", evidence, REMEDIES[entry.action])
+    if lines and not grave:
+        programs = sorted({number for _, number in found})
+        also = f"; Xid {', '.join(map(str, programs))} are programs' doing" if programs else ""
+        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {plural(len(lines), 'line')} of the kernel's log{also}")
+
+
+def sxids(lines: Sequence[Line]) -> Iterator[Finding]:
+    found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", entry.number))
+    for (switch, number), (entry, times, age) in found.items():
+        fresh = entry.fatal and age is not None and age <= RECENT_S
+        yield Finding("gpu-sxid", "error" if fresh else "warning", switch,
+                      f"SXid {number} ({'fatal' if entry.fatal else 'not fatal'}): {entry.words}; {_when(times, age)}",
+                      REMEDIES["reset"] if entry.fatal else "look at gpu-nvlink-errors; a link that goes on erring needs a reset")
+    if lines and not found:
+        yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
+
+
+def _by_part(lines: Sequence[Line], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, int]],
+             ) -> dict[tuple[str, int], tuple[Entry, int, float | None]]:
+    """The latest of each kind of each part, how often it was there, and how long ago the latest is."""
+    found: dict[tuple[str, int], tuple[Entry, int, float | None]] = {}
+    for line in lines:
+        if (entry := read(line.text)) is not None:
+            found[key(entry)] = (entry, found.get(key(entry), (entry, 0, None))[1] + 1, line.age)
+    return found
+
+
+def _when(times: int, age: float | None) -> str:
+    if age is None:
+        ago = "at a time that the log does not tell"
+    else:
+        ago = f"{age / 60:.0f} min ago" if age < 86400 else f"{age / 86400:.0f} days ago"
+    return ago if times == 1 else f"{times} times, last {ago}"
+
+
+CHECKS = (
+    Check("gpu-xid", read_log_with_gpus, xids, "kernel log: NVRM: Xid", "error: one that blames the GPU within two hours",
+          REMEDIES["reset"]),
+    Check("gpu-sxid", read_log_with_gpus, sxids, "kernel log: SXid", "error: a fatal one within two hours", REMEDIES["reset"]),
+)

@@ -1,0 +1,212 @@
+"""The ways between NVIDIA GPUs, and from them to the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.counters import Changes, read_changes
+from hpc_mp.cluster.machine.gpu_driver import Asked, ask_smi
+from hpc_mp.cluster.machine.gpu_fabric import Fabric, Imex, read_fabric, read_imex
+from hpc_mp.cluster.machine.gpu_links import COUNTERS, Links, Topology, read_links, read_peers, read_topology
+from hpc_mp.cluster.machine.gpu_models import model
+from hpc_mp.cluster.machine.gpu_smi import Gpu
+from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, plural, row, seen, usual_of
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.finding import Finding
+
+MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
+_NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
+_DIRECT = ("PIX", "PXB")  # without the processor in between
+_NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
+
+
+def inactive(links: Links) -> Iterator[Finding]:
+    here = {gpu: rates for gpu, rates in links.rates.items() if rates}
+    down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in here.items()}
+    if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
+        return  # a PCIe card without a bridge
+    for gpu, dark in down.items():
+        if dark:
+            yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{plural(len(dark), 'NVLink')} inactive: {_list(dark)}")
+    if here and not any(down.values()):
+        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {plural(len(here), 'GPU')} are active")
+
+
+def rates(links: Links) -> Iterator[Finding]:
+    """Number and speed of the active ones. Where the model is not known, those of most GPUs."""
+    active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()}
+    shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
+    usual = usual_of([_shape(shape) for shape in shapes.values()])
+    bad = False
+    for gpu, shape in shapes.items():
+        known = model(links.names[gpu])
+        expected = (known.nvlinks, known.link_rate) if known and known.nvlinks else None
+        if expected:
+            short = shape[0] < expected[0] or shape[1] < 0.99 * expected[1]
+        else:
+            short = usual is not None and _shape(shape) != usual
+        if short:
+            bad = True
+            should = f"a {links.names[gpu]} has {_shape(expected)}" if expected else f"most others have {usual}"
+            yield Finding("gpu-nvlink-rate", "error", f"GPU {gpu}", f"{_shape(shape)}; {should}")
+    if shapes and not bad:
+        yield Finding("gpu-nvlink-rate", "ok", "", f"{plural(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
+
+
+def errors(changes: Changes) -> Iterator[Finding]:
+    grown = changes.of(COUNTERS)
+    bad = {name: count for name, count in grown.items() if count}
+    for name, count in bad.items():
+        yield Finding("gpu-nvlink-errors", "error" if count >= MOST_ERRORS else "warning", name.partition(" link ")[0],
+                      f"link {name.partition(' link ')[2]}: {count} more within {changes.seconds:.0f} s")
+    if grown and not bad:
+        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {changes.seconds:.0f} s")
+
+
+def fabric_state(gpu: Gpu) -> Ill | None:
+    state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
+    if state is None:
+        raise NotHere
+    if state != "Completed" or status not in ("Success", None):
+        return Ill("error", f"fabric state {state}, status {status or 'untold'}: CUDA fails with error 802 until it is completed")
+    health = gpu.says("fabric/health/summary")
+    if health not in (None, "Healthy"):
+        return Ill("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
+    if gpu.says("fabric/health/bandwidth") == "Degraded":
+        return Ill("error", "fabric health: bandwidth degraded")
+    return None
+
+
+def manager(fabric: Fabric) -> Iterator[Finding]:
+    if not fabric.nvswitches:
+        return  # none here, or the host's business
+    here = plural(fabric.nvswitches, "NVSwitch").replace("Switchs", "Switches")
+    if fabric.manager == "active":
+        yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
+    elif fabric.manager.startswith("unknown"):
+        yield Finding("gpu-fabric-manager", "incomplete", "", f"{here}; {fabric.manager}")
+    else:
+        yield Finding("gpu-fabric-manager", "error", "", f"{here} and nvidia-fabricmanager is {fabric.manager}")
+
+
+def imex(told: Imex | None) -> Iterator[Finding]:
+    if told is None:
+        return
+    if told.domain != "UP":
+        yield Finding("gpu-imex", "error", "", f"IMEX domain is {told.domain}: no memory of other nodes over NVLink")
+    for address, state in told.nodes:
+        if state != "READY":
+            yield Finding("gpu-imex", "error", address, f"IMEX node is {state}")
+    if told.unconnected:
+        first, second, letter = told.unconnected[0]
+        yield Finding("gpu-imex", "error", f"IMEX node {first}", f"not connected to node {second} ({letter}); "
+                      f"{len(told.unconnected)} such pairs; V is a version that differs")
+    if not told.channels:
+        yield Finding("gpu-imex", "error", "", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
+                      "load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
+    if told.domain == "UP" and not told.unconnected and told.channels and all(state == "READY" for _, state in told.nodes):
+        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {plural(len(told.nodes), 'node')} is up and fully connected")
+
+
+def clique(asked: Asked) -> Iterator[Finding]:
+    gpus = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/clusterUuid")]
+    groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
+    racks = [gpu for gpu in gpus if (known := model(gpu.name)) and known.rack]
+    if racks and any(gpu.says("fabric/clusterUuid") == _NO_CLUSTER for gpu in racks):
+        yield Finding("gpu-clique", "error", "", f"cluster UUID {_NO_CLUSTER}: this tray belongs to no NVLink domain")
+    elif len(set(groups)) > 1:
+        odd = "; ".join(f"{gpu}: {group}" for gpu, group in zip(gpus, groups, strict=True) if group != usual_of(groups))
+        yield Finding("gpu-clique", "error", "", f"GPUs of one node are in different cliques: {odd}")
+    elif racks:
+        yield Finding("gpu-clique", "ok", "", f"all GPUs are in clique {groups[0]}")
+
+
+def peers(told: Topology | None) -> Iterator[Finding]:
+    if told is None:
+        return
+    pairs = {pair: word for pair, word in told.ways.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
+    bad = {pair: word for pair, word in pairs.items() if word != "OK"}
+    if pairs and len(bad) == len(pairs):
+        words = ", ".join(sorted(set(bad.values())))
+        yield Finding("gpu-p2p", "error", "", f"no GPU reaches another's memory over NVLink ({words})")
+    elif bad:
+        shown = ", ".join(f"{first}→{second} {word}" for (first, second), word in list(bad.items())[:6])
+        yield Finding("gpu-p2p", "error", _commonest(bad), f"{len(bad)} of {len(pairs)} ways between GPUs: {shown}")
+    elif pairs:
+        yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} ways between GPUs are open over NVLink")
+
+
+def ways(told: Topology | None) -> Iterator[Finding]:
+    if told is None or len(told.gpus) < 2:
+        return
+    between = {(first, second): told.ways.get((first, second), "")
+               for place, first in enumerate(told.gpus) for second in told.gpus[place + 1:]}
+    usual = usual_of(list(between.values())) or max(between.values())
+    odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
+    if odd:
+        shown = ", ".join(f"{first}–{second} {way}" for (first, second), way in list(odd.items())[:6])
+        yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
+    else:
+        kinds = ", ".join(sorted(set(between.values())))
+        yield Finding("gpu-topology", "ok", "", f"{plural(len(told.gpus), 'GPU')} joined by {kinds}")
+
+
+def nearest_nic(told: Topology | None) -> Iterator[Finding]:
+    if told is None or not told.nics:
+        return
+    best = {gpu: min((told.ways.get((gpu, nic), "SYS") for nic in told.nics), key=_distance) for gpu in told.gpus}
+    direct = [gpu for gpu, way in best.items() if way in _DIRECT]
+    kinds = ", ".join(sorted(set(best.values())))
+    if not direct:
+        yield Finding("gpu-nic", "ok", "", f"nearest NIC at {kinds}: no PCIe switch that a GPU and a NIC share is shown here; "
+                      "NCCL_TOPO_FILE tells NCCL of those that are hidden")
+    elif len(direct) == len(best):
+        yield Finding("gpu-nic", "ok", "", f"every GPU has a NIC on its own PCIe switch ({kinds})")
+    for gpu, way in best.items():
+        if direct and way not in _DIRECT:
+            yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {plural(len(direct), 'other GPU')} have one on "
+                          "their own PCIe switch")
+
+
+def _expected(links: Links, gpu: int) -> bool:
+    known = model(links.names.get(gpu, ""))
+    return bool(known and known.nvlinks)
+
+
+def _shape(shape: tuple[int, float]) -> str:
+    return f"{plural(shape[0], 'link')} of {shape[1]:g} GB/s"
+
+
+def _distance(way: str) -> int:
+    return _NEAR.index(way) if way in _NEAR else len(_NEAR)
+
+
+def _commonest(pairs: dict[tuple[str, str], str]) -> str:
+    """The GPU that all bad pairs have in common, if there is one."""
+    common = set.intersection(*(set(pair) for pair in pairs))
+    return common.pop() if len(common) == 1 else ""
+
+
+def _list(numbers: list[int]) -> str:
+    return ", ".join(str(number) for number in numbers)
+
+
+_RESET = "drain the node and reset all its GPUs together, or reboot; if it comes back, have GPU or board replaced"
+
+CHECKS = (
+    Check("gpu-nvlink-down", read_links, inactive, "nvidia-smi nvlink -s", "none inactive", _RESET),
+    Check("gpu-nvlink-rate", read_links, rates, "nvidia-smi nvlink -s", "number and speed that the model, or most, have", _RESET),
+    Check("gpu-nvlink-errors", read_changes, errors, "nvidia-smi nvlink -e",
+          f"none since the last look; error: {MOST_ERRORS} of one kind", _RESET),
+    row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy", "state Completed, status Success",
+        "systemctl restart nvidia-fabricmanager on a drained node, then reset the GPUs"),
+    Check("gpu-fabric-manager", read_fabric, manager, "systemctl is-active nvidia-fabricmanager", "active where NVSwitches are",
+          "systemctl enable --now nvidia-fabricmanager; it must be of the driver's version"),
+    Check("gpu-imex", read_imex, imex, "nvidia-imex-ctl -H -N", "domain UP, all nodes READY and connected",
+          "systemctl restart nvidia-imex on all nodes of /etc/nvidia-imex/nodes_config.cfg"),
+    Check("gpu-clique", ask_smi, clique, "nvidia-smi -q -x", "one cluster UUID and clique on all GPUs", _RESET),
+    Check("gpu-p2p", read_peers, peers, "nvidia-smi topo -p2p n", "OK for every pair", _RESET),
+    Check("gpu-topology", read_topology, ways, "nvidia-smi topo -m", "every pair joined alike", _RESET),
+    Check("gpu-nic", read_topology, nearest_nic, "nvidia-smi topo -m", "every GPU as near to a NIC as the others",
+          "look for a NIC that is missing, and at the PCIe slots"),
+)

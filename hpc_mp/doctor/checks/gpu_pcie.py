@@ -1,0 +1,141 @@
+"""The way from the processor to each NVIDIA GPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from hpc_mp.cluster.machine.gpu_driver import Asked, ask_smi, read_models
+from hpc_mp.cluster.machine.gpu_models import model
+from hpc_mp.cluster.machine.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
+from hpc_mp.cluster.machine.gpu_smi import Gpu
+from hpc_mp.cluster.machine.kernel_log import Line, read_kernel_log
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.doctor.checks.gpu_each import Ill, number, plural, row, seen, usual_of
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.finding import Finding
+
+MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
+BUSY = 5.0  # % of utilisation from which on a link should run at its greatest speed
+LEAST_PAYLOAD = 256  # bytes; 128 is what the firmware falls back to
+_LIMITED = re.compile(r"(?:nvidia|pci) ([0-9a-f]{4,}:[0-9a-f:.]+): [\d.]+ Gb/s available PCIe bandwidth, limited by "
+                      r"[\d.]+ GT/s PCIe x(\d+) link at (\S+) \(capable of [\d.]+ Gb/s with [\d.]+ GT/s PCIe x(\d+) link\)")
+
+
+def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
+    mine = _nvidia(gpus)
+    lost = [gpu for gpu in mine if not gpu.answers]
+    for gpu in lost:
+        yield Finding("gpu-bus", "error", gpu.bus, "its PCI registers read as all ones: it has fallen off the bus")
+    if mine and not lost:
+        yield Finding("gpu-bus", "ok", "", f"{plural(len(mine), 'GPU')} answer on the PCI bus")
+
+
+def read_lanes(source: Source) -> tuple[tuple[PciGpu, ...], bool]:
+    """The GPUs, and whether they sit on a board that gives them all their lanes."""
+    return read_gpus(source), any(each.per_node for each in read_models(source))
+
+
+def width(told: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
+    """Lanes, unlike the speed, do not rest: fewer of them is a bad contact or riser, idle or not.
+
+    Cards may sit in slots of fewer lanes than they have, as in many cloud machines: then all have equally few.
+    """
+    mine = [gpu for gpu in _nvidia(told[0]) if gpu.width and gpu.max_width]
+    widest = max((gpu.width or 0 for gpu in mine), default=0)
+    short = [gpu for gpu in mine if (gpu.width or 0) < min(gpu.max_width or 0, widest if not told[1] else 16)]
+    for gpu in short:
+        yield Finding("gpu-pcie-width", "error", gpu.bus, f"{gpu.width} lanes of {gpu.max_width}")
+    if mine and not short:
+        least = min((gpu.width or 0) / (gpu.max_width or 1) for gpu in mine)
+        slots = "all their lanes" if least == 1 else f"{widest} lanes each; they have more, and the slots have not, it seems"
+        yield Finding("gpu-pcie-width", "ok", "", f"{plural(len(mine), 'GPU')} with {slots}")
+    elif _nvidia(told[0]) and not mine:
+        yield Finding("gpu-pcie-width", "incomplete", "", "the kernel shows no link width here (a virtual machine)")
+
+
+def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
+    mine = _nvidia(gpus)
+    lost = [gpu.bus for gpu in mine if gpu.numa is None]
+    if lost and len(lost) < len(mine):
+        yield Finding("gpu-numa", "warning", ", ".join(lost), "the kernel knows no NUMA node for it, and does for the others")
+    elif lost:
+        yield Finding("gpu-numa", "incomplete", "", "the kernel knows no NUMA node for any GPU")
+    elif mine:
+        nodes = [str(gpu.numa) for gpu in mine]
+        yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
+
+
+def speed(gpu: Gpu) -> Ill | None:
+    paths = "pci/pci_gpu_link_info/pcie_gen"
+    now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
+    able, known = gpu.number(f"{paths}/max_device_link_gen"), model(gpu.name)
+    if able is not None and known and most < min(able, known.pcie):
+        return Ill("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
+    busy = gpu.number("utilization/gpu_util") or 0.0
+    if now < most and busy >= BUSY:
+        return Ill("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
+    return None
+
+
+def replays(asked: Asked) -> Iterator[Finding]:
+    """Judged by rate: a few repeated packets in weeks are nothing."""
+    told = bad = False
+    for gpu in seen(asked).gpus:
+        count = gpu.number("pci/replay_counter")
+        if count is None or not asked.uptime:
+            continue
+        told = True
+        rate = count / max(asked.uptime / 60, 1)
+        if rate > MOST_REPLAYS:
+            bad = True
+            yield Finding("gpu-pcie-replay", "error", str(gpu), f"{count:.0f} packets repeated since boot, {rate:.0f} a minute")
+    if told and not bad:
+        yield Finding("gpu-pcie-replay", "ok", "", "hardly any PCIe packet was repeated")
+
+
+def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
+    usual = usual_of([str(each.used) for each in payloads.values()])
+    bad = False
+    for bus, each in payloads.items():
+        if each.used < LEAST_PAYLOAD <= (each.able or LEAST_PAYLOAD) or (usual and each.used < int(usual)):
+            bad = True
+            evidence = f"MaxPayload {each.used} bytes; most have {usual or 'other values'}, it is able to {each.able or 'untold'}"
+            yield Finding("gpu-pcie-payload", "warning", bus, evidence)
+    if payloads and not bad:
+        yield Finding("gpu-pcie-payload", "ok", "", f"MaxPayload {usual} bytes on all GPUs")
+
+
+def limited(lines: Sequence[Line]) -> Iterator[Finding]:
+    """The kernel compares speeds too, but when it does the link rests: only lost lanes count."""
+    narrow = {found[1]: found for line in lines if (found := _LIMITED.search(line.text)) and int(found[2]) < int(found[4])}
+    for bus, found in narrow.items():
+        yield Finding("gpu-pcie-limited", "warning", bus, f"the kernel saw {found[2]} lanes of {found[4]} at {found[3]}")
+    if lines and not narrow:
+        yield Finding("gpu-pcie-limited", "ok", "", "no GPU with lanes missing in the kernel's log")
+
+
+def read_log_with_gpus(source: Source) -> tuple[Line, ...]:
+    """The kernel's log where there are NVIDIA GPUs for it to speak of. Raises Unseen."""
+    return read_kernel_log(source) if _nvidia(read_gpus(source)) else ()
+
+
+def _nvidia(gpus: Sequence[PciGpu]) -> list[PciGpu]:
+    return [gpu for gpu in gpus if gpu.vendor == "nvidia"]
+
+
+_SEAT = "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced"
+
+CHECKS = (
+    Check("gpu-bus", read_gpus, on_bus, "/sys/bus/pci/devices/*/current_link_width", "registers that can be read",
+          "drain and power-cycle the node; have the GPU replaced when it does not come back"),
+    Check("gpu-pcie-width", read_lanes, width, "/sys/bus/pci/devices/*/{current,max}_link_width", "all lanes", _SEAT),
+    row("gpu-pcie-speed", speed, "PCIe at full speed, or lowered while idle (it says nothing but under load)",
+        f"greatest speed while {BUSY:.0f} % busy or more; slot as fast as the GPU", _SEAT),
+    Check("gpu-pcie-replay", ask_smi, replays, "nvidia-smi -q -x, /proc/uptime", f"at most {MOST_REPLAYS:.0f} a minute", _SEAT),
+    Check("gpu-pcie-payload", read_payloads, payload, "lspci -vv", f"equal on all GPUs, at least {LEAST_PAYLOAD} bytes",
+          "look at the BIOS setting Max Payload Size, and at pci=pcie_bus_perf in /proc/cmdline"),
+    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by", "no lanes missing at boot", _SEAT),
+    Check("gpu-numa", read_gpus, numa, "/sys/bus/pci/devices/*/numa_node", "known for all GPUs or for none",
+          "look at the BIOS's or hypervisor's NUMA settings"),
+)

@@ -1,0 +1,179 @@
+"""Whether all GPUs are there, and their driver with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.gpu_amd import AmdGpus, read_amd
+from hpc_mp.cluster.machine.gpu_driver import Asked, Driver, ask_smi, read_driver
+from hpc_mp.cluster.machine.gpu_smi import Gpu
+from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, plural, row, seen, usual_of
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.finding import Finding, Outcome
+
+# nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
+EXITS: dict[int, tuple[Outcome, str, str]] = {
+    2: ("incomplete", "it does not know the question (-q -x)", "use a newer driver"),
+    3: ("incomplete", "the question is not available on these GPUs", ""),
+    4: ("error", "this user may not use the GPUs", "look at the rights of /dev/nvidia*, and at the job's cgroup"),
+    6: ("error", "it finds no GPU", "see gpu-count and gpu-xid"),
+    8: ("error", "a GPU's external power cables are not attached", "attach them"),
+    9: ("error", "the driver is not loaded", "modprobe nvidia; after a new kernel, install the driver again"),
+    10: ("error", "the kernel has an interrupt problem with a GPU", "reboot the node; have the GPU looked at"),
+    12: ("error", "libnvidia-ml cannot be found or loaded", "install the driver's libraries of the same version"),
+    13: ("error", "libnvidia-ml is too old for this nvidia-smi", "install driver, libraries and tools of one version"),
+    14: ("error", "a GPU's infoROM is corrupt", "drain the node and have the GPU replaced"),
+    15: ("error", "a GPU has fallen off the bus or is otherwise out of reach", "drain and power-cycle the node"),
+    18: ("error", "driver and library versions do not match", "reboot the node; its driver was updated underneath"),
+    255: ("error", "an internal error of the driver", "look into the kernel log; reboot the node"),
+}
+ALIKE = {"model": "product_name", "memory": "fb_memory_usage/total", "VBIOS": "vbios_version",
+         "GSP firmware": "gsp_firmware_version", "infoROM": "inforom_version/img_version",
+         "greatest clock": "max_clocks/sm_clock"}
+BOARDS = (1, 2, 4, 8)  # NVSwitch boards and their virtual machines come with so many GPUs
+
+
+def count(driver: Driver) -> Iterator[Finding]:
+    sides = {"PCI bus": len(driver.on_bus), "driver": len(driver.taken) + len(driver.excluded),
+             "nvidia-smi": driver.listed, "/dev/nvidia*": sum(name[len("nvidia"):].isdigit() for name in driver.nodes)}
+    told = {side: number for side, number in sides.items() if number is not None}
+    here = ", ".join(f"{side} {'says nothing' if number is None else number}" for side, number in sides.items())
+    most = max(told.values())
+    if driver.kind and most < driver.kind.gpus:
+        yield Finding("gpu-count", "error", "", f"{here}; {driver.kind.name} has {driver.kind.gpus}")
+    elif not most:
+        return
+    elif driver.nvswitches and len(driver.on_bus) not in BOARDS:
+        yield Finding("gpu-count", "error", "", f"{here}; {driver.nvswitches} NVSwitches are there, whose boards have 8 GPUs")
+    elif len(set(told.values())) == 1 and driver.listed is not None:
+        right = f", as {driver.kind.name} has" if driver.kind else "; how many there should be is not known"
+        yield Finding("gpu-count", "ok", "", f"{plural(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
+    elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
+        yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
+    elif driver.listed is None and len({told["PCI bus"], told["driver"]}) == 1:
+        yield Finding("gpu-count", "incomplete", "", here)
+    else:
+        yield Finding("gpu-count", "error", "", here)
+
+
+def smi(asked: Asked) -> Iterator[Finding]:
+    if asked.smi is not None and asked.smi.gpus:
+        if "infoROM is corrupted" in asked.words:
+            yield Finding("gpu-smi", "error", "", asked.words[:200], EXITS[14][2])
+        else:
+            yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
+    elif asked.smi is None:
+        outcome, meaning, remedy = _exit(asked)
+        yield Finding("gpu-smi", outcome, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
+
+
+def versions(driver: Driver) -> Iterator[Finding]:
+    if not driver.on_bus and driver.loaded is None:
+        return
+    if driver.loaded is None:
+        yield Finding("gpu-driver", "error", "", f"{plural(len(driver.on_bus), 'GPU')} on the bus, no driver loaded", EXITS[9][2])
+    elif not driver.libraries:
+        yield Finding("gpu-driver", "incomplete", "", f"driver {driver.loaded}; no libnvidia-ml.so.VERSION found to compare with")
+    elif driver.loaded not in driver.libraries:
+        yield Finding("gpu-driver", "error", "", f"driver {driver.loaded} runs, libnvidia-ml is {', '.join(driver.libraries)}",
+                      EXITS[18][2])
+    else:
+        yield Finding("gpu-driver", "ok", "", f"driver and library are both {driver.loaded}")
+
+
+def device_files(driver: Driver) -> Iterator[Finding]:
+    if driver.loaded is None:
+        return
+    missing = [name for name in ("nvidiactl", "nvidia-uvm") if name not in driver.nodes]
+    if missing:
+        yield Finding("gpu-device-files", "error", "", f"no /dev/{' and no /dev/'.join(missing)}: CUDA cannot start")
+    else:
+        yield Finding("gpu-device-files", "ok", "", "/dev/nvidiactl and /dev/nvidia-uvm are there")
+
+
+def excluded(driver: Driver) -> Iterator[Finding]:
+    for bus in driver.excluded:
+        yield Finding("gpu-excluded", "warning", bus, "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)")
+    if driver.taken and not driver.excluded:
+        yield Finding("gpu-excluded", "ok", "", "no GPU is left alone on purpose")
+
+
+def alike(asked: Asked) -> Iterator[Finding]:
+    """One slow GPU slows all: those of a node should be of one kind."""
+    gpus = seen(asked).gpus
+    differ = False
+    for what, path in ALIKE.items():
+        words = [gpu.says(path) or "nothing" for gpu in gpus]
+        if len(set(words)) <= 1:
+            continue
+        differ = True
+        usual = usual_of(words)
+        if usual is None:
+            yield Finding("gpu-alike", "warning", "", f"{what} differs: {', '.join(sorted(set(words)))}")
+        for gpu, word in zip(gpus, words, strict=True):
+            if usual is not None and word != usual:
+                yield Finding("gpu-alike", "warning", str(gpu), f"{what} {word}, most others {usual}")
+    if gpus and not differ:
+        yield Finding("gpu-alike", "ok", "", f"{plural(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
+
+
+def answers(gpu: Gpu) -> Ill | None:
+    failed = gpu.failed()
+    return Ill("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
+
+
+def recovery(gpu: Gpu) -> Ill | None:
+    action, reset = gpu.says("gpu_recovery_action"), gpu.says("gpu_reset_status/reset_required")
+    drain = gpu.says("gpu_reset_status/drain_and_reset_recommended")
+    if action is None and reset is None:
+        raise NotHere
+    if action not in (None, "None"):
+        return Ill("error", f"the driver wants: {action}")
+    if "Yes" in (reset, drain):
+        return Ill("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
+    return None
+
+
+def amd(gpus: AmdGpus) -> Iterator[Finding]:
+    if not gpus.on_bus:
+        return
+    if gpus.driver is None:
+        yield Finding("gpu-amd", "error", "", f"{plural(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
+        return
+    for (bus, unit), errors in gpus.uncorrected.items():
+        if errors:
+            yield Finding("gpu-amd", "error", bus, f"{plural(errors, 'uncorrected error')} of {unit} since the driver was loaded")
+    if gpus.compute != len(gpus.on_bus):
+        yield Finding("gpu-amd", "warning", "", f"{plural(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
+    elif not any(gpus.uncorrected.values()):
+        yield Finding("gpu-amd", "ok", "", f"{plural(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
+
+
+def _exit(asked: Asked) -> tuple[Outcome, str, str]:
+    if asked.code is None:
+        outcome: Outcome = "incomplete" if "did not answer" in asked.words else "error"
+        return outcome, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"
+    if asked.code in EXITS:
+        return EXITS[asked.code]
+    signal = -asked.code if asked.code < 0 else asked.code - 128
+    return "error", f"ended by signal {signal}" if signal > 0 else "a code without a known meaning", EXITS[255][2]
+
+
+_LOOK = "look into the kernel log; power-cycle the node; have the GPU replaced when it does not come back"
+
+CHECKS = (
+    Check("gpu-count", read_driver, count, "PCI bus, /proc/driver/nvidia/gpus, nvidia-smi --list-gpus, /dev/nvidia*",
+          "all agree, with what this kind of machine has", _LOOK),
+    Check("gpu-smi", ask_smi, smi, "exit code of nvidia-smi", "0"),
+    Check("gpu-driver", read_driver, versions, "/proc/driver/nvidia/version, libnvidia-ml.so.*", "the same version"),
+    Check("gpu-device-files", read_driver, device_files, "/dev/nvidia*", "nvidiactl and nvidia-uvm",
+          "nvidia-modprobe -u -c 0, or start nvidia-persistenced at boot; in a container: give it these devices"),
+    Check("gpu-excluded", read_driver, excluded, "/proc/driver/nvidia/gpus/*/information", "none",
+          "find out why, in /etc/modprobe.d; have it replaced"),
+    Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "one model, VBIOS, firmware",
+          "bring all GPUs to the same state"),
+    row("gpu-answers", answers, "the driver gets every value", "no ERR! and no Unknown Error", _LOOK),
+    row("gpu-recovery", recovery, "the driver wants no reset", "recovery action None", "do so once the node is drained"),
+    Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",
+          "rocm-smi, and AMD's own tools, tell more"),
+)

@@ -1,0 +1,65 @@
+"""How NVIDIA's GPUs are set up for use, and who uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.gpu_smi import Gpu
+from hpc_mp.cluster.machine.gpu_use import Holder, Holders, read_holders
+from hpc_mp.doctor.checks.gpu_each import Ill, plural, row, says
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.finding import Finding
+
+IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's
+
+
+def mig(gpu: Gpu) -> Ill | None:
+    now, soon = says(gpu, "mig_mode/current_mig"), says(gpu, "mig_mode/pending_mig")
+    if now != soon:
+        return Ill("warning", f"MIG is {now.lower()} and will be {soon.lower()} after a reset", "reset the GPU, or set it back")
+    return Ill("warning", "MIG is enabled: slices of one GPU cannot be joined to train a model") if now == "Enabled" else None
+
+
+def compute_mode(gpu: Gpu) -> Ill | None:
+    mode = says(gpu, "compute_mode")
+    if mode == "Prohibited":
+        return Ill("error", "compute mode Prohibited: no program may use this GPU")
+    return None if mode == "Default" else Ill("warning", f"compute mode {mode}: a second program on this GPU fails")
+
+
+def leftovers(holders: Holders) -> Iterator[Finding]:
+    left = [(holder, ill) for holder in holders.holders if (ill := _left(holder, holders.slurm))]
+    for holder, ill in left:
+        yield Finding("gpu-leftover", ill.outcome, holder.gpu, f"process {holder.pid} ({holder.name}) {ill.evidence}", ill.remedy)
+    if holders.gpus and not left:
+        yield Finding("gpu-leftover", "ok", "", f"{plural(len(holders.holders), 'program')} on the GPUs, none left over")
+
+
+def _left(holder: Holder, slurm: bool) -> Ill | None:
+    if holder.state == "Z":
+        return Ill("error", "is dead and still holds the GPU", "reboot the node")
+    if holder.state == "D":
+        return Ill("warning", "hangs in the kernel", "if it stays, reboot the node")
+    return Ill("warning", "belongs to no job of Slurm") if slurm and holder.is_job is False else None
+
+
+def memory_held(holders: Holders) -> Iterator[Finding]:
+    busy = {holder.gpu for holder in holders.holders}
+    held = [(gpu, used) for gpu, used in holders.gpus if used > IDLE_MEMORY_MIB and gpu not in busy]
+    for gpu, used in held:
+        if holders.hidden:
+            yield Finding("gpu-memory-held", "incomplete", gpu, f"{used:.0f} MiB in use, by whom cannot be seen in a container")
+        else:
+            yield Finding("gpu-memory-held", "warning", gpu, f"{used:.0f} MiB in use and no program holds the GPU")
+    if holders.gpus and not held:
+        yield Finding("gpu-memory-held", "ok", "", "no memory is in use without a program")
+
+
+CHECKS = (
+    row("gpu-mig", mig, "MIG is off", "disabled, no change pending", "nvidia-smi -mig 0, then reset the GPU"),
+    row("gpu-compute-mode", compute_mode, "compute mode Default", "Default; error: Prohibited", "nvidia-smi -c 0"),
+    Check("gpu-leftover", read_holders, leftovers, "nvidia-smi --query-compute-apps, /proc/PID",
+          "programs that hold a GPU belong to a job of Slurm", "end it, or drain the node and look at its epilog"),
+    Check("gpu-memory-held", read_holders, memory_held, "nvidia-smi --query-gpu=memory.used",
+          f"no more than {IDLE_MEMORY_MIB} MiB in use without a program", "drain the node, then nvidia-smi --gpu-reset -i GPU"),
+)

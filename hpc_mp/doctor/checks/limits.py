@@ -1,0 +1,127 @@
+"""Limits of a process, and what its control group grants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.cgroup import Cgroup, read_cgroup
+from hpc_mp.cluster.machine.limits import Limit, Limits, read_limits
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.checks.words import size
+from hpc_mp.doctor.finding import Finding, Outcome
+
+_FILES, _FEW_FILES = 131_072, 16_384
+_PROCESSES = 16_384
+_STACK = 8 << 20
+_FULL = 0.95
+_THROTTLED = 0.05
+
+
+def locked(limits: Limits) -> Iterator[Finding]:
+    limit = limits.of["locked memory"]
+    if limit.soft is None:
+        yield Finding("limit-memlock", "ok", "", "unlimited")
+    else:
+        why = "adapters for RDMA are here, which lock what they send" if limits.rdma else "no adapter for RDMA is here"
+        yield Finding("limit-memlock", "error" if limits.rdma else "ok", "", f"{size(limit.soft)}; {why}")
+
+
+def files(limits: Limits) -> Iterator[Finding]:
+    limit = limits.of["open files"]
+    highest = float("inf") if limit.hard is None else limit.hard
+    grave: Outcome = "ok" if highest >= _FILES else "warning"
+    if highest < _FEW_FILES:
+        grave = "error" if limits.rdma else "warning"
+    yield Finding("limit-nofile", grave, "", f"{_both(limit)}; {_FILES} serve any job")
+
+
+def stack(limits: Limits) -> Iterator[Finding]:
+    limit = limits.of["stack size"]
+    if limit.soft is None:
+        yield Finding("limit-stack", "warning", "", "unlimited: threads then get 2 MiB, too little for NCCL before 2.28")
+    else:
+        yield Finding("limit-stack", "ok" if limit.soft >= _STACK else "warning", "", size(limit.soft))
+
+
+def processes(limits: Limits) -> Iterator[Finding]:
+    limit = limits.of["processes"]
+    enough = limit.soft is None or limit.soft >= _PROCESSES
+    yield Finding("limit-processes", "ok" if enough else "warning", "", f"{_both(limit)} processes and threads of this user")
+
+
+def _both(limit: Limit) -> str:
+    return " of ".join("unlimited" if each is None else str(each) for each in (limit.soft, limit.hard))
+
+
+def memory(cgroup: Cgroup) -> Iterator[Finding]:
+    limit, used, asked = cgroup.grant.memory, cgroup.grant.used or 0, cgroup.asked.get("memory")
+    if limit is None:
+        yield Finding("cgroup-memory", "ok", "", "no limit")
+    elif asked is not None and limit < asked:
+        yield Finding("cgroup-memory", "error", "", f"the control group grants {size(limit)}, the job asked for {size(asked)}")
+    elif used > _FULL * limit:
+        yield Finding("cgroup-memory", "warning", "", f"{size(used)} of {size(limit)} are used; page cache and /dev/shm count",
+                      "ask for more memory, or find what fills it: processes are killed when it is full")
+    else:
+        yield Finding("cgroup-memory", "ok", "", f"{size(used)} of {size(limit)} are used")
+
+
+def killed(cgroup: Cgroup) -> Iterator[Finding]:
+    if cgroup.grant.killed is not None:
+        bad = cgroup.grant.killed > 0
+        yield Finding("cgroup-oom", "warning" if bad else "ok", "", f"{cgroup.grant.killed} processes were killed for memory")
+
+
+def cpus(cgroup: Cgroup) -> Iterator[Finding]:
+    asked, grant = cgroup.asked.get("cpus"), cgroup.grant
+    have = min(each for each in (grant.cpus, cgroup.allowed, grant.share) if each is not None)
+    if asked is not None and have < asked:
+        yield Finding("cgroup-cpus", "error", "", f"{have:g} processors may be used, the job asked for {asked}")
+    elif grant.throttled is not None and grant.throttled > _THROTTLED:
+        yield Finding("cgroup-cpus", "warning", "", f"the time of {grant.share or have:g} processors was used up in "
+                      f"{grant.throttled:.0%} of the periods", "ask for more processors, or start fewer threads")
+    else:
+        yield Finding("cgroup-cpus", "ok", "", f"{have:g} of {cgroup.here} processors may be used")
+
+
+def tasks(cgroup: Cgroup) -> Iterator[Finding]:
+    most = cgroup.grant.tasks
+    if most is not None:
+        yield Finding("cgroup-pids", "ok" if most >= _PROCESSES else "warning", "", f"{most} processes and threads may exist")
+
+
+CHECKS: tuple[Check[Limits] | Check[Cgroup], ...] = (
+    Check("limit-memlock", read_limits, locked,
+          "`/proc/self/limits`: locked memory",
+          "error: not unlimited where there are adapters for RDMA",
+          "`* - memlock unlimited` in /etc/security/limits.d, LimitMEMLOCK=infinity for slurmd, "
+          "PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"),
+    Check("limit-nofile", read_limits, files,
+          "`/proc/self/limits`: open files",
+          "warning: the hard limit is below 131,072; error: below 16,384 on a node with a fast network",
+          "`* - nofile 1048576` in /etc/security/limits.d, LimitNOFILE for slurmd"),
+    Check("limit-stack", read_limits, stack,
+          "`/proc/self/limits`: stack size",
+          "warning: unlimited, or below 8 MiB",
+          "ulimit -s 8192"),
+    Check("limit-processes", read_limits, processes,
+          "`/proc/self/limits`: processes",
+          "warning: fewer than 16,384",
+          "`* - nproc unlimited` in /etc/security/limits.d, LimitNPROC and TasksMax for slurmd"),
+    Check("cgroup-memory", read_cgroup, memory,
+          "`memory.max` or `memory.limit_in_bytes` of this group and those above; SLURM_MEM_PER_NODE",
+          "error: less than the job asked for; warning: 95 % are used",
+          "look at ConstrainRAMSpace and AllowedRAMSpace in cgroup.conf"),
+    Check("cgroup-oom", read_cgroup, killed,
+          "`memory.events.local` or `memory.oom_control`: oom_kill",
+          "warning: processes of this group were killed for memory",
+          "ask for more memory, or use less: fewer data workers, less in /dev/shm"),
+    Check("cgroup-cpus", read_cgroup, cpus,
+          "`cpuset.cpus`, `cpu.max`, `cpu.stat`, `/proc/self/status`; SLURM_CPUS_ON_NODE",
+          "error: fewer than the job asked for; warning: throttled in more than 5 % of the periods",
+          "look at how the task was bound (srun --cpu-bind=verbose) and what else runs in its group"),
+    Check("cgroup-pids", read_cgroup, tasks,
+          "`pids.max` of this group and those above",
+          "warning: below 16,384",
+          "raise TasksMax of slurmd's unit, or of the container"),
+)

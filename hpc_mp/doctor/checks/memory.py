@@ -1,0 +1,149 @@
+"""Main memory, swap, huge pages, NUMA, and the memory that processes share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.memory import SHM, Memory, Shared, read_memory, read_shared
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.checks.words import several, size
+from hpc_mp.doctor.finding import Finding
+
+_SIZE_TOLERANCE = 0.95  # of what the kind has; the firmware keeps some
+_NODE_TOLERANCE = 0.9  # of the largest memory node
+_SHM, _SHM_TINY = 1 << 30, 64 << 20  # the second is what containers get by default
+_FULL = 0.9
+_MAPS = 65_530
+
+
+def installed(memory: Memory) -> Iterator[Finding]:
+    if memory.kind is not None and memory.kind.memory is not None:
+        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory
+        yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
+                      f"{there:.0f} GiB; a {memory.kind.name} has {wanted:.0f}")
+
+
+def nodes(memory: Memory) -> Iterator[Finding]:
+    if len(memory.nodes) > 1:
+        most = max(memory.nodes.values())
+        small = [node for node, there in memory.nodes.items() if there < _NODE_TOLERANCE * most]
+        for node in small:
+            yield Finding("memory-nodes", "warning", f"memory node {node}",
+                          f"{size(memory.nodes[node])}; the largest has {size(most)}")
+        if not small:
+            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {size(most)}")
+
+
+def free(memory: Memory) -> Iterator[Finding]:
+    there, left = memory.of["MemTotal"], memory.of["MemAvailable"]
+    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "", f"{size(left)} of {size(there)} can be had")
+
+
+def swap(memory: Memory) -> Iterator[Finding]:
+    there = memory.of["SwapTotal"]
+    used = there - memory.of["SwapFree"]
+    bad = used > 0.1 * there and used > 1 << 30
+    yield Finding("memory-swap", "warning" if bad else "ok", "", f"{size(used)} of {size(there)} are used" if there else "none")
+
+
+def huge(memory: Memory) -> Iterator[Finding]:
+    many, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
+    kept = idle * memory.of.get("Hugepagesize", 0)
+    bad = kept > 0.1 * memory.of["MemTotal"]
+    yield Finding("memory-hugepages", "warning" if bad else "ok", "",
+                  f"{many} are set aside, {idle} of them unused ({size(kept)})" if many else "none are set aside")
+
+
+def reclaim(memory: Memory) -> Iterator[Finding]:
+    mode = memory.settings.get("zone_reclaim_mode")
+    if mode is not None:
+        yield Finding("memory-reclaim", "warning" if mode else "ok", "", f"vm.zone_reclaim_mode = {mode}")
+
+
+def balancing(memory: Memory) -> Iterator[Finding]:
+    on = memory.settings.get("numa_balancing")
+    if on is not None:
+        bad = on != 0 and memory.gpus and len(memory.nodes) > 1
+        yield Finding("numa-balancing", "warning" if bad else "ok", "",
+                      f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
+
+
+def overcommit(memory: Memory) -> Iterator[Finding]:
+    mode = memory.settings.get("overcommit_memory")
+    if mode is not None:
+        yield Finding("memory-overcommit", "warning" if mode == 2 else "ok", "", f"vm.overcommit_memory = {mode}")
+
+
+def maps(memory: Memory) -> Iterator[Finding]:
+    most = memory.settings.get("max_map_count")
+    if most is not None:
+        yield Finding("memory-maps", "ok" if most >= _MAPS else "warning", "", f"vm.max_map_count = {most}")
+
+
+def shared(found: Shared) -> Iterator[Finding]:
+    there, used = found.room.size, found.room.size - found.room.free
+    if there < _SHM:
+        yield Finding("shm-size", "error" if there <= _SHM_TINY else "warning", SHM,
+                      f"{size(there)}; NCCL and data workers share memory through it")
+    elif used > _FULL * there:
+        yield Finding("shm-size", "warning", SHM, f"{size(used)} of {size(there)} are used",
+                      "find out who left it (ls -l /dev/shm) and remove it")
+    else:
+        yield Finding("shm-size", "ok", SHM, f"{size(used)} of {size(there)} are used")
+
+
+def left(found: Shared) -> Iterator[Finding]:
+    used = found.room.size - found.room.free
+    names = [name.rpartition("/")[2] for name in found.left]
+    bad = len(names) > 0 and used > 0.05 * found.memory
+    yield Finding("shm-leftovers", "warning" if bad else "ok", SHM,
+                  f"{len(names)} files as NCCL, torch and MPI make them, {size(used)} in all"
+                  + (f": {several(names)}" if names else ""))
+
+
+CHECKS: tuple[Check[Memory] | Check[Shared], ...] = (
+    Check("memory-size", read_memory, installed,
+          "`/proc/meminfo`: MemTotal, the machine's kind",
+          "error: below 95 % of what this machine is sold with",
+          "a memory module is missing or switched off: look at the firmware's log; hand the node back"),
+    Check("memory-nodes", read_memory, nodes,
+          "`/sys/devices/system/node/node*/meminfo`",
+          "warning: a memory node with less than 90 % of the largest",
+          "a memory module is missing or sits in the wrong slot"),
+    Check("memory-free", read_memory, free,
+          "`/proc/meminfo`: MemAvailable",
+          "warning: below 5 %",
+          "if no job runs here, find what a former one left: processes, files in /dev/shm and tmpfs"),
+    Check("memory-swap", read_memory, swap,
+          "`/proc/meminfo`: SwapTotal, SwapFree",
+          "warning: more than 10 % and 1 GiB of it are used",
+          "swapoff -a on compute nodes: a rank that swaps holds up all others"),
+    Check("memory-hugepages", read_memory, huge,
+          "`/proc/meminfo`: HugePages_*",
+          "warning: unused ones hold more than 10 % of the memory",
+          "set vm.nr_hugepages to what is used; unused huge pages serve nobody else"),
+    Check("memory-reclaim", read_memory, reclaim,
+          "`/proc/sys/vm/zone_reclaim_mode`",
+          "warning: not 0",
+          "sysctl vm.zone_reclaim_mode=0: a full memory node else throws page cache away instead of using its neighbour"),
+    Check("memory-overcommit", read_memory, overcommit,
+          "`/proc/sys/vm/overcommit_memory`",
+          "warning: 2",
+          "sysctl vm.overcommit_memory=0: CUDA and forked data workers reserve far more than they use"),
+    Check("memory-maps", read_memory, maps,
+          "`/proc/sys/vm/max_map_count`",
+          "warning: below 65,530",
+          "sysctl vm.max_map_count=262144"),
+    Check("numa-balancing", read_memory, balancing,
+          "`/proc/sys/kernel/numa_balancing`",
+          "warning: on, in a node with GPUs and several memory nodes",
+          "sysctl kernel.numa_balancing=0: it unmaps pages to see who uses them, which stalls ranks that are bound already"),
+    Check("shm-size", read_shared, shared,
+          "`/dev/shm` (statfs)",
+          "error: at most 64 MiB; warning: below 1 GiB, or 90 % used",
+          "give the container more (--shm-size, --ipc=host); on a host remount it: mount -o remount,size=50% /dev/shm"),
+    Check("shm-leftovers", read_shared, left,
+          "`/dev/shm/{nccl-*,torch_*,vader_segment*,…}`",
+          "warning: such files, and more than 5 % of the memory is in /dev/shm",
+          "if no job runs here, remove them: memory in /dev/shm is not given back when a process is killed"),
+)

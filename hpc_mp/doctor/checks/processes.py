@@ -1,0 +1,52 @@
+"""Processes that should not be there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hpc_mp.cluster.machine.processes import Process, Processes, read_processes
+from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.checks.words import several
+from hpc_mp.doctor.finding import Finding
+
+_ZOMBIES = 20
+
+
+def stuck(found: Processes) -> Iterator[Finding]:
+    names = [f"{_named(each)} in {each.waits}" if each.waits else _named(each) for each in found.stuck]
+    yield Finding("process-stuck", "warning" if names else "ok", "",
+                  f"{len(names)} processes wait in the kernel and do not come on: {several(names)}" if names
+                  else f"none of {found.count} processes")
+
+
+def zombies(found: Processes) -> Iterator[Finding]:
+    many = len(found.zombies)
+    yield Finding("process-zombies", "warning" if many > _ZOMBIES else "ok", "",
+                  f"{many} dead processes that nobody waits for: {several([*map(_named, found.zombies)])}".rstrip(": "))
+
+
+def orphans(found: Processes) -> Iterator[Finding]:
+    if found.slurm:
+        names = [f"{_named(each)} of user {each.user}, {each.age / 3600:.1f} h old" for each in found.orphans]
+        yield Finding("process-leftovers", "warning" if names else "ok", "",
+                      f"{len(names)} processes of users whose parent has gone: {several(names)}" if names else "none")
+
+
+def _named(process: Process) -> str:
+    return f"{process.name} ({process.pid})"
+
+
+CHECKS: tuple[Check[Processes], ...] = (
+    Check("process-stuck", read_processes, stuck,
+          "`/proc/*/{stat,status,wchan}`, twice",
+          "warning: uninterruptible, and not a step further after half a second",
+          "look what they wait for (/proc/PID/stack): a dead file server, disk or GPU; only a reboot removes them"),
+    Check("process-zombies", read_processes, zombies,
+          "`/proc/*/stat`",
+          "warning: more than 20",
+          "find their parent (ps -o ppid=) and end it"),
+    Check("process-leftovers", read_processes, orphans,
+          "`/proc/*/{stat,status}`, where slurmd runs",
+          "warning: a user's process, older than a minute, whose parent has gone",
+          "end it if its job has ended; proctrack/cgroup in slurm.conf keeps such from being left"),
+)

@@ -1,0 +1,161 @@
+"""Who computes slower than its peers, or not the same."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_mp.cluster.machine.gpu_models import model
+from hpc_mp.doctor.checks.gpu_clocks import HALVED, REASONS, SLOWED
+from hpc_mp.doctor.compute.result import Result
+from hpc_mp.doctor.finding import Finding, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """What a rate may lack of its peers' median before it is slow, at least; and from which lack on it is an error."""
+
+    warning: float
+    error: float
+
+
+# Equal GPUs under equal load differ by 2 to 4 % (silicon, cooling); copies share what they go over, virtual CPUs their hosts.
+_OF_GPU, _OF_COPY, _OF_CPU = Tolerance(0.06, 0.20), Tolerance(0.10, 0.30), Tolerance(0.15, 0.30)
+_SIGMAS = 5.0  # of the peers' own spread, estimated from their median absolute deviation
+_MAD = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
+_SLOW_CORE = 0.5  # of the median core's speed
+_SLOW = ("see gpu-throttle, gpu-power-limit, gpu-clocks and gpu-temperature; on CPUs the governor, other programs, and the "
+         "limits of the cgroup")
+
+
+def judge(results: Sequence[Result]) -> Iterator[Finding]:
+    """Over all devices, of one node or of many; compared are those of one kind."""
+    for result in results:
+        yield from _alone(result)
+    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
+    for result in results:
+        if not result.error or result.rates:
+            groups[result.kind, result.software].append(result)
+    for (kind, _), peers in groups.items():
+        yield from _slow(kind, peers)
+        yield from _unequal(kind, peers)
+
+
+def _alone(result: Result) -> Iterator[Finding]:
+    """What one device's own answers tell."""
+    if result.error:
+        yield Finding("compute-failed", "error", str(result), result.error, "see the GPU checks of this node (gpu-xid, gpu-smi)")
+    if result.wrong:
+        yield Finding("compute-wrong", "error", str(result),
+                      f"wrong answers to problems whose answer is known: {', '.join(result.wrong)}",
+                      "drain the node; do not trust what it computed; have the device replaced")
+    if result.unsteady:
+        yield Finding("compute-unsteady", "error", str(result),
+                      f"the same work gave different bits: {', '.join(result.unsteady)}",
+                      "drain the node; do not trust what it computed; have the device replaced")
+    slow_core = result.rates.get("slowest core against the median core")
+    if slow_core is not None and slow_core < _SLOW_CORE:
+        yield Finding("compute-core", "warning", str(result), f"its slowest core has {slow_core:.0%} of the median core's speed",
+                      "look for another program on that core, and at the governor and temperature of this processor")
+    yield from _loaded(result)
+    known = model(result.kind)
+    if known and known.host_copy is not None:
+        for way in ("host to device", "device to host"):
+            rate = result.rates.get(way)
+            if rate is not None and rate < known.host_copy:
+                yield Finding("compute-host-copy", "error", str(result),
+                              f"{way} {rate:.1f} GB/s; a {result.kind.partition(',')[0]} "
+                              f"reaches {known.host_copy:g}",
+                              "see gpu-pcie-width and gpu-pcie-speed; pin the rank to the GPU's NUMA node")
+
+
+def _loaded(result: Result) -> Iterator[Finding]:
+    """What nvidia-smi said while the GPU worked: only then it runs at its clocks and its link at its speed."""
+    told = result.loaded
+    for what, words in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
+        if what in told and told[what] < told.get(f"max {what}", told[what]):
+            yield Finding("compute-pcie", "error", str(result),
+                          f"under load {words} {told[what]:.0f} of {told[f'max {what}']:.0f}",
+                          "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced")
+    if mask := int(told.get("reasons", 0)) & SLOWED:
+        names = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit]
+        clocks = f", {told['clock']:.0f} of {told['max clock']:.0f} MHz" if {"clock", "max clock"} <= told.keys() else ""
+        yield Finding("compute-throttle", "error" if mask & HALVED else "warning", str(result),
+                      f"slowed down under load: {', '.join(names)} (event reasons {mask:#x}){clocks}",
+                      "look at the node's fans, cooling loop, room and power supplies; compare with its neighbours")
+
+
+def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
+    ill = False
+    for what in sorted({name for peer in peers for name in peer.rates if not name.startswith("slowest core")}):
+        rates = {str(peer): peer.rates[what] for peer in peers if what in peer.rates}
+        shares = {str(peer): f"; it got {peer.share:.0%} of its CPUs' time" for peer in peers if peer.share is not None}
+        limit = _tolerance(what, peers)
+        for who, factor in _below(rates, limit):
+            ill = True
+            both = len(who) > 1
+            outcome: Outcome = "error" if factor < 1 - limit.error and not both else "warning"
+            told = "of the other's: one is slow or the other fast, two cannot tell" if both else "of its peers' median"
+            yield Finding("compute-slow", outcome, ", ".join(who),
+                          f"{what} {min(rates[name] for name in who):.4g} {_unit(what)}, {factor:.0%} {told}"
+                          + ("" if both else shares.get(who[0], "")), _SLOW)
+    if not ill and any(peer.rates for peer in peers):
+        shown = ", ".join(f"{what} {statistics.median(rates):.4g} {_unit(what)}" for what,
+                          rates in sorted(_by_name(peers).items()))
+        alone = "; nothing to compare it with" if len(peers) == 1 else ""
+        yield Finding("compute-slow", "ok", "", f"{len(peers)} × {kind}: {shown}{alone}")
+
+
+def _below(rates: Mapping[str, float], tolerance: Tolerance) -> Iterator[tuple[tuple[str, ...], float]]:
+    """Those that are too slow, and their part of the median. Of two that differ, both."""
+    if len(rates) == 2:
+        low, high = sorted(rates.values())
+        if low < (1 - tolerance.warning) * high:
+            yield tuple(rates), low / high
+    elif len(rates) > 2:
+        median = statistics.median(rates.values())
+        spread = _MAD * statistics.median(abs(rate - median) for rate in rates.values())
+        lack = min(max(tolerance.warning * median, _SIGMAS * spread), tolerance.error * median)  # few peers' spread may be chance
+        yield from (((name,), rate / median) for name, rate in rates.items() if rate < median - lack)
+
+
+def _unequal(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
+    """Bit for bit: the same problem on devices of one kind, and on the cores of one node."""
+    answers: dict[str, dict[str, str]] = defaultdict(dict)  # problem → who → digest; all cores answer the same problem
+    for peer in peers:
+        for problem, digest in peer.digests.items():
+            core = problem.startswith("core ")
+            answers["bits of a core" if core else problem][f"{peer} {problem}" if core else str(peer)] = digest
+    for problem, by_who in answers.items():
+        counts = Counter(by_who.values())
+        if len(counts) == 1:
+            if len(by_who) > 1:
+                yield Finding("compute-unequal", "ok", "", f"{problem}: {len(by_who)} answers of {kind}, equal in every bit")
+            continue
+        usual, votes = counts.most_common(1)[0]
+        sure = votes > len(by_who) / 2
+        others = [who for who, digest in by_who.items() if digest != usual] if sure else list(by_who)
+        why = f"{votes} others agree" if sure else "no answer has a majority"
+        yield Finding("compute-unequal", "error", ", ".join(others[:8]), f"{problem}: other bits than its equals; {why}",
+                      "drain the node; do not trust what it computed; have the device replaced")
+
+
+def _by_name(peers: Iterable[Result]) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = defaultdict(list)
+    for peer in peers:
+        for what, rate in peer.rates.items():
+            if not what.startswith("slowest core"):
+                rates[what].append(rate)
+    return rates
+
+
+def _tolerance(what: str, peers: Sequence[Result]) -> Tolerance:
+    if all(peer.device == "cpu" for peer in peers):
+        return _OF_CPU
+    return _OF_COPY if what in ("host to device", "device to host", "to peer") else _OF_GPU
+
+
+def _unit(what: str) -> str:
+    return "TFLOP/s" if what.startswith("matmul") else "GB/s"

@@ -1,0 +1,142 @@
+"""``python -m hpc_mp.doctor.compute.program DEVICE SECONDS``: measures one device, one phase for each line on stdin.
+
+It answers every line with one JSON line, so that whoever started it decides which devices work at the same time: all of them
+under load, one after the other when bytes go over what they share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TextIO
+
+CORE_REPEATS = 3
+
+
+class Pieces(NamedTuple):
+    """Rates of the pieces of a run, in its unit; whether the result was the same each time; the CPU time that it got."""
+
+    rates: tuple[float, ...]
+    steady: bool
+    share: float | None = None
+
+
+class Device(Protocol):
+    """What can be measured."""
+
+    kind: str
+    software: str
+    bus: str  # PCI address, empty for processors
+
+    def check(self) -> Iterator[tuple[str, bool]]: ...
+    def answers(self) -> Iterator[tuple[str, Callable[[], bytes]]]: ...
+    def one_thread(self) -> None: ...
+    def load(self, seconds: float) -> Iterator[tuple[str, Pieces]]: ...
+    def copies(self) -> Iterator[tuple[str, Pieces]]: ...
+
+
+def main(arguments: Sequence[str], lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> int:
+    """Exit 0 at the end of ``lines``, 1 when a phase failed (its answer says why)."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is the same from run to run only with it
+    name, seconds = arguments[0], float(arguments[1])
+    try:
+        device = _device(name)
+        phases: dict[str, Callable[[], dict[str, Any]]] = {
+            "load": lambda: _rates(device.load(seconds)), "check": lambda: _check(device),
+                                                           "copies": lambda: _rates(device.copies())}
+        _say(out, {"kind": device.kind, "software": device.software, "bus": device.bus})
+        for line in lines:
+            _say(out, phases[line.strip()]())
+    except Exception as error:  # whatever it is (no driver, no memory, a dead GPU), the answer must say it
+        _say(out, {"error": f"{type(error).__name__}: {error}"[:500]})
+        return 1
+    return 0
+
+
+def cpu_name() -> str:
+    """As the kernel says it."""
+    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(("model name", "CPU part"))]
+    return names[0] if names else os.uname().machine
+
+
+def _device(name: str) -> Device:
+    try:
+        from hpc_mp.doctor.compute.torch_device import TorchDevice
+    except ImportError:
+        from hpc_mp.doctor.compute.numpy_device import NumpyDevice
+
+        return NumpyDevice(name)
+    return TorchDevice(name)
+
+
+def _rates(measured: Iterator[tuple[str, Pieces]]) -> dict[str, Any]:
+    found: dict[str, Any] = {"rates": {}, "slowest": {}, "unsteady": []}
+    for name, pieces in measured:
+        found["rates"][name] = statistics.median(pieces.rates)
+        found["slowest"][name] = min(pieces.rates) / found["rates"][name]
+        found["unsteady"] += [] if pieces.steady else [name]
+        if pieces.share is not None:
+            found.setdefault("share", pieces.share)  # of the first kind of work, which keeps all processors busy
+    return found
+
+
+def _check(device: Device) -> dict[str, Any]:
+    from hpc_mp.doctor.compute import problem
+
+    left, right = problem.exact()
+    wrong = [] if problem.whole(left.astype("f8") @ right.astype("f8")) == problem.KNOWN else ["exact fp64 on the host"]
+    wrong += [name for name, right_one in device.check() if not right_one]
+    digests: dict[str, str] = {}
+    unsteady: list[str] = []
+    rates: dict[str, float] = {}
+    for name, answer in device.answers():
+        if name == "core":
+            device.one_thread()
+            cores, times = _cores(answer)
+            digests |= cores
+            unsteady += [core for core, seen in times.items() if seen[1] > 1]
+            speeds = [1 / seen[0] for seen in times.values()]
+            rates["slowest core against the median core"] = min(speeds) / statistics.median(speeds)
+        else:
+            seen = {problem.digest(answer()) for _ in range(CORE_REPEATS)}
+            digests[name] = min(seen)
+            unsteady += [name] if len(seen) > 1 else []
+    return {"wrong": wrong, "unsteady": unsteady, "digests": digests, "rates": rates}
+
+
+def _cores(answer: Callable[[], bytes]) -> tuple[dict[str, str], dict[str, tuple[float, int]]]:
+    """The answer of every core that we may use: its digest, its best time, and how many different answers it gave."""
+    from hpc_mp.doctor.compute.problem import digest
+
+    allowed = os.sched_getaffinity(0)
+    digests: dict[str, str] = {}
+    times: dict[str, tuple[float, int]] = {}
+    try:
+        for core in sorted(allowed):
+            os.sched_setaffinity(0, {core})
+            answer()  # caches and clocks
+            seen: set[str] = set()
+            best = float("inf")
+            for _ in range(CORE_REPEATS):
+                begin = time.thread_time()  # of the core itself: others who want it too do not count
+                seen.add(digest(answer()))
+                best = min(best, time.thread_time() - begin)
+            digests[f"core {core}"] = min(seen)
+            times[f"core {core}"] = (best, len(seen))
+    finally:
+        os.sched_setaffinity(0, allowed)
+    return digests, times
+
+
+def _say(out: TextIO, answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

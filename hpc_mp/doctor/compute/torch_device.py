@@ -1,0 +1,118 @@
+"""Measuring with torch: a GPU, or all processors of the node."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from hpc_mp.doctor.compute.problem import bits, exact
+from hpc_mp.doctor.compute.program import Pieces, cpu_name
+
+GPU_SIZE, CPU_SIZE = 8192, 2048  # of the matrices that load the device
+BITS_SIZE = 384  # on one core: some milliseconds
+COPY_BYTES = 256 << 20
+BATCH = 8  # products between two looks at the clock of a GPU
+TYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class TorchDevice:
+    """``device``: "cuda:3" or "cpu"."""
+
+    def __init__(self, device: str) -> None:
+        self.device = torch.device(device)
+        self.gpu = self.device.type == "cuda"
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        if self.gpu:
+            torch.cuda.set_device(self.device)
+            properties = torch.cuda.get_device_properties(self.device)
+            self.kind = f"{properties.name}, {properties.multi_processor_count} SM, {properties.total_memory >> 30} GiB"
+            self.software = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
+            place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
+            self.bus = "{:04x}:{:02x}:{:02x}.0".format(*place) if None not in place else ""  # older torch does not tell
+        else:
+            self.bus = ""
+            self.kind = f"{cpu_name()}, {len(os.sched_getaffinity(0))} CPUs"
+            self.software = f"torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+
+    def check(self) -> Iterator[tuple[str, bool]]:
+        """The exact problem in every type: (its name, whether the answer is right)."""
+        left, right = (torch.from_numpy(matrix) for matrix in exact())
+        answer = left.double() @ right.double()  # on the host, and checked against what problem.py knows
+        for name, dtype in TYPES.items():
+            mine = (left.to(self.device, dtype) @ right.to(self.device, dtype)).cpu()
+            yield f"exact {name}", torch.equal(mine, answer.to(dtype))
+
+    def answers(self) -> Iterator[tuple[str, Callable[[], bytes]]]:
+        """Problems whose bits must be the same on equal devices: on a GPU one per type, on CPUs one per core."""
+        if self.gpu:
+            for name, dtype in TYPES.items():
+                left, right = (torch.from_numpy(bits(2048, seed)).to(self.device, dtype) for seed in (1, 2))
+                yield f"bits {name}", lambda left=left, right=right: (left @ right).float().cpu().numpy().tobytes()  # type: ignore[misc]
+            return
+        left, right = (torch.from_numpy(bits(BITS_SIZE, seed)) for seed in (1, 2))
+        yield "core", lambda: (left @ right).numpy().tobytes()
+
+    def one_thread(self) -> None:
+        """From here on one core computes."""
+        torch.set_num_threads(1)
+
+    def load(self, seconds: float) -> Iterator[tuple[str, Pieces]]:
+        """Matrix products for that long in each type, and the bandwidth of memory: TFLOP/s and GB/s."""
+        size = GPU_SIZE if self.gpu else CPU_SIZE
+        for name, dtype in TYPES.items() if self.gpu else (("fp32", torch.float32),):
+            left, right = self._pair(size, dtype)
+            out, first = torch.empty_like(left), left @ right
+            work = 2 * size**3 / 1e12
+            yield f"matmul {name}", self._repeat(lambda a=left, b=right, o=out: torch.mm(a, b, out=o),  # type: ignore[misc]
+                                                 work, seconds, lambda o=out, f=first: torch.equal(o, f))  # type: ignore[misc]
+        source = torch.zeros(1 << 28 if self.gpu else 1 << 26, device=self.device)
+        target = torch.empty_like(source)
+        yield "memory", self._repeat(lambda: target.copy_(source), 2 * source.nbytes / 1e9, seconds / 2)
+
+    def copies(self) -> Iterator[tuple[str, Pieces]]:
+        """Between host and GPU, and to the next GPU; nothing on CPUs. GB/s."""
+        if not self.gpu:
+            return
+        host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+        mine = torch.empty(COPY_BYTES, dtype=torch.uint8, device=self.device)
+        yield "host to device", self._repeat(lambda: mine.copy_(host, non_blocking=True), COPY_BYTES / 1e9, 0.3)
+        yield "device to host", self._repeat(lambda: host.copy_(mine, non_blocking=True), COPY_BYTES / 1e9, 0.3)
+        count = torch.cuda.device_count()
+        if count > 1:
+            peer = torch.empty(COPY_BYTES, dtype=torch.uint8, device=f"cuda:{((self.device.index or 0) + 1) % count}")
+            yield "to peer", self._repeat(lambda: peer.copy_(mine, non_blocking=True), COPY_BYTES / 1e9, 0.3)
+
+    def _pair(self, size: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """What loads the device: full mantissas on a GPU, whose products are the same every time; whole numbers on CPUs."""
+        if self.gpu:
+            generator = torch.Generator(device=self.device).manual_seed(7)
+            left, right = (torch.rand(size, size, device=self.device, generator=generator) - 0.5 for _ in range(2))
+        else:
+            left, right = (torch.from_numpy(matrix) for matrix in exact(size))
+        return left.to(dtype), right.to(dtype)
+
+    def _repeat(self, step: Callable[[], object], work: float, seconds: float, same: Callable[[], bool] | None = None) -> Pieces:
+        """Do it again and again; the rate of every piece, and whether the result was the same each time."""
+        batch = BATCH if self.gpu else 1
+        step()  # the first one chooses kernels and clocks
+        self._wait()
+        rates: list[float] = []
+        steady, start, used = True, time.monotonic(), time.process_time()
+        while not rates or time.monotonic() < start + seconds:
+            begin = time.perf_counter()
+            for _ in range(batch):
+                step()
+            self._wait()
+            rates.append(batch * work / (time.perf_counter() - begin))
+            steady = steady and (same is None or same())
+        share = (time.process_time() - used) / (time.monotonic() - start) / len(os.sched_getaffinity(0))
+        return Pieces(tuple(rates), steady, None if self.gpu else share)
+
+    def _wait(self) -> None:
+        if self.gpu:
+            torch.cuda.synchronize(self.device)

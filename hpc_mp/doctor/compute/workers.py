@@ -1,0 +1,145 @@
+"""Measures the devices of this machine: one process per device, all of them under load at the same time."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hpc_mp.cluster.machine.gpu_csv import Load, read_load
+from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.doctor.compute.result import Result
+
+SOURCE = Source()
+COMMAND = (sys.executable, "-m", "hpc_mp.doctor.compute.program")
+START_S = 120.0  # import of torch from a slow file system, and the first CUDA context
+MORE_S = 60.0  # beyond the time that a phase is meant to take
+
+
+def devices_here(source: Source = SOURCE, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """"cuda:0" … for the GPUs that this process may use, else "cpu"."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    count = len([name for name in visible.split(",") if name.strip()]) if visible is not None else len(_loads(source))
+    return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
+
+
+def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str] = COMMAND, source: Source = SOURCE,
+            environ: Mapping[str, str] | None = None) -> tuple[Result, ...]:
+    """Load, check, then copy.
+
+    Args:
+        devices: "cuda:0" …, or "cpu".
+        seconds: of load for each kind of work.
+        command: what measures one device; ``environ`` is added to its environment.
+        source: who is asked for clocks and links while the GPUs work.
+    """
+    crew = [_Worker(device, seconds, command, environ or {}) for device in devices]
+    loads: tuple[Load, ...] = ()
+    try:
+        _wait(crew, START_S)
+        _ask(crew, "load")
+        if any(device != "cpu" for device in devices):
+            time.sleep(seconds)
+            loads = _loads(source)
+        _wait(crew, 4 * seconds + MORE_S)
+        _ask(crew, "check")
+        _wait(crew, MORE_S)
+        for worker in crew:  # host memory, PCIe switches and NVLinks are shared: one after the other
+            _ask([worker], "copies")
+            _wait([worker], MORE_S)
+    finally:
+        for worker in crew:
+            worker.end()
+    return tuple(worker.result(os.uname().nodename, loads) for worker in crew)
+
+
+def _loads(source: Source) -> tuple[Load, ...]:
+    try:
+        return read_load(source)
+    except Unseen:
+        return ()
+
+
+class _Worker:
+    """One process, and what it has answered."""
+
+    def __init__(self, device: str, seconds: float, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        self.device = device
+        self.answers: dict[str, Any] = {}
+        self.error = ""
+        self.process = subprocess.Popen(
+            [*command, device, str(seconds)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            encoding="utf-8", errors="replace", env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID", **os.environ, **environ},
+                                        start_new_session=True)
+
+    def ask(self, phase: str) -> None:
+        try:
+            print(phase, file=self.process.stdin, flush=True)
+        except OSError:
+            self.error = "its process ended"
+
+    def take(self, line: str) -> None:
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            self.error = "its process ended without a word" if not line else f"its process said {line[:80]!r}"
+            return
+        self.error = answer.pop("error", "")
+        for name, value in answer.items():
+            old = self.answers.get(name)
+            self.answers[name] = {**old, **value} if isinstance(old, dict) else [*old, *value] if isinstance(old, list) else value
+
+    def result(self, host: str, loads: Sequence[Load]) -> Result:
+        told = self.answers
+        mine = next((_loaded(load) for load in loads if load.bus == told.get("bus")), {})
+        return Result(host, self.device, told.get("kind", ""), told.get("software", ""), told.get("rates", {}),
+                      told.get("slowest", {}),
+                      tuple(told.get("wrong", ())), tuple(told.get("unsteady", ())), told.get("digests", {}), told.get("share"),
+                      mine, self.error)
+
+    def end(self) -> None:
+        """A process that hangs in the driver cannot be ended; it is left behind."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(5)
+
+
+def _ask(crew: Iterable[_Worker], phase: str) -> None:
+    for worker in crew:
+        if not worker.error:
+            worker.ask(phase)
+
+
+def _wait(crew: Iterable[_Worker], limit: float) -> None:
+    """Take one answer from everybody who is still well."""
+    with selectors.DefaultSelector() as ready:
+        for worker in crew:
+            if not worker.error and worker.process.stdout is not None:
+                ready.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        for worker, line in _lines(ready, time.monotonic() + limit):
+            worker.take(line)
+        for key in list(ready.get_map().values()):
+            key.data.error = f"no answer within {limit:g} s"
+
+
+def _lines(ready: selectors.BaseSelector, end: float) -> Iterator[tuple[_Worker, str]]:
+    while ready.get_map() and (left := end - time.monotonic()) > 0:
+        for key, _ in ready.select(left):
+            line = key.data.process.stdout.readline()  # whoever answers writes whole lines
+            ready.unregister(key.fileobj)
+            yield key.data, line
+
+
+def _loaded(load: Load) -> dict[str, float]:
+    generation, most, lanes, all_lanes = load.pcie
+    told = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": most, "lanes": lanes,
+            "max lanes": all_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}
+    return {name: value for name, value in told.items() if value is not None}

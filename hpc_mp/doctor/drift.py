@@ -1,0 +1,131 @@
+"""What should be the same on all nodes of a job, and which nodes have it otherwise."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+from hpc_mp.cluster.machine.cpu import read_cpus
+from hpc_mp.cluster.machine.gpu_pci import read_gpus
+from hpc_mp.cluster.machine.limits import read_limits
+from hpc_mp.cluster.machine.netdev import ETHERNET, read_interfaces
+from hpc_mp.cluster.machine.parts import fields, maybe
+from hpc_mp.cluster.machine.rdma import Fabric, Port, read_fabric
+from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.doctor.checks.words import several
+from hpc_mp.doctor.finding import Finding
+
+Traits = Mapping[str, str]
+PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
+# trait: (what it is, what to do when nodes differ)
+TRAITS: dict[str, tuple[str, str]] = {
+    "kernel": ("release of the kernel", "update and reboot the odd ones"),
+    "system": ("Linux distribution", "start the odd ones from the others' image"),
+    "driver": ("NVIDIA's driver", "install one driver everywhere: NCCL may refuse, or choose another algorithm"),
+    "gpus": ("GPUs", "leave the odd ones out: all ranks wait for the slowest"),
+    "vbios": ("firmware of GPUs", "bring all GPUs to one firmware"),
+    "cpus": ("processors", "leave the odd ones out, or look at their firmware's settings"),
+    "memory": ("main memory", "look for a missing module"),
+    "ports": ("ports of the fast network", "look at fabric-count and fabric-rate there"),
+    "firmware": ("firmware of adapters", "bring all adapters to one firmware"),
+    "partition": ("partition keys", "have the subnet manager put all nodes into one partition"),
+    "packet": ("MTU of the fast network", "set one MTU everywhere"),
+    "mtu": ("MTU of Ethernet", "set one MTU on all hosts and switches"),
+    "limits": ("limits of locked memory and open files", "install one limits.d and one unit of slurmd everywhere"),
+    "packages": ("Python packages", "use one environment, on shared storage or staged"),
+}
+
+
+def traits(source: Source) -> dict[str, str]:
+    """Of this node; without those that it does not show."""
+    fabric, gpus = read_fabric(source), Counter(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source))
+    driver = re.search(r"\b\d{3,}\.[\d.]+\b", maybe(source.text, "/proc/driver/nvidia/version") or "")
+    system = fields(maybe(source.text, "/etc/os-release") or "", "=").get("PRETTY_NAME", "").strip('"')
+    found = {
+        "kernel": maybe(source.text, "/proc/sys/kernel/osrelease") or "",
+        "system": system,
+        "driver": driver[0] if driver else "",
+        "gpus": _counted(gpus),
+        "vbios": _vbios(source),
+        "cpus": _cpus(source),
+        "memory": _memory(source),
+        "ports": _counted(Counter(f"{port.rate or 0:g} Gb/s {port.layer}" for port in fabric.ports)),
+        "firmware": ", ".join(sorted({f"{each.board} {each.firmware}" for each in fabric.adapters if each.board})),
+        "partition": _set(fabric, lambda port: f"{port.keys.get(0, 0):#06x}" if port.keys else ""),
+        "packet": _set(fabric, lambda port: str(port.mtu or "")),
+        "mtu": ", ".join(sorted({str(each.mtu) for each in read_interfaces(source)
+                                 if each.kind == ETHERNET and each.state == "up"})),
+        "limits": _limits(source),
+        "packages": ", ".join(f"{name} {version}" for name in PACKAGES if (version := _version(name))),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def drift(nodes: Mapping[str, Traits]) -> Iterator[Finding]:
+    """A finding ``drift-TRAIT`` for every trait that at least two nodes show; the odd ones are its subject."""
+    for trait, (what, cure) in TRAITS.items():
+        seen = {node: shown[trait] for node, shown in nodes.items() if trait in shown}
+        values = Counter(seen.values())
+        if len(seen) < 2:
+            continue
+        if len(values) == 1:
+            yield Finding(f"drift-{trait}", "ok", "", f"{what}: {next(iter(values))} on all {len(seen)}")
+            continue
+        usual, many = values.most_common(1)[0]
+        odd = [node for node, value in seen.items() if value != usual]
+        if many * 2 <= len(seen):  # no value has most of them: none is the odd one
+            odd = []
+        said = "; ".join(f"{value} on {several(_having(seen, value))}" for value, _ in values.most_common())
+        yield Finding(f"drift-{trait}", "warning", several(odd), f"{what}: {said}", cure)
+
+
+def _having(seen: Mapping[str, str], value: str) -> list[str]:
+    return [node for node, one in seen.items() if one == value]
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{many} × {name}" for name, many in sorted(counts.items()))
+
+
+def _set(fabric: Fabric, of: Callable[[Port], str]) -> str:
+    return ", ".join(sorted({value for port in fabric.ports if (value := of(port))}))
+
+
+def _vbios(source: Source) -> str:
+    texts = (maybe(source.text, path) or "" for path in source.names("/proc/driver/nvidia/gpus/*/information"))
+    found = {fields(text).get("Video BIOS", "") for text in texts}
+    return ", ".join(sorted(found - {""}))
+
+
+def _cpus(source: Source) -> str:
+    try:
+        return f"{read_cpus(source).online} × {fields(source.text('/proc/cpuinfo')).get('model name', 'unknown')}"
+    except Unseen:
+        return ""
+
+
+def _memory(source: Source) -> str:
+    """What is built in, for the kernel shows one or two per cent less: in steps of a sixteenth of a power of two."""
+    kib = int(fields(maybe(source.text, "/proc/meminfo") or "").get("MemTotal", "0 kB").split()[0])
+    if not kib:
+        return ""
+    step = 2.0 ** (kib.bit_length() - 5)
+    return f"{round(1.015 * kib / step) * step / 2**20:g} GiB"
+
+
+def _limits(source: Source) -> str:
+    try:
+        soft = {name: limit.soft for name, limit in read_limits(source).of.items()}
+    except Unseen:
+        return ""
+    return ", ".join(f"{name} {'unlimited' if soft[name] is None else soft[name]}" for name in ("locked memory", "open files"))
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+

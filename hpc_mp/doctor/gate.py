@@ -1,0 +1,36 @@
+"""Is this node fit for a job? ``slurm/node-start.sh`` asks it on every node before the ranks start.
+
+``python -m hpc_mp.doctor.gate``: a line for every error, exit 1 if there is one. Where nothing is wrong with the machine itself,
+NCCL is started to see which network it takes. HPC_MP_DOCTOR_ROOT and HPC_MP_DOCTOR_COMMANDS name a recorded machine to look at
+instead, as ``hpc-mp doctor --root DIR --commands FILE`` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpc_mp.doctor.checks.passive import PASSIVE
+from hpc_mp.doctor.local import diagnose, injected
+from hpc_mp.doctor.nccl_log import refused, taken
+
+DEADLINE_S = 5.0
+JUDGED = ("gpu-", "fabric-", "efa-", "gdr-", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
+"""What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and
+mounts are left to the site; and our own control group is that of a step with one task, not of the ranks'."""
+CODES = tuple(check.code for check in PASSIVE if check.code.startswith(JUDGED))
+
+
+def main(environ: Mapping[str, str] = os.environ) -> int:
+    root, commands = (environ.get(f"HPC_MP_DOCTOR_{name}") for name in ("ROOT", "COMMANDS"))
+    source = injected(Path(root) if root else None, Path(commands) if commands else None)
+    errors = refused(diagnose(source, CODES, DEADLINE_S)) or refused(taken(source))
+    for finding in errors:
+        print(f"{finding.code}: {finding.subject + ': ' if finding.subject else ''}{finding.evidence}")
+    return 1 if errors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

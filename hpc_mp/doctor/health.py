@@ -1,0 +1,122 @@
+"""Slurm's HealthCheckProgram: the checks that only look, on a node, every minute, beside whatever runs there.
+
+It is packed into one file with all that it needs, and run by the node's own Python: nothing comes from shared storage, nothing
+but the standard library is imported, nothing makes a CUDA context. It ends within its deadline whatever hangs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from hpc_mp.cluster.ask import Ask, NoAnswer
+from hpc_mp.cluster.machine.counters import keep_counters
+from hpc_mp.cluster.machine.here import here
+from hpc_mp.cluster.machine.in_time import in_time
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.machine.state import keep
+from hpc_mp.doctor.checks.passive import PASSIVE
+from hpc_mp.doctor.checks.table import run
+from hpc_mp.doctor.finding import Finding
+
+_MARK = "hpc-mp"
+_REASON_LENGTH = 200  # what sinfo -R still shows in a wide terminal
+_CHAIN_S = 50.0  # Slurm kills a HealthCheckProgram after 60
+_KEEP_S = 0.4
+_SLURM_S = 1.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 0: nothing found, 1: an error; else what the chained program exits with."""
+    options = _options(arguments)
+    begin = time.monotonic()
+    chained = subprocess.Popen([options.chain], stdin=subprocess.DEVNULL) if options.chain else None
+    source = here()
+    checks = [check for check in PASSIVE if not options.check or check.code in options.check]
+    findings = run(checks, source, options.deadline)
+    in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
+    in_time({"findings": lambda: _publish(source, findings)}, _KEEP_S)
+    for line in lines(findings, options.json):
+        print(line)
+    errors = [finding for finding in findings if finding.outcome == "error"]
+    if errors and options.drain:
+        print(drain(reason(errors), os.environ, here(timeout=_SLURM_S).ask), file=sys.stderr)
+    sys.stdout.flush()
+    return _wait(chained, begin) or int(bool(errors))
+
+
+def lines(findings: Sequence[Finding], as_json: bool = False) -> list[str]:
+    """What is not well, the gravest first: ``error hpc-mp:CODE:subject: evidence``."""
+    if as_json:
+        return [json.dumps({"findings": [asdict(finding) for finding in findings]})]
+    order = ("error", "warning", "incomplete")
+    return [f"{outcome} {_word(finding)}: {finding.evidence}" + (f" -> {finding.remedy}" if finding.remedy else "")
+            for outcome in order for finding in findings if finding.outcome == outcome]
+
+
+def reason(errors: Sequence[Finding]) -> str:
+    """For ``scontrol … Reason=``: ``hpc-mp:CODE:subject`` of every error, cut to what fits on a line."""
+    words = [_word(finding) for finding in errors]
+    while len("; ".join(words)) > _REASON_LENGTH and len(words) > 1:
+        words.pop()
+    more = len(errors) - len(words)
+    return "; ".join(words)[:_REASON_LENGTH] + (f" +{more}" if more else "")
+
+
+def drain(why: str, environ: Mapping[str, str], ask: Ask) -> str:
+    """Drain this node, unless somebody has: their reason stays. Returns what was done, in words."""
+    node = environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+    try:
+        shown = dict(word.partition("=")[::2] for word in ask(("scontrol", "-o", "show", "node", node)).split())
+        if "DRAIN" in shown.get("State", ""):
+            return f"{node} is drained already"
+        ask(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={why}"))
+    except NoAnswer as error:
+        return f"{node} could not be drained: {error}"
+    return f"{node} is drained: {why}"
+
+
+def _word(finding: Finding) -> str:
+    """Without the signs that mean something to Slurm's commands or to those who take reasons apart."""
+    subject = "".join(sign if sign not in "\"'`$;\\\n" else " " for sign in finding.subject)
+    return f"{_MARK}:{finding.code}:{' '.join(subject.split())}".rstrip(":")
+
+
+def _publish(source: Source, findings: Sequence[Finding]) -> None:
+    """For whoever asks later: ``/run/hpc-mp/findings.json``."""
+    file = keep(source, "findings.json")
+    if file is not None:
+        new = file.with_suffix(".new")
+        found = [asdict(finding) for finding in findings]
+        new.write_text(json.dumps({"time": time.time(), "findings": found}), encoding="utf-8")
+        new.chmod(0o644)
+        new.replace(file)
+
+
+def _wait(chained: subprocess.Popen[bytes] | None, begin: float) -> int:
+    """The exit code of the program that was there before us."""
+    if chained is None:
+        return 0
+    try:
+        return chained.wait(max(_CHAIN_S - (time.monotonic() - begin), 0.0))
+    except subprocess.TimeoutExpired:
+        chained.kill()
+        print(f"hpc-mp: {Path(str(chained.args)).name} did not end within {_CHAIN_S:g} s", file=sys.stderr)
+        return 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="hpc-mp-health", description="Look at this node; exit 1 if something is wrong.")
+    parser.add_argument("--json", action="store_true", help="print all findings as one JSON document")
+    parser.add_argument("--check", action="append", metavar="CODE", default=[], help="only this; may be given several times")
+    parser.add_argument("--deadline", type=float, default=3.5, metavar="S", help="seconds for all checks together (3.5)")
+    parser.add_argument("--drain", action="store_true", help="have Slurm drain this node if there is an error")
+    parser.add_argument("--chain", metavar="PROGRAM", help="also run this one, which was HealthCheckProgram before")
+    return parser.parse_args(arguments)

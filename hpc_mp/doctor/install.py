@@ -1,0 +1,110 @@
+"""Install the health check on a node: one file with everything, and the script that Slurm calls."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import stat
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hpc_mp
+from hpc_mp.cluster.ask import Ask, NoAnswer, ask
+from hpc_mp.cluster.machine.mounts import SHARED
+from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.errors import HpcMpError
+
+ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
+PACKED = ("__init__.py", "cluster/__init__.py", "cluster/ask.py", "cluster/machine/*.py", "doctor/__init__.py",
+          "doctor/finding.py", "doctor/health.py", "doctor/checks/*.py")
+_MAIN = "import sys\nfrom hpc_mp.doctor.health import main\nsys.exit(main())\n"
+_SCRIPT = """\
+#!/bin/sh
+# HealthCheckProgram of Slurm, written by hpc-mp doctor --install. The node's own Python runs it: 3.10 or newer.
+for python in /usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9]; do
+    [ -x "$python" ] && exec "$python" -IS {archive}{options} "$@"
+done
+echo "hpc-mp-health: no Python 3.10 or newer in /usr/bin: this node is not looked at" >&2
+{otherwise}
+"""
+
+
+@dataclass(frozen=True)
+class Installed:
+    """``chained``: the program that was HealthCheckProgram before, and still runs."""
+
+    script: Path
+    chained: str | None
+
+
+def install(directory: Path, chain: str | None, drain: bool, ask: Ask = ask, source: Source | None = None) -> Installed:
+    """Write both files. A HealthCheckProgram that Slurm has already is chained, never replaced.
+
+    Raises:
+        HpcMpError: the directory is on a network file system, or cannot be written.
+    """
+    directory = directory.absolute()
+    _refuse_shared(directory, source or Source())
+    chained = chain or _present(directory, ask)
+    options = (f" --chain {shlex.quote(chained)}" if chained else "") + (" --drain" if drain else "")
+    script = _SCRIPT.format(archive=shlex.quote(str(directory / ARCHIVE)), options=options,
+                            otherwise=f"exec {shlex.quote(chained)}" if chained else "exit 1")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        pack(directory / ARCHIVE)
+        _write(directory / SCRIPT, script.encode(), 0o755)
+    except OSError as error:
+        raise HpcMpError(str(error.filename or directory), f"cannot be written ({error.strerror})",
+                         "name a directory on the node's own disk, such as /usr/local/libexec, and run as root") from None
+    return Installed(directory / SCRIPT, chained)
+
+
+def pack(archive: Path) -> None:
+    """One file that Python runs. The same sources give the same bytes."""
+    root = Path(hpc_mp.__file__).parent
+    new = archive.with_suffix(".new")
+    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as pack:
+        pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
+        for file in _sources(root):
+            pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
+    new.chmod(0o644)
+    new.replace(archive)
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for pattern in PACKED:
+        yield from sorted(root.glob(pattern))
+
+
+def _present(directory: Path, ask: Ask) -> str | None:
+    """What Slurm calls now; what our own script, installed here before, already chains."""
+    ours = directory / SCRIPT
+    found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
+    if found:
+        return shlex.split(found[1])[0]
+    try:
+        config = re.search(r"^HealthCheckProgram\s*= (\S+)", ask(("scontrol", "show", "config")), re.MULTILINE)
+    except NoAnswer:
+        return None
+    return config[1] if config and config[1] != "(null)" and Path(config[1]).name != SCRIPT else None
+
+
+def _refuse_shared(directory: Path, source: Source) -> None:
+    try:
+        rows = [line.split() for line in source.text("/proc/mounts").splitlines()]
+    except Unseen:
+        return
+    over = [row for row in rows if directory == Path(row[1]) or Path(row[1]) in directory.parents]
+    type_ = max(over, key=lambda row: len(row[1]))[2] if over else ""
+    if type_ in SHARED:
+        raise HpcMpError(f"--install {directory}", f"is on {type_}: the check would hang with the file server",
+                         "name a directory on the node's own disk, such as /usr/local/libexec, in the image of the nodes")
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(content)
+    new.chmod(mode | stat.S_IRUSR)
+    new.replace(path)

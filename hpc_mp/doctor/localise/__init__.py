@@ -1,0 +1,9 @@
+"""Which node, rail, uplink or link is bad, from the rates of pairs: rounds, fit, retests, verdict. Pure.
+
+The measurement is an injected function, so that all of this is tested on simulated clusters.
+"""
+
+from hpc_mp.doctor.localise.sample import Measure, Pair, Sample, Suspect, Verdict
+from hpc_mp.doctor.localise.search import localise
+
+__all__ = ["Measure", "Pair", "Sample", "Suspect", "Verdict", "localise"]

@@ -1,0 +1,85 @@
+"""What the record says about nodes by themselves, and with what lies behind them under load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isqrt, log
+
+import numpy as np
+
+from hpc_mp.doctor.localise.cluster import Cluster
+from hpc_mp.doctor.localise.fit import NEAR, Health, Rule, judge, level, scatter, shifts
+from hpc_mp.doctor.localise.load import Load, of_leaves, of_nodes
+from hpc_mp.doctor.localise.record import Bools, Record, Table
+
+ENOUGH = 4
+"""Samples from which on their level is worth something."""
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Attributes:
+        base: log GB/s of an undisturbed healthy pair.
+        noise: sigma of the log rates of healthy pairs.
+        node: health of nodes, from pairs that nothing else disturbed; crowded ones can only clear.
+    """
+
+    table: Table
+    base: float
+    noise: float
+    node: Health
+    load: Load
+
+
+def analyse(record: Record, cluster: Cluster, rule: Rule) -> State:
+    table = record.table
+    base = _base(table, cluster)
+    node, noise = _nodes(table, cluster, base, rule, None)
+    if cluster.leaf is not None:
+        return State(table, base, noise, node, of_leaves(table, cluster, cluster.leaf, base, node, rule))
+    load = of_nodes(table, cluster, base, rule)
+    table = _sparse(table, behind(load, rule))
+    # Who is behind a slow uplink is no witness against others.
+    node, noise = _nodes(table, cluster, base, rule, load.health.evidence > -rule.clear)
+    return State(table, base, noise, node, load)
+
+
+def behind(load: Load, rule: Rule) -> Bools:
+    """Nodes that are slow while all talk, of oversubscribed leaves that are not known: nobody can tell who shares an uplink."""
+    return (load.health.evidence <= -rule.clear).any(axis=1) & (load.group < 0) & load.tapered
+
+
+def together(count: int) -> int:
+    """So many of those nodes may talk at the same time for each to count as undisturbed: at most one or two of a leaf."""
+    return max(1, count // 16, isqrt(count) // 2)
+
+
+def _sparse(table: Table, behind: Bools) -> Table:
+    """Their samples count as undisturbed in rounds with few of them only."""
+    of = behind[table.one].astype(int) + behind[table.other]
+    crowded = (of > 0) & (np.bincount(table.round, of, minlength=1)[table.round] > together(int(behind.sum())))
+    return replace(table, alone=table.alone & ~crowded)
+
+
+def _base(table: Table, cluster: Cluster) -> float:
+    parts = [values for rows in (table.alone, ~table.alone) if (values := table.rate[rows].ravel()).size >= ENOUGH]
+    base = max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
+    if cluster.healthy is not None and base < log(cluster.healthy) - NEAR:
+        return log(cluster.healthy)
+    return base
+
+
+def _nodes(table: Table, cluster: Cluster, base: float, rule: Rule, trust: Bools | None) -> tuple[Health, float]:
+    raw = table.rate - base
+    near = np.abs(raw) < 2 * NEAR
+    known = near
+    for _ in range(2):
+        shift, drift = shifts(table, raw, known)
+        # A crowded round that is slow as a whole may be so because of its load: only its luck is taken off.
+        residual = raw - np.where(table.alone, shift, np.maximum(shift, 0))[:, None]
+        alone = known & table.alone[:, None]
+        noise = max(scatter(residual[alone if np.count_nonzero(alone) >= ENOUGH else known]), rule.least_noise)
+        sigma = np.where(shift == 0, np.hypot(noise, drift), noise)[:, None]
+        health = judge(table, residual, sigma, cluster.size, rule, trust)
+        known = near & health.healthy[table.one] & health.healthy[table.other]
+    return health, noise

@@ -1,0 +1,189 @@
+"""From rates to evidence: which ends of the measured pairs are healthy, which are bad, and what is left of these.
+
+A pair is as fast as the weaker of its ends. So a fast sample clears both ends, and a slow one weighs against an end only
+if the other end is cleared. The evidence of an end is a sum of log likelihood ratios, healthy against ``bad`` × healthy,
+and ends are decided by its size (Wald's sequential test). Two limits make it robust: one sample clears by at most ``most``,
+and a slow one convicts by no more than what the share of slow samples among cleared pairs is worth, because healthy pairs
+are slow at times too: noise, and on shared uplinks the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import log
+
+import numpy as np
+
+from hpc_mp.doctor.localise.record import Bools, Floats, Ints, Table
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """When evidence suffices.
+
+    Attributes:
+        bad: the mildest fault to find, as a factor on the rate.
+        clear: evidence from which on an end is healthy: a fault passes once in exp(clear) cases.
+        convict: evidence against an end from which on it is bad, once in exp(convict) cases wrongly.
+        most: what a single fast sample can add.
+        plain: what a fast sample must add to count at all in a crowd, where slow ones say nothing and cannot outweigh luck.
+        least_noise: the scatter of log rates is never taken for less: healthy nodes differ a little.
+        trim: slow samples are limited as said above; without it the fit is not robust.
+    """
+
+    bad: float = 0.8
+    clear: float = 7.0
+    convict: float = 14.0
+    most: float = 6.0
+    plain: float = 2.0
+    least_noise: float = 0.03
+    trim: bool = True
+
+
+RULE = Rule()
+COMMON = 5
+"""Samples of a round from which on their median is taken for what the round has in common."""
+MARGIN = 3.0
+"""Evidence beyond a conviction: noise and the worth of slow samples are estimated anew with every round."""
+NEAR = 0.12
+"""Log rates this near to a level belong to it: about half way to the mildest fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Of every end (node or leaf) and rail, (ends, rails).
+
+    Attributes:
+        evidence: positive for healthy, negative for bad.
+        healthy: cleared.
+        bad: convicted.
+        settled: convicted so clearly that a few more samples will not change it.
+        factor: median share of the healthy rate, over undisturbed samples with cleared partners (else over undisturbed ones,
+            else over all); nan: never measured.
+    """
+
+    evidence: Floats
+    healthy: Bools
+    bad: Bools
+    settled: Bools
+    factor: Floats
+    residual: Floats = field(repr=False)
+
+    @property
+    def open(self) -> Bools:
+        """Neither."""
+        return ~self.healthy & ~self.bad
+
+
+def level(values: Floats, quantile: float = 0.9) -> float:
+    """The level of the fastest sizeable cluster of log rates: starts high and shifts to the middle of what is near.
+
+    Faults and crowded uplinks only ever slow a pair down, so the healthy are the fastest, be they few.
+    """
+    middle = float(np.quantile(values, quantile))
+    for _ in range(20):
+        near = values[np.abs(values - middle) < NEAR]
+        middle, before = float(np.median(near)) if len(near) else middle, middle
+        if middle == before:
+            break
+    return middle
+
+
+def nothing(ends: int, rails: int) -> Health:
+    """Before anything was measured."""
+    no = np.zeros((ends, rails), dtype=bool)
+    return Health(np.zeros((ends, rails)), no, no, no, np.full((ends, rails), np.nan), np.zeros((0, rails)))
+
+
+def judge(table: Table, residual: Floats, noise: Floats, ends: int, rule: Rule, trust: Bools | None = None,
+          counts: Bools | None = None) -> Health:
+    """Evidence of every end from the rows of a table.
+
+    Args:
+        residual: log rate relative to a healthy pair's, (rows, rails).
+        noise: sigma of each row, (rows, 1).
+        ends: how many there are.
+        trust: (ends, rails): whose slow samples may weigh against their partners.
+        counts: (rows, 2): which of its ends a fast row clears.
+    """
+    rails = residual.shape[1]
+    mild = log(rule.bad)
+    ratio = mild * (mild - 2 * residual) / (2 * noise**2)
+    fast, slow = np.clip(ratio, 0, rule.most), np.minimum(ratio, 0)
+    alone = table.alone[:, None]
+    fast = np.where(alone | (fast >= rule.plain), fast, 0)
+    slow = np.where(alone, slow, 0)
+    trust = np.ones((ends, rails), dtype=bool) if trust is None else trust
+    on_one, on_other = np.ones((2, 1, 1)) if counts is None else counts.T[:, :, None]
+    healthy = _by_end(table, fast * on_one, fast * on_other, ends) >= rule.clear
+    for _ in range(4):
+        witness = healthy & trust
+        limited = slow
+        if rule.trim:
+            limited = np.maximum(slow, _worth(residual, witness[table.one] & witness[table.other] & alone))
+        one = fast * on_one + limited * witness[table.other]
+        other = fast * on_other + limited * witness[table.one]
+        evidence = _by_end(table, one, other, ends)
+        before, healthy = healthy, evidence >= rule.clear
+        if (before == healthy).all():
+            break
+    return Health(evidence, healthy, evidence <= -rule.convict, evidence <= -rule.convict - MARGIN,
+                  _factors(table, residual, healthy & trust, ends, counts), residual)
+
+
+def _worth(residual: Floats, healthy: Bools) -> float:
+    """Log of the share of slow samples among those of cleared pairs: what one slow sample tells at most."""
+    slow = np.count_nonzero(healthy & (residual < log(RULE.bad) / 2))
+    return log((slow + 0.5) / (np.count_nonzero(healthy) + 20))
+
+
+def _by_end(table: Table, one: Floats, other: Floats, ends: int) -> Floats:
+    """Sums over the rows of each end, (ends, rails)."""
+    rails = one.shape[1]
+    rail = np.arange(rails)
+    total = np.zeros(ends * rails)
+    for end, values in ((table.one, one), (table.other, other)):
+        total += np.bincount((end[:, None] * rails + rail).ravel(), values.ravel(), minlength=len(total))
+    return total.reshape(ends, rails)
+
+
+def _factors(table: Table, residual: Floats, witness: Bools, ends: int, counts: Bools | None) -> Floats:
+    rails = residual.shape[1]
+    end = (np.concatenate([table.one, table.other])[:, None] * rails + np.arange(rails)).ravel()
+    value = np.concatenate([residual, residual]).ravel()
+    alone = np.repeat(np.concatenate([table.alone, table.alone]), rails)
+    if counts is not None:
+        alone &= np.repeat(counts.T.ravel(), rails)
+    clean = alone & np.concatenate([witness[table.other], witness[table.one]]).ravel()
+    found = np.full(ends * rails, np.nan)
+    for rows in (clean, alone, np.ones(len(end), dtype=bool)):
+        found = np.where(np.isnan(found), medians(end[rows], value[rows], ends * rails), found)
+    return np.exp(found).reshape(ends, rails)
+
+
+def medians(group: Ints, value: Floats, groups: int) -> Floats:
+    """Median of the values of each group; nan where there are none."""
+    order = np.lexsort((value, group))
+    counts = np.bincount(group, minlength=groups)
+    last = np.cumsum(counts)
+    found = np.full(groups, np.nan)
+    some = counts > 0
+    first = (last - counts)[some]
+    ordered = value[order]
+    found[some] = (ordered[first + (counts[some] - 1) // 2] + ordered[first + counts[some] // 2]) / 2
+    return found
+
+
+def scatter(values: Floats) -> float:
+    """Sigma of values around 0, from their median size."""
+    return 1.4826 * float(np.median(np.abs(values))) if values.size else 0.0
+
+
+def shifts(table: Table, raw: Floats, known: Bools) -> tuple[Floats, float]:
+    """By row: what the known samples of its round have in common (0: too few of them), and its spread over rounds."""
+    rounds = int(table.round.max(initial=-1)) + 1
+    which = np.repeat(table.round, raw.shape[1])[known.ravel()]
+    shift = medians(which, raw.ravel()[known.ravel()], rounds)
+    shift[np.bincount(which, minlength=rounds) < COMMON] = np.nan
+    drift = float(np.nanstd(shift)) if np.count_nonzero(~np.isnan(shift)) >= 3 else 0.0
+    return np.nan_to_num(shift)[table.round], drift

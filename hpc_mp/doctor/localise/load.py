@@ -1,0 +1,195 @@
+"""What the record says about uplinks: rates while every node talks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import log
+
+import numpy as np
+
+from hpc_mp.doctor.localise.cluster import Cluster
+from hpc_mp.doctor.localise.fit import NEAR, Health, Rule, judge, level, medians, nothing, scatter, shifts
+from hpc_mp.doctor.localise.groups import LEARNT, clusters, relations
+from hpc_mp.doctor.localise.record import Bools, Floats, Ints, Table
+
+CROWDED = 0.25
+"""Share of slow pairs from which on crowds are called slow."""
+EARLY = 6
+"""Full rounds of random pairs by which that is told; later ones may be made of chosen pairs."""
+LUCK = 3.0
+"""What one fast sample can add under load: a slow uplink is fast when few of its nodes happen to use it."""
+LOADED = 0.75
+"""Share of a leaf's nodes that must talk to others for its uplink to count as loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Attributes:
+        health: of leaves where they are known, else of the nodes: of what lies behind them.
+        table: the rows that it was judged by.
+        tapered: under full load healthy pairs are slower than undisturbed ones.
+        group: of every node, where leaves are not known: nodes of one group (≥ 0) were fast while a crowd was slow.
+    """
+
+    health: Health
+    table: Table
+    tapered: bool
+    group: Ints
+    score: Floats
+
+
+def of_leaves(table: Table, cluster: Cluster, leaf: Ints, base: float, node: Health, rule: Rule) -> Load:
+    """Leaves under full load: one row per pair of leaves and round, the median over their flows."""
+    table = table.take(table.full & (leaf[table.one] != leaf[table.other]))
+    leaves, rails = len(cluster.leaf_names), cluster.rails
+    sizes = np.bincount(leaf, minlength=leaves)
+    first, second = np.sort([leaf[table.one], leaf[table.other]], axis=0)
+    keys, group = np.unique(table.round * leaves**2 + first * leaves + second, return_inverse=True)
+    flows = np.bincount(group, minlength=len(keys))
+    cleared = node.healthy[table.one] & node.healthy[table.other]
+    where = group[:, None] * rails + np.arange(rails)
+    typical = medians(where[cleared], table.rate[cleared], len(keys) * rails).reshape(-1, rails)
+    total = np.bincount(where.ravel(), np.exp(table.rate).ravel(), minlength=len(keys) * rails).reshape(-1, rails)
+    every = np.ones(len(keys), dtype=bool)
+    rows = Table(keys // leaves**2, keys // leaves % leaves, keys % leaves, every, every,
+                 np.zeros((len(keys), 2), dtype=bool), typical)
+    seen = ~np.isnan(typical).any(axis=1)
+    judging = seen & (flows >= LOADED * np.maximum(sizes[rows.one], sizes[rows.other]))
+    if not judging.any():
+        return Load(nothing(leaves, rails), rows.take(~every), False, leaf, np.zeros((0, 0)))
+    many, usual = np.log(flows)[:, None], base
+    if leaves > 2 and cluster.taper is None:
+        usual = level(typical[judging].ravel())
+        tapered = usual < base - NEAR
+        carried = level((typical + many)[judging].ravel())  # by a healthy uplink, log GB/s per rail
+    else:
+        tapered = (cluster.taper or 1.0) > 1.0
+        carried = base - log(cluster.taper or 1.0) + log(float(np.median(sizes)))
+    due = np.minimum(base, carried - many) if tapered else np.full((len(keys), 1), usual)
+    residual = typical - due
+    # Bad nodes leave the others a larger share of a slow uplink: then their sum tells.
+    residual = np.where(residual < -NEAR / 2, np.minimum(residual, np.log(total) - many - due), residual)
+
+    def judged(which: Bools) -> Health:
+        values = residual[which]
+        noise = max(scatter(values[np.abs(values) < NEAR]), rule.least_noise)
+        return judge(rows.take(which), values, np.full((len(values), 1), noise), leaves, rule)
+
+    health = judged(judging)
+    larger = np.where(sizes[rows.one] > sizes[rows.other], rows.one, rows.other)
+    # A leaf that is too small to load its partner is judged by partners that are known to be healthy.
+    small = seen & ~judging & health.healthy[larger].all(axis=1)
+    if small.any():
+        judging |= small
+        health = judged(judging)
+    return Load(health, rows.take(judging), tapered, leaf, np.zeros((0, 0)))
+
+
+def of_nodes(table: Table, cluster: Cluster, base: float, rule: Rule) -> Load:
+    """Nodes under full load, relative to what pairs of healthy leaves get then."""
+    table = table.take(table.full)
+    table = replace(table, alone=np.ones(len(table.one), dtype=bool))
+    group, score = np.full(cluster.size, -1), np.zeros((0, 0))
+    if not len(table.one):
+        return Load(nothing(cluster.size, cluster.rails), table, False, group, score)
+    raw = table.rate - base
+    tapered = _slow_crowd(table, (raw < -NEAR).mean(axis=1), cluster.size)
+    if tapered and cluster.size <= LEARNT:
+        score = relations(table, raw, cluster.size)
+        group = clusters(score)
+    if tapered:
+        ends = _crossing(table, group)
+        crossing = ends.max(axis=1)
+        apart = (group[table.one] != group[table.other]) | (group[table.one] < 0)
+        loaded = apart & (crossing > LOADED) & (np.median(raw, axis=1) < -NEAR)
+        usual = level((table.rate + np.log(crossing)[:, None])[loaded].ravel(), 0.8) if loaded.any() else base
+        raw = table.rate - np.minimum(base, usual - np.log(crossing)[:, None]) + _larger(table, group)[:, None]
+    counts = None if tapered else _most_loaded(table, cluster.size)
+    near = np.abs(raw) < 2 * NEAR
+    known = near
+    for _ in range(3):
+        shift, _ = shifts(table, raw, known)
+        residual = raw - shift[:, None]
+        noise = max(scatter(residual[known]), rule.least_noise)
+        health = judge(table, residual, np.full((len(raw), 1), noise), cluster.size, replace(rule, most=LUCK), counts=counts)
+        known = near & health.healthy[table.one] & health.healthy[table.other]
+    if (group >= 0).any():
+        health = _pooled(table, health, group, ends, rule)
+    return Load(health, table, tapered, group, score)
+
+
+def _slow_crowd(table: Table, slow: Floats, nodes: int) -> bool:
+    """Whether many pairs are slow even among the nodes that are slow least often: bad uplinks alone leave some unharmed."""
+    early = table.round <= np.unique(table.round)[:EARLY][-1]
+    ends = np.concatenate([table.one[early], table.other[early]])
+    count = np.maximum(np.bincount(ends, minlength=nodes), 1)
+    often = np.bincount(ends, np.concatenate([slow[early], slow[early]]), minlength=nodes) / count
+    best = often <= np.median(often[np.unique(ends)])
+    among = early & best[table.one] & best[table.other]
+    return bool(among.any() and slow[among].mean() > CROWDED)
+
+
+def _crossing(table: Table, group: Ints) -> Floats:
+    """By row and end: the share of the end's group that talks to others in this round; of nodes without a group: all."""
+    rounds, groups = int(table.round.max()) + 1, int(group.max()) + 1
+    out = group[table.one] != group[table.other]
+    count, cross = np.zeros((2, max(1, groups) * rounds))
+    for end in (table.one, table.other):
+        rows = group[end] >= 0
+        where = group[end][rows] * rounds + table.round[rows]
+        count += np.bincount(where, minlength=len(count))
+        cross += np.bincount(where, out[rows], minlength=len(cross))
+    share = np.maximum(cross / np.maximum(count, 1), 1 / len(group))
+    return np.stack([np.where(group[end] >= 0, share[np.maximum(group[end], 0) * rounds + table.round], 1.0)
+                     for end in (table.one, table.other)], axis=1)
+
+
+def _larger(table: Table, group: Ints) -> Floats:
+    """By row: how much less its nodes get because their group has more nodes than is usual, as a log factor."""
+    sizes = np.bincount(group[group >= 0], minlength=1)
+    more = np.log(np.clip(sizes / np.median(sizes[sizes > 0]), 1, 1.2)) if sizes.any() else np.zeros(1)
+    of = np.where(group >= 0, more[np.maximum(group, 0)], 0)
+    return np.maximum(of[table.one], of[table.other])
+
+
+def _most_loaded(table: Table, nodes: int) -> Bools:
+    """(rows, 2): which ends a fast row clears. Where load was aimed at an end, only rows of the rounds with about the most."""
+    sizes = np.bincount(table.round, table.aimed.sum(axis=1), minlength=int(table.round.max()) + 1)[table.round]
+    most = np.zeros(nodes)
+    ends = np.stack([table.one, table.other], axis=1)
+    for side in (0, 1):
+        np.maximum.at(most, ends[:, side], sizes * table.aimed[:, side])
+    return np.where(most[ends] > 0, table.aimed & (sizes[:, None] >= most[ends] / 2), True)
+
+
+def _pooled(table: Table, health: Health, group: Ints, crossing: Floats, rule: Rule) -> Health:
+    """The evidence of nodes that share a leaf, taken together: by round, the median of those that talk to others.
+
+    Only rounds count in which most of the group did, and with partners whose leaf was not loaded more.
+    """
+    rails = health.residual.shape[1]
+    rounds = int(table.round.max()) + 1
+    groups = int(group.max()) + 1
+    slow = np.zeros((groups, rails), dtype=bool)
+    for _ in range(2):
+        which, value = [], []
+        for side, (mine, others) in enumerate(((table.one, table.other), (table.other, table.one))):
+            own = crossing[:, side]
+            loaded = (own >= LOADED) & (own >= 0.9 * crossing[:, 1 - side])
+            fair = loaded[:, None] & ~((group[others] >= 0)[:, None] & slow[group[others]])
+            rows = ((group[mine] >= 0) & (group[mine] != group[others]))[:, None] & fair
+            where = (group[mine] * rounds + table.round)[:, None] * rails + np.arange(rails)
+            which.append(where[rows])
+            value.append(health.residual[rows])
+        middle = medians(np.concatenate(which), np.concatenate(value), groups * rounds * rails).reshape(groups, rounds, rails)
+        at, rail = np.nonzero(np.isfinite(middle).any(axis=1))
+        typical = np.zeros((groups, rails))
+        typical[at, rail] = np.nanmedian(middle[at, :, rail], axis=1)
+        slow = typical < -NEAR / 2
+    spread = (middle - typical[:, None])[np.isfinite(middle)]
+    noise = max(scatter(spread), rule.least_noise)
+    mild = log(rule.bad)
+    ratio = np.clip(mild * (mild - 2 * middle) / (2 * noise**2), -rule.most, rule.most)
+    evidence = np.where(group[:, None] >= 0, np.nansum(ratio, axis=1)[group], health.evidence)
+    return replace(health, evidence=evidence, healthy=evidence >= rule.clear, bad=evidence <= -rule.convict,
+                   settled=evidence <= -rule.convict)

@@ -1,0 +1,219 @@
+"""Which pairs to measure again: suspects against those that are known to be good."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpc_mp.doctor.localise import rounds
+from hpc_mp.doctor.localise.analysis import behind, together
+from hpc_mp.doctor.localise.fit import NEAR, Health
+from hpc_mp.doctor.localise.load import Load
+from hpc_mp.doctor.localise.record import Floats, Ints, Round
+from hpc_mp.doctor.localise.sample import Pair
+
+if TYPE_CHECKING:
+    from hpc_mp.doctor.localise.search import Search
+
+CONFIRMED = 2
+"""Retests that a conviction needs."""
+PASSES = 3
+MOST = {"silent": 6, "missing": 12, "among": 12, "against": 48, "load": 12, "links": 12}
+"""Rounds of each kind, at most."""
+LEANS = 0.02
+"""Mean log rate under load below which a node is tested with a load aimed at it: a mild fault that shows at times only."""
+CONTROLS = 8
+"""Healthy pairs that are measured beside the suspects: what is common to them is the round's."""
+
+
+class Retests:
+    """The rounds after the first pass. What was tested how often is kept, so that passes do not repeat each other."""
+
+    def __init__(self, search: Search) -> None:
+        self.search = search
+        self.spent: Counter[str] = Counter()
+        self.tested: Counter[tuple[str, int]] = Counter()
+
+    def __iter__(self) -> Iterator[Round]:
+        known = self.search.cluster.leaf is not None
+        small = self.search.cluster.size <= rounds.ALL_PAIRS
+        yield from self._some("silent", self._silent)
+        if small:
+            yield from self._some("missing", self._missing)
+        for _ in range(PASSES):
+            before = self.search.record.rounds
+            if not known:
+                yield from self._some("among", self._among_suspects)
+            yield from self._some("against", self._against_good)
+            yield from self._some("load", self._uplinks if known else self._crowd)
+            if small:
+                yield from self._some("links", self._links)
+            yield from self._some("silent", self._silent)
+            if self.search.record.rounds == before:
+                break
+
+    def _some(self, kind: str, step) -> Iterator[Round]:  # type: ignore[no-untyped-def]
+        while self.spent[kind] < MOST[kind] and (round_ := step(self.spent[kind])) is not None and round_.pairs:
+            self.spent[kind] += 1
+            yield round_
+
+    def _silent(self, _: int) -> Round | None:
+        """Those that did not answer, each with one that answers others; then the pair itself."""
+        silence = self.search.silence
+        good = [node for node in self.search.active if node in self.search.record.answered]
+        pairs = rounds.couples_of(sorted(silence.aside), good, self.search.random)
+        return self.search.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
+
+    def _missing(self, _: int) -> Round:
+        """Pairs that were never measured."""
+        return self.search.crowded(rounds.disjoint([pair for pair in combinations(self.search.active, 2)
+                                                    if pair not in self.search.record.talked]))
+
+    def _among_suspects(self, turn: int) -> Round | None:
+        """Suspects with each other, or with nodes behind a slow uplink: slow to all but fast here is no bad node."""
+        health, load, active = self.search.state.node, self.search.state.load, self.search.active
+        suspicious = (np.minimum(health.evidence, load.health.evidence) < 0) | (not load.tapered)
+        suspects = [node for node in active if (health.open[node] & suspicious[node]).any()]
+        slow = sorted({int(load.group[node]) for node in active if load.group[node] >= 0 and load.health.bad[node].any()})
+        if slow and turn % 2:
+            pairs = []
+            for shift, group in enumerate(slow):
+                members = [node for node in active if load.group[node] == group and health.healthy[node].all()]
+                pairs += rounds.couples_of(suspects[(shift + turn // 2) % len(slow)::len(slow)], members, self.search.random)
+        else:
+            factor = np.nan_to_num(load.health.factor, nan=1.0)
+            pairs = rounds.neighbours(sorted(suspects, key=lambda node: float(np.median(factor[node]))), turn)
+        return Round(tuple(pairs), (False,) * len(pairs))
+
+    def _against_good(self, _: int) -> Round | None:
+        """Suspected nodes, each with a healthy one: of the same leaf, or a few at a time across leaves."""
+        search, health = self.search, self.search.state.node
+        targets = [node for node in search.active if self._unsure("node", health, node)]
+        targets.sort(key=lambda node: self.tested["node", node])
+        leaf, load = search.state.load.group, search.state.load.health
+        good = [node for node in search.active if health.healthy[node].all()]
+        pairs, lonely, free = _near(targets, search.random.sample(good, len(good)), leaf)
+        if search.cluster.leaf is None:
+            room = rounds.light(len(search.active))
+            # Two that share a slow uplink would be slow together in every round: each round takes other ones.
+            chosen = [node for node in lonely if self.tested["node", node] < CONFIRMED or search.random.random() < 0.5]
+            chosen = self._apart(chosen or lonely[:1])
+            partners = _spread([node for node in free if load.healthy[node].all()], leaf)
+            pairs += rounds.couples_of(chosen[:max(1, room - room // 4)], partners, search.random)
+        else:
+            pairs += _across(lonely, free, leaf)
+        if not pairs:
+            return None
+        self._count("node", {*targets} & {node for pair in pairs for node in pair})
+        used = {node for pair in pairs for node in pair}
+        rest = [node for node in free if node not in used]
+        if search.cluster.leaf is None:
+            controls = rounds.matching([node for node in rest if load.healthy[node].all()], search.random)[:room // 4]
+        else:
+            controls = _near(rest[::2], rest[1::2], leaf)[0]
+        return search.undisturbed(pairs + controls[:CONTROLS])
+
+    def _apart(self, nodes: Sequence[int]) -> list[int]:
+        """Without those that would share a slow uplink with too many others."""
+        shared = behind(self.search.state.load, self.search.rule)
+        kept = [node for node in nodes if shared[node]][: together(int(shared.sum()))]
+        return kept + [node for node in nodes if not shared[node]]
+
+    def _uplinks(self, turn: int) -> Round | None:
+        """Suspected leaves, each with a healthy one, all nodes of both."""
+        search, health = self.search, self.search.state.load.health
+        suspects = [leaf for leaf in range(len(search.leaves)) if self._unsure("leaf", health, leaf)]
+        suspects.sort(key=lambda leaf: self.tested["leaf", leaf])
+        good = [leaf for leaf in range(len(search.leaves)) if health.healthy[leaf].all()]
+        couples = rounds.couples_of(suspects, good, search.random)
+        if not couples:
+            return None
+        self._count("leaf", {leaf for couple in couples for leaf in couple})
+        return search.only(rounds.across(search.leaves, search.state.load.group, couples, turn))
+
+    def _crowd(self, _: int) -> Round | None:
+        """All nodes at the same time. Where crowds are fast, the suspects talk to the others only, to load their uplinks most."""
+        search, load = self.search, self.search.state.load
+        health = search.state.node
+        can = [node for node in search.active if health.healthy[node].any()]
+        lean = _lean(load)
+        suspects = {node for node in can if lean[node] < -LEANS or self._unsure("load", load.health, node)}
+        suspects = {*sorted(suspects, key=lambda node: float(lean[node]))[: len(can) // 2]}
+        if not any(self._unsure("load", load.health, node) or self.tested["load", node] < CONFIRMED for node in suspects):
+            return None
+        self._count("load", suspects)
+        if load.tapered:
+            return rounds.all_crowded(search.crowd())
+        good = [node for node in can if node not in suspects and health.healthy[node].all()]
+        pairs = rounds.couples_of(search.random.sample(sorted(suspects), len(suspects)), good, search.random)
+        used = {node for pair in pairs for node in pair}
+        pairs += rounds.matching([node for node in search.active if node not in used], search.random)
+        return rounds.all_crowded(pairs, sorted(used & suspects))
+
+    def _links(self, _: int) -> Round | None:
+        """Pairs that are slow though both ends are healthy."""
+        most = rounds.light(self.search.cluster.size) if self.search.state.load.tapered else self.search.cluster.size
+        pairs = rounds.disjoint(self.search.links.open)[:most]
+        return Round(tuple(pairs), (True,) * len(pairs))
+
+    def _unsure(self, kind: str, health: Health, end: int) -> bool:
+        """Not cleared, and not yet convicted on all slow rails with something to spare and two retests."""
+        slow = ~health.healthy[end]
+        return bool((slow & ~health.settled[end]).any() or (slow.any() and self.tested[kind, end] < CONFIRMED))
+
+    def _count(self, kind: str, ends: set[int]) -> None:
+        self.tested.update((kind, end) for end in ends)
+
+
+def _near(targets: Sequence[int], good: Sequence[int], leaf: Ints) -> tuple[list[Pair], list[int], list[int]]:
+    """Targets with good nodes of their own leaf (−1: none); then the targets and the good nodes that are left."""
+    free: dict[int, list[int]] = {}
+    for node in good:
+        free.setdefault(int(leaf[node]), []).append(node)
+    pairs, lonely = [], []
+    for node in targets:
+        if leaf[node] >= 0 and free.get(int(leaf[node])):
+            pairs.append(rounds.ordered(node, free[int(leaf[node])].pop()))
+        else:
+            lonely.append(node)
+    return pairs, lonely, [node for nodes in free.values() for node in nodes]
+
+
+def _spread(nodes: Sequence[int], group: Ints) -> list[int]:
+    """As many nodes as there are groups, of each group one: so that partners do not crowd an uplink. All, where none is known."""
+    found: dict[int, int] = {}
+    for node in nodes:
+        found.setdefault(int(group[node]) if group[node] >= 0 else -1 - node, node)
+    return list(found.values())
+
+
+def _across(lonely: Sequence[int], free: Sequence[int], leaf: Ints) -> list[Pair]:
+    """Each with a node of another leaf; no more of a leaf than its uplink carries without being crowded."""
+    room = Counter({index: max(1, int(count) // 8) for index, count in enumerate(np.bincount(leaf))})
+    left, pairs = list(free), []
+    for node in lonely:
+        home = int(leaf[node])
+        partner = next((other for other in left if leaf[other] != home and room[int(leaf[other])] > 0), None)
+        if partner is not None and room[home] > 0:
+            left.remove(partner)
+            room.subtract([home, int(leaf[partner])])
+            pairs.append(rounds.ordered(node, partner))
+    return pairs
+
+
+def _lean(load: Load) -> Floats:
+    """Mean log rate of every node under full load beyond what its partners explain, single samples limited."""
+    value = np.clip(load.health.residual, -3 * NEAR, NEAR).mean(axis=1)
+    nodes = len(load.health.open)
+    ends = np.concatenate([load.table.one, load.table.other])
+    partners = np.concatenate([load.table.other, load.table.one])
+    count = np.maximum(np.bincount(ends, minlength=nodes), 1)
+    lean = np.zeros(nodes)
+    for _ in range(20):
+        own = np.bincount(ends, np.concatenate([value, value]) - lean[partners], minlength=nodes) / count
+        lean = (lean + np.minimum(own, 0)) / 2
+    return lean

@@ -1,0 +1,133 @@
+"""Which pairs talk in which round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import ceil, floor, log2
+from random import Random
+
+from hpc_mp.doctor.localise.record import Ints, Round
+from hpc_mp.doctor.localise.sample import Pair
+
+ALL_PAIRS = 16
+"""Up to so many nodes every pair is measured."""
+
+
+def most_rounds(nodes: int) -> int:
+    """Limit of the first pass."""
+    return floor(2 * log2(nodes) + 6)
+
+
+def light(nodes: int) -> int:
+    """Pairs that may talk at the same time without filling an uplink that is oversubscribed up to about 4:1."""
+    return max(1, nodes // 16)
+
+
+def circle(members: Sequence[int], turn: int) -> tuple[list[Pair], int | None]:
+    """Round ``turn`` of a round robin (everybody meets everybody in m−1 rounds, m if odd), and who sits it out."""
+    seats: list[int | None] = [*members, *([None] if len(members) % 2 else [])]
+    turn %= max(1, len(seats) - 1)
+    seats = seats[:1] + seats[1 + turn:] + seats[1: 1 + turn]
+    pairs, rest = [], None
+    for one, other in zip(seats[: len(seats) // 2], reversed(seats[len(seats) // 2:]), strict=True):
+        if one is None or other is None:
+            rest = other if one is None else one
+        else:
+            pairs.append(ordered(one, other))
+    return pairs, rest
+
+
+def ordered(one: int, other: int) -> Pair:
+    return (one, other) if one < other else (other, one)
+
+
+def all_crowded(pairs: Sequence[Pair], aimed: Sequence[int] = ()) -> Round:
+    """Pairs of which nothing is known about the way between them."""
+    return Round(tuple(pairs), (len(pairs) == 1,) * len(pairs), True, frozenset(aimed))
+
+
+def matching(nodes: Sequence[int], random: Random) -> list[Pair]:
+    """Random pairs of all nodes."""
+    order = random.sample(nodes, len(nodes))
+    return [ordered(*pair) for pair in zip(order[::2], order[1::2], strict=False)]
+
+
+def everybody(members: Sequence[int]) -> Iterator[Round]:
+    """Every pair, as far as the first pass reaches, up to three times."""
+    most = most_rounds(len(members))
+    cycle = len(members) - 1 + len(members) % 2
+    for turn in range(min(most, cycle * max(1, min(3, most // cycle)))):
+        yield all_crowded(circle(members, turn)[0])
+
+
+def inside(leaves: Sequence[Sequence[int]], leaf: Ints, turn: int) -> Round:
+    """Every node with one of its own leaf. Those left over, at most one of a leaf, meet across leaves."""
+    pairs, rest = [], []
+    for members in leaves:
+        found, alone = circle(members, turn)
+        pairs += found
+        rest += [] if alone is None else [alone]
+    rest = rest[turn % max(1, len(rest)):] + rest[: turn % max(1, len(rest))]
+    pairs += [ordered(*pair) for pair in zip(rest[::2], rest[1::2], strict=False)]
+    return Round(tuple(pairs), tuple(bool(leaf[a] == leaf[b]) for a, b in pairs))
+
+
+def across(leaves: Sequence[Sequence[int]], leaf: Ints, couples: Sequence[Pair], turn: int) -> Round:
+    """All nodes of a leaf with nodes of one other leaf. Who finds no partner there, and leaves in no couple, stay inside."""
+    pairs: list[Pair] = []
+    left = {index: list(members) for index, members in enumerate(leaves)}
+    for a, b in couples:
+        small, large = sorted((left[a], left[b]), key=len)
+        if small:
+            shift = turn % len(large)
+            turned = large[shift:] + large[:shift]
+            pairs += [ordered(*pair) for pair in zip(small, turned, strict=False)]
+            left[a], left[b] = [], turned[len(small):]
+    for members in left.values():
+        pairs += circle(members, turn)[0]
+    return Round(tuple(pairs), tuple(bool(leaf[a] == leaf[b]) for a, b in pairs), full=True)
+
+
+def known(leaves: Sequence[Sequence[int]], leaf: Ints) -> Iterator[Round]:
+    """The first pass where leaves are known: nodes by rounds inside leaves, uplinks by rounds between two whole leaves."""
+    nodes = sum(map(len, leaves))
+    most = most_rounds(nodes)
+    longest = max(map(len, leaves))
+    inner = longest - 1 + longest % 2
+    turns = max(1, len(leaves) - 1 + len(leaves) % 2) if len(leaves) > 1 else 0
+    if nodes <= ALL_PAIRS:
+        cycle = [(True, turn) for turn in range(inner)] + [(False, turn) for turn in range(turns * longest)]
+        plan = cycle * max(1, min(3, most // max(1, len(cycle))))
+    else:
+        insides, crossings = ceil(log2(nodes)) + 2, ceil(log2(nodes)) if turns else 0
+        plan = [step for turn in range(insides) for step in ((True, turn), (False, turn))[: 1 + (turn < crossings)]]
+    for within, turn in plan[:most]:
+        if within:
+            yield inside(leaves, leaf, turn)
+        else:
+            couples, _ = circle(range(len(leaves)), turn)
+            yield across(leaves, leaf, couples, turn // max(1, turns))
+
+
+def neighbours(ranked: Sequence[int], turn: int, block: int = 16) -> list[Pair]:
+    """Pairs of nodes that are near each other in ``ranked``: a round robin in blocks, which shift by half in odd turns."""
+    start = block // 2 if turn % 2 and len(ranked) > block else 0
+    edges = sorted({0, *range(start, len(ranked), block), len(ranked)})
+    return [pair for low, high in pairwise(edges) for pair in circle(ranked[low:high], turn)[0]]
+
+
+def couples_of(nodes: Sequence[int], partners: Sequence[int], random: Random) -> list[Pair]:
+    """Each of ``nodes`` with a random one of ``partners``, as far as they go."""
+    return [ordered(*pair) for pair in zip(nodes, random.sample(partners, min(len(nodes), len(partners))), strict=False)]
+
+
+def disjoint(pairs: Sequence[Pair]) -> list[Pair]:
+    """As many of the pairs, in their order, as share no node."""
+    used: set[int] = set()
+    chosen = []
+    for pair in pairs:
+        if not used & {*pair}:
+            chosen.append(pair)
+            used |= {*pair}
+    return chosen

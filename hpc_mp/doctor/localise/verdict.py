@@ -1,0 +1,158 @@
+"""From evidence to names."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import exp, log
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hpc_mp.cluster.nodelist import compress
+from hpc_mp.doctor.localise.fit import NEAR, Health
+from hpc_mp.doctor.localise.record import DEAD, Bools, Table
+from hpc_mp.doctor.localise.rounds import ALL_PAIRS
+from hpc_mp.doctor.localise.sample import Kind, Suspect, Verdict
+
+if TYPE_CHECKING:
+    from hpc_mp.doctor.localise.search import Search
+
+SLOWER = 0.75
+"""A rail of a bad node is named beside the node when it has less than this of what the node's other rails have."""
+DOUBT = log(0.9)
+"""Log factor under load below which a group of nodes that is neither cleared nor convicted is mentioned."""
+MOSTLY = 0.7
+"""Share of slow samples from which on an undecided end is mentioned, without certainty."""
+
+
+def verdict(search: Search, retests: int, complete: bool) -> Verdict:
+    return Verdict(suspects=tuple(_suspects(search, complete)), expected=exp(search.state.base), rounds=search.record.rounds,
+                   retests=retests, samples=tuple(search.record.samples), complete=complete)
+
+
+def _suspects(search: Search, complete: bool) -> Iterator[Suspect]:
+    yield from _silent(search, complete)
+    names, state, cluster = search.cluster.names, search.state, search.cluster
+    yield from _ends("node", names, state.node, complete, "with healthy partners and nothing else in the way")
+    if cluster.leaf is not None:
+        yield from _ends("uplink", cluster.leaf_names, state.load.health, complete,
+                         "all nodes of the leaf talking to a healthy leaf")
+        yield from _doubts("uplink", cluster.leaf_names, state.load.health, state.load.table)
+        yield from _doubts("node", names, state.node, state.table, _sole(search))
+    else:
+        yield from _behind(search, complete)
+        yield from _doubts("node", names, state.node, state.table)
+    if complete and cluster.size <= ALL_PAIRS:
+        yield from _links(search)
+
+
+def _links(search: Search) -> Iterator[Suspect]:
+    """Slow pairs of healthy nodes. Several of one node, or between the same leaves, may be due to these: that is said so."""
+    names, leaf, bad = search.cluster.names, search.cluster.leaf, search.links.bad
+    often = Counter(node for pair in bad for node in pair)
+    ways = [sorted({int(leaf[node]) for node in pair}) for pair in bad] if leaf is not None else []
+    uplinks = Counter(end for way in ways if len(way) > 1 for end in way)
+    for one, other in bad:
+        ends = [int(leaf[node]) for node in (one, other)] if leaf is not None else []
+        apart = len({*ends}) < 2 or all(uplinks[end] == 1 for end in ends)
+        yield Suspect("link", (f"{names[one]}–{names[other]}",), bad[one, other], often[one] == often[other] == 1 and apart,
+                      f"{bad[one, other]:.0%} of the healthy rate, though both nodes are fast with others")
+    shared = [end for end, count in sorted(uplinks.items()) if count > 1]
+    doubted = search.state.load.health.bad | search.state.load.health.open
+    if shared and not doubted[shared].any():  # otherwise it is said already
+        slow = [factor for way, factor in zip(ways, bad.values(), strict=True) if {*way} & {*shared} and len(way) > 1]
+        yield Suspect("uplink", tuple(search.cluster.leaf_names[end] for end in shared), float(np.median(slow)), False,
+                      f"{len(slow)} pairs across it have {np.median(slow):.0%} of the healthy rate")
+
+
+def _silent(search: Search, complete: bool) -> Iterator[Suspect]:
+    names, found = search.cluster.names, search.silence
+    for node in sorted(found.down):
+        yield Suspect("down", (names[node],), 0.0, True, "no answer to two nodes, of which one answers others")
+    if found.aside:
+        yield Suspect("down", tuple(names[node] for node in sorted(found.aside)), 0.0, False, "no answer between these")
+    for one, other in sorted(found.cut):
+        yield Suspect("link", (f"{names[one]}–{names[other]}",), 0.0, True, "twice no answer, though both answer others")
+
+
+def _ends(kind: Kind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:
+    """Convicted nodes or leaves; single rails where others are healthy, or where one is worse than the others."""
+    for end in np.flatnonzero(health.bad.any(axis=1)).tolist():
+        bad, factor = health.bad[end], health.factor[end]
+        whole = bool(bad.mean() >= 0.5 and not health.healthy[end].any())
+        usual = float(np.median(factor)) if whole else 1.0
+        if whole:
+            yield Suspect(kind, (names[end],), usual, complete, f"{usual:.0%} of the healthy rate, {how}")
+        for rail in np.flatnonzero(bad & (factor < SLOWER * usual if whole else True)).tolist() if len(bad) > 1 else ():
+            part: Kind = "rail" if kind == "node" else kind
+            yield Suspect(part, (f"{names[end]} rail {rail}",), float(factor[rail]), complete,
+                          f"{factor[rail]:.0%} of the healthy rate, {how}; other rails {usual:.0%}")
+
+
+def _behind(search: Search, complete: bool) -> Iterator[Suspect]:
+    """Nodes that are fast by themselves and slow when all talk: grouped by how slow."""
+    health, group = search.state.load.health, search.state.load.group
+    own = np.log(np.maximum(health.factor, DEAD))
+    typical = own.copy()
+    for index in np.unique(group[group >= 0]):
+        typical[group == index] = np.nanmedian(own[group == index], axis=0)
+    like = (own < np.minimum(typical, -NEAR) / 2) & search.state.node.healthy
+    yield from _gathered(search, like & health.bad, complete)
+    if complete:
+        yield from _gathered(search, like & health.open & (typical < DOUBT) & (group >= 0)[:, None], False)
+
+
+def _gathered(search: Search, slow: Bools, certain: bool) -> Iterator[Suspect]:
+    factor, rails = search.state.load.health.factor, search.cluster.rails
+    members = np.flatnonzero(slow.any(axis=1))
+    share = np.array([np.median(factor[member][slow[member]]) for member in members])
+    order = np.argsort(share)
+    cuts = np.flatnonzero(np.diff(np.log(share[order])) > NEAR / 2) + 1 if len(members) else np.array([], dtype=int)
+    for part in np.split(order, cuts) if len(members) else ():
+        nodes, usual = sorted(members[part].tolist()), float(np.median(share[part]))
+        which = np.flatnonzero(slow[nodes].mean(axis=0) >= 0.5).tolist()
+        name = compress(search.cluster.names[node] for node in nodes)
+        yield Suspect("uplink", (name if len(which) in (0, rails) else f"{name} rail {','.join(map(str, which))}",), usual,
+                      certain and len(nodes) > 1,
+                      f"{usual:.0%} of the others' rate when all nodes talk, though fast by themselves")
+
+
+def _sole(search: Search) -> Callable[[int], str | None]:
+    """The leaf of a node that has no other node there that answers: its uplink cannot be told from the node."""
+    leaf, active = search.cluster.leaf, {*search.active}
+    assert leaf is not None
+
+    def of(node: int) -> str | None:
+        others = [other for other in search.leaves[leaf[node]] if other != node and other in active]
+        return None if others else search.cluster.leaf_names[leaf[node]]
+
+    return of
+
+
+def _doubts(kind: Kind, names: tuple[str, ...], health: Health, table: Table,
+            stand_in: Callable[[int], str | None] | None = None) -> Iterator[Suspect]:
+    """Ends that are neither cleared nor convicted though most of what was measured at them by themselves is slow.
+
+    Those that were slow with each other form one set: at least one of them is bad.
+    """
+    rails = health.open.shape[1]
+    for rail in range(rails):
+        slow = table.alone & (health.residual[:, rail] < -NEAR)
+        count, found = (np.bincount(np.concatenate([table.one[rows], table.other[rows]]), minlength=len(names))
+                        for rows in (table.alone, slow))
+        left = {*np.flatnonzero(health.open[:, rail] & (count > 1) & (found >= MOSTLY * count)).tolist()}
+        edges = [(int(a), int(b)) for a, b in zip(table.one[slow], table.other[slow], strict=True) if {a, b} <= left]
+        suffix = f" rail {rail}" if rails > 1 else ""
+        while left:
+            group = {left.pop()}
+            while grown := {b for edge in edges for a, b in (edge, edge[::-1]) if a in group} - group:
+                group |= grown
+            left -= group
+            ends = sorted(group)
+            members = (*(f"{names[end]}{suffix}" for end in ends),
+                       *(other for end in ends if stand_in and (other := stand_in(end))))
+            factor = float(np.median(health.factor[ends, rail]))
+            why = f"cannot tell which: {' or '.join(members)}" if len(members) > 1 else "too few samples to be sure"
+            yield Suspect("rail" if rails > 1 and kind == "node" else kind, members, factor, False,
+                          f"{factor:.0%} of the healthy rate; {why}")

@@ -1,0 +1,225 @@
+"""Is the network what the machine has? NCCL falls back in silence; here it is said."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_mp.cluster.machine.gpu_driver import read_models
+from hpc_mp.cluster.machine.gpu_pci import count_nvswitches
+from hpc_mp.cluster.machine.rdma import read_fabric
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.doctor.finding import Finding, Outcome
+from hpc_mp.doctor.nccl_log.truth import Kind, NcclTruth, Trouble
+
+_EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
+               "NCCL_DMABUF_ENABLE",
+               "NCCL_P2P_DISABLE", "NCCL_P2P_LEVEL", "NCCL_SHM_DISABLE", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE")
+_STATUSES = {  # of a completion: ibv_wc_status
+    5: "flushed, after another error", 9: "the other side's memory or key is gone", 10: "remote access error",
+    12: "no answer from the other side in spite of retries: link, cable, route, or a dead peer", 13: "the receiver was not ready",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What the job's nodes have, as far as NCCL's choice depends on it.
+
+    Attributes:
+        fabric: kind of the fast network; empty without one.
+        nics: ports of it that are up, per node; None where that cannot be seen.
+        switched: the GPUs of a node are joined by NVSwitches.
+    """
+
+    fabric: Literal["infiniband", "efa", "roce", ""] = ""
+    nics: int | None = None
+    switched: bool = False
+
+
+def machine_of(source: Source) -> Machine:
+    """What this machine has, from its files. Never raises."""
+    fabric = read_fabric(source)
+    ports = [port for port in fabric.ports if port.up]
+    kind: Literal["infiniband", "efa", "roce", ""] = ""
+    if any(fabric.adapter(port).efa for port in fabric.ports):
+        kind = "efa"
+    elif fabric.ports:
+        kind = "infiniband" if any(port.layer == "InfiniBand" for port in fabric.ports) else "roce"
+    switched = any(model.switched for model in read_models(source)) or count_nvswitches(source) > 0
+    return Machine(kind, len(ports) or None, switched)
+
+
+def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
+    """An error where NCCL does not use the fast network of the machine as it could; a warning where it uses part of it."""
+    if not truth.lines:
+        yield Finding("nccl-network", "incomplete", "", "no line of NCCL's log", "run with NCCL_DEBUG=INFO")
+        return
+    yield from _network(truth, machine)
+    yield from _gdr(truth, machine)
+    yield from _nics(truth, machine)
+    yield from _inside(truth, machine)
+    yield from _started(truth)
+    yield from _troubles(truth.troubles)
+    yield from _algorithms(truth)
+
+
+def refused(findings: Iterable[Finding]) -> list[Finding]:
+    """Those for which a training should not be started."""
+    return [finding for finding in findings if finding.outcome == "error"]
+
+
+def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
+    code = "nccl-network"
+    used = ", ".join(f"{name} in {count} process{'es' if count > 1 else ''}" for name, count in sorted(truth.networks.items()))
+    slow = [name for name in truth.networks if _is_socket(name) or (machine.fabric == "efa" and name == "IB")]
+    hosts = sorted(set().union(*(truth.network_hosts[name] for name in slow)))
+    if truth.provider and machine.fabric == "efa" and not truth.provider[0].startswith("efa"):
+        yield Finding(code, "error", "", f"the OFI plug-in chose {truth.provider[0]} on a machine with EFA{_set(truth)}",
+                      "look for the EFA provider with fi_info -p efa; install EFA's libfabric on every node and in the container")
+    elif slow and machine.fabric:
+        outcome: Outcome = "warning" if machine.fabric == "roce" else "error"
+        yield Finding(code, outcome, _few(hosts), f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}",
+                      _REMEDIES[machine.fabric])
+    elif truth.networks:
+        yield Finding(code, "ok", "", f"NCCL uses {used}" + ("" if machine.fabric else "; no fast network is seen here"))
+    elif truth.nodes == 1:
+        yield Finding(code, "ok", "", "the log names no network, and one node needs none")
+    else:
+        yield Finding(code, "incomplete", "", "the log names no network",
+                      "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS")
+
+
+def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
+    ways = [channel for channel in truth.channels if truth.between_nodes(channel) and not _is_socket(channel.how)]
+    without = [channel for channel in ways if not channel.gdr]
+    if not ways:
+        yield from _gdr_possible(truth, machine)
+        return
+    if not without:
+        yield Finding("nccl-gdr", "ok", "", f"all {len(ways)} ways between nodes use GPUDirect")
+        return
+    devices = sorted({channel.device for channel in without if channel.device is not None})
+    disabled = sorted(name for name, able in truth.gdr.items() if not able)
+    which = f"; NCCL found it impossible for {_few(disabled)}" if disabled else ""
+    outcome: Outcome = "error" if machine.fabric in ("infiniband", "efa") else "warning"
+    yield Finding("nccl-gdr", outcome, f"network device {_few([str(device) for device in devices])}",
+                  f"{len(without)} of {len(ways)} ways between nodes go through the host's memory, without GPUDirect"
+                  f"{which}{_set(truth)}", _GDR)
+
+
+def _gdr_possible(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
+    """Where nothing goes between nodes, such as with one rank: what NCCL found possible when it looked at its adapters."""
+    if not truth.gdr or any(_is_socket(name) for name in truth.networks):
+        return
+    disabled = sorted(name for name, able in truth.gdr.items() if not able)
+    if not disabled:
+        yield Finding("nccl-gdr", "ok", "", f"NCCL found GPUDirect possible for all {len(truth.gdr)} adapters")
+        return
+    grave = machine.fabric in ("infiniband", "efa") and len(disabled) == len(truth.gdr)
+    yield Finding("nccl-gdr", "error" if grave else "warning", _few(disabled),
+                  f"NCCL found GPUDirect impossible for {len(disabled)} of {len(truth.gdr)} adapters: what they carry goes "
+                  f"through the host's memory{_set(truth)}", _GDR)
+
+
+def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
+    if machine.nics is None or not truth.networks or all(_is_socket(name) for name in truth.networks):
+        return
+    kind = {"infiniband": "/IB", "roce": "/RoCE", "efa": ""}.get(machine.fabric, "")
+    found = {host: sum(name.endswith(kind) for name in names) for host, names in truth.adapters.items() if names}
+    if truth.provider and truth.provider[1] is not None:
+        found = {"every host": truth.provider[1]}
+    few = {count: sorted(host for host in found if found[host] == count) for count in set(found.values()) if count < machine.nics}
+    for count, hosts in sorted(few.items()):
+        yield Finding("nccl-nics", "warning", _few(hosts), f"NCCL found {count} adapters, the machine has {machine.nics} ports up"
+                      f"{_set(truth)}", "look at NCCL_IB_HCA, at the ports' state, and at the devices of the container or job")
+    if found and not few:
+        used = {channel.device for channel in truth.channels if truth.between_nodes(channel)}
+        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(found.values())} adapters per node, and uses {len(used)} devices")
+
+
+def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
+    inside = [channel for channel in truth.channels if truth.inside(channel)]
+    ways = Counter(channel.via for channel in inside)
+    detour = ways["SHM"] + ways["NET"]
+    shown = ", ".join(f"{count} via {via}" for via, count in sorted(ways.items()))
+    if detour and machine.switched:
+        pairs = sorted({f"{channel.sender}→{channel.receiver}" for channel in inside if channel.via != "P2P"})
+        yield Finding("nccl-inside", "warning", f"ranks {_few(pairs)}",
+                      f"inside a node {shown}: the GPUs are joined by NVSwitches and do not use them{_set(truth)}",
+                      "give every task all GPUs of the node (--gpus-per-node, never --gpus-per-task), unset NCCL_P2P_DISABLE, "
+                      "and look at gpu-p2p")
+    elif inside:
+        yield Finding("nccl-inside", "ok", "", f"inside a node {shown}")
+
+
+def _started(truth: NcclTruth) -> Iterator[Finding]:
+    missing = sorted(truth.started - truth.completed)
+    if missing and truth.completed | truth.started:
+        hosts = sorted({truth.hosts[key] for key in missing})
+        yield Finding("nccl-start", "warning", _few(hosts),
+                      f"{len(missing)} of {len(truth.started)} ranks never completed their start: "
+                      f"{_few([str(rank) for _, rank in missing])}",
+                      "look at these hosts' network, and at what else this log says of them")
+    elif truth.completed:
+        yield Finding("nccl-start", "ok", "", f"{len(truth.completed)} ranks completed their start"
+                      + (f", nodes: {truth.nodes}" if truth.nodes else ""))
+
+
+def _troubles(troubles: Iterable[Trouble]) -> Iterator[Finding]:
+    """One finding per kind, host and adapter."""
+    groups: dict[tuple[Kind, str, str], list[Trouble]] = {}
+    for trouble in troubles:
+        groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)
+    for (kind, host, hca), group in groups.items():
+        first = group[0]
+        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else ""
+        words = f"{meaning}: {first.words}" if meaning else first.words
+        times = f"; {len(group)} such lines" if len(group) > 1 else ""
+        outcome: Outcome = "warning" if kind in ("warning", "removeipc", "gid") else "error"
+        yield Finding(f"nccl-{kind}", outcome, f"{host} {hca}".strip(), words + times, _CURES[kind])
+
+
+def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
+    if truth.algorithms:
+        shown = sorted(truth.algorithms.items(), key=lambda item: -item[1])[:6]
+        yield Finding("nccl-algorithm", "ok", "", "; ".join(f"{collective or 'any'} {algorithm} {protocol} ×{count}"
+                                                            for (collective, algorithm, protocol), count in shown))
+
+
+def _set(truth: NcclTruth) -> str:
+    """The variables that may explain it."""
+    told = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
+    return f" ({', '.join(told)} is set)" if told else ""
+
+
+def _is_socket(name: str) -> bool:
+    return "socket" in name.lower()
+
+
+def _few(names: list[str], most: int = 6) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+_FABRICS = {"infiniband": "InfiniBand", "efa": "EFA", "roce": "RoCE"}
+_REMEDIES = {
+    "infiniband": "look at the ports (ibstat), at memlock, at /dev/infiniband inside the container, and at NCCL_IB_DISABLE, "
+                  "NCCL_IB_HCA, NCCL_NET",
+    "efa": "install aws-ofi-nccl where the program finds it (LD_LIBRARY_PATH, in the container too), and look at NCCL_NET, "
+           "NCCL_NET_PLUGIN",
+    "roce": "look at the ports and GIDs (ibv_devinfo -v) if they are meant for RDMA, and at NCCL_IB_DISABLE",
+}
+_GDR = ("modprobe nvidia-peermem, or an open driver and a kernel with DMA-BUF; /dev/infiniband in the container; leave "
+        "NCCL_NET_GDR_LEVEL unset unless the site says otherwise")
+_CURES: dict[Kind, str] = {
+    "completion": "look at this adapter's error counters and cable, and whether the peer is alive; let the doctor test both",
+    "async": "look at this adapter's port: it went down, or its firmware failed (dmesg, ibstat)",
+    "gid": "leave NCCL_IB_GID_INDEX unset; an address of this port changed while the job ran",
+    "memlock": "unlimited locked memory for the job: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK",
+    "shm": "a larger /dev/shm (in containers: --shm-size or the host's), and clear what dead jobs left there",
+    "removeipc": "RemoveIPC=no in /etc/systemd/logind.conf: logging out removes the memory of running jobs",
+    "p2p": "look at gpu-p2p and at IOMMU and ACS settings; a virtual machine may forbid it",
+    "mixed": "look for the node whose adapters are fewer: its ports, and the devices given to its container",
+    "warning": "read NCCL's troubleshooting page on these words",
+}

@@ -1,0 +1,58 @@
+"""The network that NCCL takes on this machine, from a log: one that NCCL writes now, or some that were kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+
+from hpc_mp.cluster.machine.gpu_driver import has_gpus
+from hpc_mp.cluster.machine.here import Own
+from hpc_mp.cluster.machine.in_time import in_time
+from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.doctor.finding import Finding
+from hpc_mp.doctor.nccl_log.judge import judge, machine_of
+from hpc_mp.doctor.nccl_log.parse import parse
+from hpc_mp.errors import HpcMpError
+
+PATIENCE_S = 60.0  # torch, CUDA and NCCL take 10 to 30 s to start from a cold file system
+PROBE = "nccl-probe"
+PROGRAMS = {PROBE: Own((sys.executable, "-P", "-m", "hpc_mp.doctor.nccl_log.probe"), PATIENCE_S)}
+
+
+def taken(source: Source, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
+    """What is said of a log that NCCL writes now; nothing without GPUs or a fast network, or where no log comes in time.
+
+    Args:
+        source: its program ``nccl-probe`` writes the log.
+        patience: seconds.
+    """
+    found = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
+    return () if isinstance(found, Unseen) else found
+
+
+def logged(logs: Iterable[Path], source: Source) -> tuple[Finding, ...]:
+    """What is said of these logs, of one job's ranks, on such a machine. A directory stands for all files below it.
+
+    Raises:
+        HpcMpError: one cannot be read.
+    """
+    return tuple(judge(parse(chain.from_iterable(map(_lines, logs))), machine_of(source)))
+
+
+def _taken(source: Source) -> tuple[Finding, ...]:
+    machine = machine_of(source)
+    if not (machine.fabric and has_gpus(source)):
+        return ()
+    return tuple(judge(parse(source.answer([PROBE]).splitlines()), machine))
+
+
+def _lines(log: Path) -> Iterator[str]:
+    try:
+        for file in sorted(path for path in log.rglob("*") if path.is_file()) if log.is_dir() else [log]:
+            with file.open(encoding="utf-8", errors="replace") as lines:
+                yield from lines
+    except OSError as error:
+        raise HpcMpError(f"--nccl-log {log}", f"cannot be read ({error.strerror})",
+                         "name a file that was written with NCCL_DEBUG=INFO, or a directory of such") from None

@@ -1,0 +1,258 @@
+"""Reading NCCL's log (``NCCL_DEBUG=INFO``): any version's, of many ranks mixed, with labels in front, cut anywhere.
+
+Forms are those of NCCL's sources from 2.4 to 2.30 (src/debug.cc, src/transport, src/init.cc) and of aws-ofi-nccl. A line that
+is not understood is passed over: nothing in a log can make this fail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+from hpc_mp.doctor.nccl_log.truth import Channel, Kind, NcclTruth, Trouble, Via
+
+LONGEST = 4096  # characters of a line that are looked at; NCCL's own are at most 1024 and what its messages add
+MOST_WARNINGS = 200  # of those that have no meaning to us, kept
+_PREFIX = re.compile(r"(?<![\w.-])([A-Za-z0-9][\w.-]*):(\d+):(\d+) \[(-?\d+)\] (?:\S+:\d+ (?:\(\w+\) )?)?NCCL (INFO|WARN) ")
+_VERSION = re.compile(r"NCCL version (\d+\.\d+[\w.+-]*)")
+_ADAPTER = re.compile(r"\[\d+\]([\w.@-]+:\d+(?:::?\d+)?/\w+)")
+_INTERFACE = re.compile(r"\[\d+\]([\w.@-]+):")
+_STATUS = re.compile(r"(?:status=(?:\w+\()?|with (?:error|status) )(\d+)")
+_HCA = re.compile(r"\bhca (\S+)")
+_PEER = re.compile(r"from peer (\S+)")
+_OLD_ALGORITHMS = {"0": "TREE", "1": "RING"}  # numbers until 2.24
+_OLD_PROTOCOLS = {"0": "LL", "1": "LL128", "2": "SIMPLE"}
+
+
+class Who(NamedTuple):
+    """Who says a line."""
+
+    host: str
+    process: str
+    device: str
+
+
+def parse(lines: Iterable[str]) -> NcclTruth:
+    """All that ``lines`` tell. Never raises for what stands in them."""
+    reading = _Reading()
+    for line in lines:
+        if "NCCL" in line:
+            reading.line(line[:LONGEST])
+    return reading.truth()
+
+
+class _Reading:
+    """What was read so far."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.version: str | None = None
+        self.network: dict[Who, str] = {}
+        self.adapters: dict[str, tuple[str, ...]] = {}
+        self.gdr: dict[str, bool] = {}
+        self.provider: tuple[str, int | None] | None = None
+        self.channels: dict[Channel, None] = {}
+        self.hosts: dict[tuple[int, int], str] = {}
+        self.place: dict[Who, tuple[int, int]] = {}  # (ranks, rank) of the communicator that a process speaks of
+        self.shape: dict[int, int] = {}  # nodes by ranks
+        self.started: set[tuple[int, int]] = set()
+        self.completed: set[tuple[int, int]] = set()
+        self.algorithms: Counter[tuple[str, str, str]] = Counter()
+        self.nvls: bool | None = None
+        self.dmabuf = False
+        self.environment: dict[str, str] = {}
+        self.troubles: dict[Trouble, None] = {}
+        self.warnings = 0
+
+    def line(self, line: str) -> None:
+        if self.version is None and (found := _VERSION.search(line)):
+            self.version = found[1]
+        for who, level, text in _messages(line):
+            self.count += 1
+            meant = False
+            for sign, pattern, take in _MEANINGS:
+                if sign in text and (found := pattern.search(text)):
+                    take(self, who, found)
+                    meant = True
+            if level == "WARN" and text.strip() and not meant:
+                self.warn(who, text)
+
+    def warn(self, who: Who, text: str) -> None:
+        self.warnings += 1
+        if self.warnings <= MOST_WARNINGS:
+            self.trouble("warning", who, text)
+
+    def trouble(self, kind: Kind, who: Who, words: str, hca: str = "", peer: str = "", code: int | None = None) -> None:
+        rank = self.place[who][1] if who in self.place else None
+        self.troubles[Trouble(kind, who.host, rank, words.strip()[:300], hca, peer, code)] = None
+
+    def nodes(self, ranks: int) -> int | None:
+        """Of a communicator whose ranks all spoke; older versions do not tell it."""
+        hosts = [self.hosts.get((ranks, rank)) for rank in range(ranks)] if ranks <= len(self.hosts) else [None]
+        return None if None in hosts else len(set(hosts))
+
+    def truth(self) -> NcclTruth:
+        hosts = defaultdict(set)
+        for who, name in self.network.items():
+            hosts[name].add(who.host)
+        ranks = max((ranks for ranks, _ in self.started | self.completed | set(self.place.values())), default=None)
+        return NcclTruth(
+            lines=self.count, version=self.version, networks=dict(Counter(self.network.values())),
+            network_hosts={name: frozenset(names) for name, names in hosts.items()}, adapters=self.adapters, gdr=self.gdr,
+            provider=self.provider, channels=tuple(self.channels), hosts=self.hosts, ranks=ranks,
+            nodes=None if ranks is None else self.shape.get(ranks) or self.nodes(ranks), started=frozenset(self.started),
+            completed=frozenset(self.completed), algorithms=dict(self.algorithms), nvls=self.nvls, dmabuf=self.dmabuf,
+            environment=self.environment, troubles=tuple(self.troubles))
+
+
+def _messages(line: str) -> Iterator[tuple[Who, str, str]]:
+    """NCCL's messages of a line: usually one; several where ranks wrote into each other's."""
+    starts = list(_PREFIX.finditer(line))
+    ends = [*(start.start() for start in starts), len(line)][1:]
+    for start, end in zip(starts, ends, strict=True):
+        yield Who(start[1], start[2], start[4]), start[5], line[start.end():end].rstrip()
+
+
+def _network(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.network[who] = found[1].strip()
+
+
+def _adapters(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    names = _ADAPTER.findall(found[2]) or _INTERFACE.findall(found[2])
+    if names:
+        reading.adapters[who.host] = tuple(names)
+
+
+def _no_adapter(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.adapters.setdefault(who.host, ())
+
+
+def _gdr(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.gdr[found[2]] = found[1] == "Enabled"
+
+
+def _provider(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.provider = (found[1], int(found[2]) if found[2] else None)
+
+
+def _channel(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    via, how, device, gdr = _way(found[4])
+    if via is not None:
+        reading.channels[Channel(int(found[1]), int(found[2]), int(found[3]), via, how, device, gdr)] = None
+
+
+def _coll_net(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    _, how, device, gdr = _way(f"NET/{found[3]}")
+    reading.channels[Channel(int(found[1]), int(found[2]), int(found[2]), "COLLNET", how, device, gdr)] = None
+
+
+def _way(text: str) -> tuple[Via | None, str, int | None, bool]:
+    """``NET/IB/0(3)/GDRDMA(PCI)/Shared``: the kind, its name, the device, GPUDirect."""
+    if text.startswith("direct shared memory"):  # until 2.11
+        return "SHM", "direct", None, False
+    parts = text.split("/")
+    if parts[0] == "NET" and len(parts) > 2 and (device := re.match(r"\d+", parts[2])):
+        return "NET", parts[1], int(device[0]), any(part.startswith("GDRDMA") for part in parts[3:])
+    if parts[0] in ("P2P", "SHM") and len(parts) > 1 and parts[1]:
+        return ("P2P" if parts[0] == "P2P" else "SHM"), parts[1].split()[0] if parts[1].split() else "", None, False
+    return None, "", None, False
+
+
+def _rank(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    rank, ranks = int(found[1]), int(found[2])
+    if rank < ranks:
+        reading.place[who] = (ranks, rank)
+        reading.hosts[ranks, rank] = who.host
+
+
+def _start(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    _rank(reading, who, found)
+    if who in reading.place:
+        (reading.started if found[3] == "START" else reading.completed).add(reading.place[who])
+
+
+def _nodes(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    _rank(reading, who, found)
+    reading.shape[int(found[2])] = int(found[3])
+
+
+def _tuning(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    algorithm, protocol = found[2], found[3]
+    reading.algorithms[found[1] or "", _OLD_ALGORITHMS.get(algorithm, algorithm), _OLD_PROTOCOLS.get(protocol, protocol)] += 1
+
+
+def _nvls(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.nvls = found[1] is None and reading.nvls is not False
+
+
+def _dmabuf(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.dmabuf = True
+
+
+def _set(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.environment[found[1]] = found[2].strip().rstrip(".")
+
+
+def _completion(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    text = found.string
+    status, hca, peer = _STATUS.search(text), _HCA.search(text), _PEER.search(text)
+    reading.trouble("completion", who, text, hca[1] if hca else "", peer[1] if peer else "", int(status[1]) if status else None)
+
+
+def _async(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("async", who, found.string, found[1] or "")
+
+
+def _gid(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("gid", who, found.string, found[1])
+
+
+def _memlock(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("memlock", who, found.string)
+
+
+def _shm(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("shm", who, found.string)
+
+
+def _remove_ipc(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("removeipc", who, found.string)
+
+
+def _p2p(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("p2p", who, found.string)
+
+
+def _mixed(reading: _Reading, who: Who, found: re.Match[str]) -> None:
+    reading.trouble("mixed", who, found.string)
+
+
+# A part that is in every such message, the message, and what to make of it.
+_MEANINGS: tuple[tuple[str, re.Pattern[str], Callable[[_Reading, Who, re.Match[str]], None]], ...] = tuple(
+    (sign, re.compile(pattern), take) for sign, pattern, take in (
+        (" via ", r"^(?:Channel|Ring) (\d+)(?:/\d+)? : (\d+)(?:\[\w+\])? -> (\d+)(?:\[\w+\])?(?: \[\w+\])? via (\S.*)$",
+         _channel),
+        ("COLLNET", r"^CollNet (\d+)/?\d* : (\d+) \[\w+\] via COLLNET/(\S.*)$", _coll_net),
+        ("Using network", r"^Using network (\S.*)$", _network),
+        (": Using", r"^NET/(IB|Socket|FastSocket)\w* : Using (.*)$", _adapters),
+        ("No device found", r"^NET/IB : No device found", _no_adapter),
+        ("GPU Direct RDMA", r"GPU Direct RDMA (Enabled|Disabled) for HCA \d+ '([^']*)'", _gdr),
+        ("NET/OFI", r"NET/OFI Selected [Pp]rovider is ([\w-]+).*?(?:\(found (\d+) nics\))?$", _provider),
+        ("nNodes", r"comm \S+ rank (\d+) nRanks (\d+) nNodes (\d+) ", _nodes),
+        ("Init ", r"comm \S+ rank (\d+) nranks (\d+) .*Init (START|COMPLETE)", _start),
+        ("-> Algo", r"^(?:(\w+): )?\d+ Bytes -> Algo (\w+) proto (\w+)", _tuning),
+        ("NVLS multicast", r"^NVLS multicast support is (not )?available", _nvls),
+        ("DMA-BUF", r"^DMA-BUF is available on GPU device", _dmabuf),
+        ("set by environment", r"\b(NCCL_\w+) set by environment to (.*)$", _set),
+        ("Got completion", r"Got completion from peer", _completion),
+        ("async", r"NET/IB : (?:(\S+):\d+ )?(?:Got )?(?:non-fatal )?async (?:fatal )?event", _async),
+        ("GID table changed", r"NET/IB : (\S+):\d+ GID table changed", _gid),
+        ("ibv_", r"Call to ibv_(?:reg_mr\w* failed|create_[cq][qp] failed.*(?:Cannot allocate memory|errno 12))", _memlock),
+        ("/dev/shm",
+         r"(?:failed to extend|failed to create shared memory file|Error while (?:creating|attaching to) shared memory)", _shm),
+        ("unlink shared memory", r"unlink shared memory \S+ failed", _remove_ipc),
+        ("P2P is disabled", r"P2P is disabled between NVLINK connected GPUs", _p2p),
+        ("mixed local", r"Detected mixed local \w+ device counts across ranks", _mixed),
+    ))

@@ -1,0 +1,76 @@
+"""Bytes that went through the ports of the fast network, against bytes that the ranks sent: the log says what NCCL meant to do,
+the counters say what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.machine.parts import maybe
+from hpc_mp.cluster.machine.rdma import read_fabric
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.doctor.finding import Finding
+
+WORD = 4  # InfiniBand counts port data in words of four bytes (IB specification, PortXmitData)
+LEAST = 0.8  # part of the bytes that must have gone through the ports
+UNEVEN = 0.5  # of the median, below which a port did too little
+
+
+@dataclass(frozen=True, slots=True)
+class PortBytes:
+    """Bytes through one port since its counters were reset."""
+
+    sent: int
+    received: int
+
+
+def read_port_bytes(source: Source) -> dict[str, PortBytes]:
+    """By "mlx5_0 port 1". Ports without counters, such as those of some virtual functions, are left out."""
+    found = {}
+    fabric = read_fabric(source)
+    for port in fabric.ports:
+        base = f"/sys/class/infiniband/{port.device}/ports/{port.number}"
+        if fabric.adapter(port).efa:
+            # the first of each three counts sends; whether it counts RDMA too differs between drivers
+            values = [maybe(source.number, f"{base}/hw_counters/{name}")
+                      for name in ("tx_bytes", "rdma_write_bytes", "rdma_read_resp_bytes", "rx_bytes", "rdma_write_recv_bytes",
+                                   "rdma_read_bytes")]
+            if values[0] is not None and values[3] is not None:
+                sends, writes, answers, receives, written, reads = (value or 0 for value in values)
+                found[port.name] = PortBytes(max(sends, writes + answers), max(receives, written + reads))
+        else:
+            sent, received = (maybe(source.number, f"{base}/counters/port_{way}_data") for way in ("xmit", "rcv"))
+            if sent is not None and received is not None:
+                found[port.name] = PortBytes(WORD * sent, WORD * received)
+    return found
+
+
+def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes], sent: int) -> Iterator[Finding]:
+    """The cross-check.
+
+    Args:
+        before, after: readings of one node around the run.
+        sent: bytes that the ranks of this node sent to other nodes in between.
+    """
+    moved = {port: after[port].sent - before[port].sent for port in after if port in before}
+    if not moved or sent <= 0:
+        yield Finding("nccl-ports", "incomplete", "", "no counter of a fast port to compare with" if sent > 0
+                      else "nothing was sent",
+                      "run as a user who may read /sys/class/infiniband/*/ports/*/counters, on the host")
+        return
+    if any(count < 0 for count in moved.values()):
+        yield Finding("nccl-ports", "incomplete", "", "the counters were reset during the run", "measure again")
+        return
+    total = sum(moved.values())
+    told = f"{total / 1e9:.3g} GB went through the fast ports, the ranks sent {sent / 1e9:.3g} GB"
+    if total < LEAST * sent:
+        yield Finding("nccl-ports", "error", "", f"{told}: the rest took another way",
+                      "see nccl-network; look at the counters of the Ethernet ports")
+        return
+    median = sorted(moved.values())[len(moved) // 2]
+    idle = sorted(port for port, count in moved.items() if count < UNEVEN * median)
+    for port in idle:
+        yield Finding("nccl-ports", "warning", port, f"{moved[port] / 1e9:.3g} GB sent, {median / 1e9:.3g} GB by the median port",
+                      "look at this port's state and rate, and at the ring that NCCL built (nccl-nics)")
+    if not idle:
+        yield Finding("nccl-ports", "ok", "", f"{told}, evenly over {len(moved)} ports")

@@ -1,0 +1,120 @@
+"""How fast a file system is from here: an active test, bounded in bytes and seconds, of which nothing is left."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_mp.cluster.machine.in_time import in_time
+from hpc_mp.cluster.machine.mounts import Mount, read_mounts
+from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.doctor.finding import Finding
+
+_BLOCK = 4 << 20
+_SYNC = 64 << 20  # bytes after which the disk must have them, so that the time is kept
+_SLOW = 0.1  # GB/s: below the slowest disks that clouds rent out
+_SLOW_FILES = 100.0  # files per second that are made and removed
+
+
+@dataclass(frozen=True)
+class Rates:
+    """``write`` (until the disk has it) and ``read`` in GB/s of 10⁹ bytes; ``files`` made and removed per second.
+
+    ``same``: what was read is what was written.
+    """
+
+    write: float
+    read: float
+    files: float
+    same: bool
+    size: int
+
+
+def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rates:
+    """Write at most ``most`` bytes in about ``seconds``, read them back, make and remove small files as long.
+
+    The file has no name once it is open: whatever ends this process leaves nothing. Raises OSError.
+    """
+    name = os.path.join(directory, f".hpc-mp-{os.getpid()}-{time.time_ns():x}")
+    block = os.urandom(_BLOCK)
+    file = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.unlink(name)
+        begin = time.monotonic()
+        written = 0
+        while written < most and time.monotonic() - begin < seconds:
+            written += os.write(file, _numbered(block, written))
+            if written % _SYNC == 0:
+                os.fsync(file)
+        os.fsync(file)
+        write_s = time.monotonic() - begin
+        os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)  # else our own memory would answer
+        begin, same, seen = time.monotonic(), True, 0
+        while seen < written and time.monotonic() - begin < seconds:
+            data = os.pread(file, min(_BLOCK, written - seen), seen)
+            if not data:
+                break
+            same = same and (len(data) < _BLOCK or data == _numbered(block, seen))
+            seen += len(data)
+        read_s = time.monotonic() - begin
+    finally:
+        os.close(file)
+    return Rates(written / write_s / 1e9, seen / read_s / 1e9, _files(name, seconds / 2), same and seen > 0, written)
+
+
+def judge(where: str, mount: Mount | None, rates: Rates | Unseen) -> Finding:
+    """One finding: ``storage-shared`` or ``storage-local``, by the type of the file system."""
+    code = "storage-shared" if mount is not None and mount.shared else "storage-local"
+    kind = f"{mount.type}, " if mount is not None else ""
+    if isinstance(rates, Unseen):
+        return Finding(code, "incomplete", where, f"{kind}{rates}")
+    said = (f"{kind}{rates.write:.2f} GB/s written, {rates.read:.2f} GB/s read, {rates.files:.0f} files/s made and removed "
+            f"({rates.size >> 20} MiB)")
+    if not rates.same:
+        return Finding(code, "error", where, f"{said}; what was read is not what was written",
+                       "do not trust this file system: look at its servers, disks and network")
+    slow = rates.write < _SLOW or rates.read < _SLOW or rates.files < _SLOW_FILES
+    cure = "compare with other nodes: if only this one is slow it is its disk or network, else the server"
+    return Finding(code, "warning", where, said, cure) if slow else Finding(code, "ok", where, said)
+
+
+def storage(directories: Sequence[str], source: Source, deadline: float = 6.0) -> list[Finding]:
+    """Test each in a process of its own; one that hangs is incomplete after ``deadline`` seconds."""
+    rates = in_time({where: functools.partial(_measured, where) for where in directories}, deadline)
+    try:
+        mounts = read_mounts(source).all
+    except Unseen:
+        mounts = ()
+    return [judge(where, _under(where, mounts), rates[where]) for where in directories]
+
+
+def _measured(where: str) -> Rates:
+    try:
+        return measure(where)
+    except OSError as error:
+        raise Unseen(f"{error.strerror or error}") from None
+
+
+def _under(where: str, mounts: Sequence[Mount]) -> Mount | None:
+    """The file system that a directory is on."""
+    real = os.path.realpath(where)
+    over = [mount for mount in mounts if os.path.commonpath((real, mount.where)) == mount.where]
+    return max(over, key=lambda mount: len(mount.where), default=None)
+
+
+def _numbered(block: bytes, at: int) -> bytes:
+    """The block with its place in the file at its head, so that no two are alike."""
+    return at.to_bytes(8, "little") + block[8:]
+
+
+def _files(name: str, seconds: float) -> float:
+    begin, made = time.monotonic(), 0
+    while time.monotonic() - begin < seconds:
+        one = f"{name}-{made}"
+        os.close(os.open(one, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.unlink(one)
+        made += 1
+    return made / (time.monotonic() - begin)

@@ -1,0 +1,142 @@
+"""The agent: one per node, it obeys orders that come as lines on its standard input until that ends.
+
+``python -m hpc_mp.doctor.survey.agent [INTERFACE…]``, as one task per node of a step. What it says goes to standard output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+
+from hpc_mp.cluster.machine.here import here
+from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
+from hpc_mp.doctor.survey.compute import compute
+from hpc_mp.doctor.survey.facts import counters, look
+from hpc_mp.doctor.survey.gpus import free_ports, measure, sent
+from hpc_mp.doctor.survey.look import TOLD
+from hpc_mp.doctor.survey.look import look as look_around
+from hpc_mp.doctor.survey.probe import listener, probe, start_echo
+from hpc_mp.doctor.survey.transfer import End, Plan, answer, call
+from hpc_mp.doctor.survey.wire import Message, pieces
+
+
+class Agent:
+    """What an agent knows: its place, its facts, and, once told, where its peers are."""
+
+    def __init__(self, rank: int, node: str, interfaces: Iterable[str]) -> None:
+        self.rank = rank
+        self._calls = socket.create_server(("", 0), backlog=64)
+        port = self._calls.getsockname()[1]
+        start_echo(listener(port))
+        self.facts = look(node, tuple(interfaces), port)
+        self._token = ""
+        self._book: list[tuple[list[str], int]] = []
+
+    def obey(self, order: Message) -> Message | None:
+        """The answer to an order; None where it is not for us."""
+        action = ACTIONS[order["do"]]
+        said = action(self, order)
+        return None if said is None else {"id": order["id"], **said}
+
+    def meet(self, order: Message) -> None:
+        """Where everybody is: addresses, one per rail, and port, by rank."""
+        self._token, self._book = order["token"], order["book"]
+
+    def transfer(self, order: Message) -> Message | None:
+        """Both directions with the peer in ``pairs``."""
+        pair = next((pair for pair in order["pairs"] if self.rank in pair), None)
+        if pair is None:
+            return None
+        plan = Plan(self._token, order["id"], order["seconds"], order["patience"], order["streams"], order["packets"])
+        mine = [interface.address for interface in self.facts.interfaces]
+        if self.rank == pair[1]:
+            return {"ends": [*_told(answer(plan, self._calls, len(mine)))]}
+        theirs, port = self._book[pair[1]]
+        return {"ends": [*_told(call(plan, [(one, other, port) for one, other in zip(mine, theirs, strict=True)]))]}
+
+    def probe(self, order: Message) -> Message | None:
+        """Full-size packets to the peers that ``peers`` has for us, on every rail: {rail: {peer: what came back}}."""
+        peers = order["peers"].get(str(self.rank))
+        if peers is None:
+            return None
+        rails = enumerate(zip(self.facts.interfaces, order["sizes"], strict=True))
+        return {"rails": {rail: self._probed(rail, interface.address, peers, size) for rail, (interface, size) in rails}}
+
+    def _probed(self, rail: int, mine: str, peers: list[int], size: int) -> Message:
+        ways = [(self._book[peer][0][rail], self._book[peer][1]) for peer in peers]
+        return {str(peer): asdict(seen) for peer, seen in zip(peers, probe(mine, ways, size, self._token), strict=True)}
+
+    def look(self, order: Message) -> Message:
+        """What is known and found of this node; ``seconds`` of load for its devices."""
+        return {"seen": look_around(self.facts.node, order["seconds"]).document()}
+
+    def compute(self, order: Message) -> Message | None:
+        """Work for ``seconds``, if ``ranks`` has us."""
+        return asdict(compute(order["seconds"])) if self.rank in order["ranks"] else None
+
+    def ports(self, order: Message) -> Message:
+        return {"ports": free_ports(order["count"])}
+
+    def gpus(self, order: Message) -> Message | None:
+        """Between the GPUs of a pair, whose first member has chosen the ports; and whether the bytes took the fast network."""
+        for one, other, ports in order["pairs"]:
+            if self.rank in (one, other):
+                side, source = int(self.rank == other), here()
+                before = read_port_bytes(source)
+                ends = measure(side, self._book[one][0][0], ports, order)
+                found = judge_ports(before, read_port_bytes(source), sent(ends, side, order))
+                return {"ends": ends, "found": [asdict(finding) for finding in found if finding.outcome in TOLD]}
+        return None
+
+    def counters(self, order: Message) -> Message:
+        return {"counters": counters([interface.name for interface in self.facts.interfaces])}
+
+
+ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
+    "meet": Agent.meet, "look": Agent.look, "transfer": Agent.transfer, "probe": Agent.probe, "compute": Agent.compute,
+    "counters": Agent.counters, "ports": Agent.ports, "gpus": Agent.gpus,
+}
+
+
+def _told(ends: Iterable[End]) -> Iterator[Message]:
+    """Without what is empty: srun carries every byte."""
+    for end in ends:
+        said = {"why": end.why, **(asdict(end.sent) if end.sent else {})}
+        yield {"rail": end.key.rail, "direction": end.key.direction, **{name: value for name, value in said.items() if value}}
+
+
+def main(interfaces: Iterable[str], environ: Mapping[str, str] = os.environ) -> int:
+    """Say what this node is, then obey. 0 at the end of input, 1 when there is nothing to measure."""
+    rank = int(environ["SLURM_PROCID"])
+    node = environ.get("SLURMD_NODENAME", platform.node())
+    try:
+        agent = Agent(rank, node, interfaces)
+    except LookupError as error:
+        _say(rank, {"id": 0, "node": node, "error": str(error), "slurm": _slurm(environ)})
+        return 1
+    _say(rank, {"id": 0, "facts": agent.facts.document(), "slurm": _slurm(environ)})
+    for line in sys.stdin:
+        answered = agent.obey(json.loads(line))
+        if answered is not None:
+            _say(rank, answered)
+    return 0
+
+
+def _slurm(environ: Mapping[str, str]) -> Message:
+    """What Slurm tells its tasks about the cluster, the step's nodes and the switches above this one."""
+    address = [environ.get(name, "") for name in ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")]
+    return {"cluster": environ.get("SLURM_CLUSTER_NAME"), "nodelist": environ.get("SLURM_STEP_NODELIST", ""), "address": address}
+
+
+def _say(rank: int, message: Message) -> None:
+    sys.stdout.write("".join(pieces(rank, message)))
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

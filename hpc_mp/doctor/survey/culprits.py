@@ -1,0 +1,83 @@
+"""Which node, link or uplink explains that some pairs are bad and others are not. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Pair = tuple[str, str]
+
+MOST = 0.75
+"""Share of a node's judged pairs that must be bad before the node is blamed: its partners may have a fault of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """``members``: names of nodes or leaf switches. Several are one of these, except for a link, which is between its two."""
+
+    kind: Literal["node", "link", "uplink"]
+    members: tuple[str, ...]
+    pairs: tuple[Pair, ...]
+
+    @property
+    def certain(self) -> bool:
+        return len(self.members) == (2 if self.kind == "link" else 1)
+
+
+def culprits(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> tuple[Culprit, ...]:
+    """The fewest culprits that explain the bad pairs.
+
+    A node is blamed for at least two bad pairs when most of its pairs are bad. A bad pair that is left is its own link where
+    both its nodes have good pairs; else the fault is at one of the nodes that have none.
+
+    Args:
+        leaves: leaf switch by node, as far as known.
+    """
+    if not bad:
+        return ()
+    if not good:
+        return (Culprit("node", tuple(sorted({node for pair in bad for node in pair})), tuple(sorted(bad))),)
+    found, left, fine = [], set(bad), _count(good)
+    if switches := _uplinks(bad, good, leaves):
+        crossing = tuple(sorted(pair for pair in left if _crossed(pair, leaves) & {*switches}))
+        together = len(switches) == len({*leaves.values()})
+        found += [Culprit("uplink", members, tuple(pair for pair in crossing if _crossed(pair, leaves) & {*members}))
+                  for members in ([tuple(switches)] if together else [(switch,) for switch in switches])]
+        left -= {*crossing}
+    while blamed := [node for node, count in _count(left).items() if count >= 2 and count >= MOST * (count + fine[node])]:
+        count = _count(left)
+        node = max(sorted(blamed), key=lambda node: (count[node] / (count[node] + fine[node]), count[node]))
+        found.append(Culprit("node", (node,), tuple(sorted(pair for pair in left if node in pair))))
+        left -= {*found[-1].pairs}
+    for pair in sorted(left):
+        unproven = tuple(node for node in pair if not fine[node])
+        found.append(Culprit("node", unproven, (pair,)) if unproven else Culprit("link", pair, (pair,)))
+    return tuple(found)
+
+
+def _count(pairs: Iterable[Pair]) -> Counter[str]:
+    return Counter(node for pair in pairs for node in pair)
+
+
+def _crossed(pair: Pair, leaves: Mapping[str, str]) -> set[str]:
+    """The leaves whose uplinks lie between the two."""
+    ends = {leaves.get(node, "") for node in pair}
+    return ends if len(ends) > 1 and "" not in ends else set()
+
+
+def _uplinks(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> list[str]:
+    """The leaves from whose several nodes no judged pair leads well to several others; sick nodes, bad inside too, apart."""
+    sick = {node for pair in bad if leaves.get(pair[0]) == leaves.get(pair[1]) for node in pair}
+    out: dict[str, list[Pair]] = {}
+    for pair in (*bad, *good):
+        for leaf in _crossed(pair, leaves) if sick.isdisjoint(pair) else ():
+            out.setdefault(leaf, []).append(pair)
+    found = []
+    for leaf, pairs in sorted(out.items()):
+        ends = {node for pair in pairs for node in pair}
+        members = {node for node in ends if leaves[node] == leaf}
+        if len(members) > 1 and len(ends - members) > 1 and not {*pairs} & {*good}:
+            found.append(leaf)
+    return found

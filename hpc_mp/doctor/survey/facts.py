@@ -1,0 +1,110 @@
+"""What an agent says about its own node before anything is measured."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import psutil
+
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.environment.detect import platform
+from hpc_mp.environment.machine import read_machine
+
+ROUTES = "/proc/net/route"
+ERRORS = ("errin", "errout", "dropin", "dropout")
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """A network interface that carries the data of one rail.
+
+    Attributes:
+        mtu: largest packet in bytes.
+        speed: of the link in Mbit/s, 0 where the driver does not say.
+    """
+
+    name: str
+    address: str
+    mtu: int
+    speed: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node as its agent sees it.
+
+    Attributes:
+        model: of the CPU.
+        port: where the agent listens, over TCP and UDP.
+        platform: the environment profile that the machine looks like; None: none of them.
+    """
+
+    node: str
+    interfaces: tuple[Interface, ...]
+    model: str
+    cpus: int
+    port: int
+    platform: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def read(cls, document: dict[str, Any]) -> Self:
+        interfaces = tuple(Interface(**interface) for interface in document["interfaces"])
+        return cls(**{**document, "interfaces": interfaces})
+
+
+def look(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
+    """Facts of this node. ``wanted``: interfaces to measure, one per rail; none: the one that the node's name stands for.
+
+    Raises:
+        LookupError: there is no such interface with an IPv4 address.
+    """
+    return NodeFacts(node, _interfaces(node, wanted), _cpu_model(), len(os.sched_getaffinity(0)), port,
+                     platform(read_machine(Source())).name)
+
+
+def counters(names: Sequence[str]) -> dict[str, int]:
+    """Errors and drops of the interfaces since the node started: ``eth0.errin``."""
+    seen = psutil.net_io_counters(pernic=True)
+    return {f"{name}.{error}": getattr(seen[name], error) for name in names if name in seen for error in ERRORS}
+
+
+def _interfaces(node: str, wanted: Sequence[str]) -> tuple[Interface, ...]:
+    addresses = {name: [one.address for one in kinds if one.family == socket.AF_INET]
+                 for name, kinds in psutil.net_if_addrs().items()}
+    usable = {name: found[0] for name, found in addresses.items() if found}
+    names = list(wanted) or [_own(node, usable)]
+    for name in names:
+        if name not in usable:
+            raise LookupError(f"no interface {name} with an IPv4 address; there are {', '.join(sorted(usable)) or 'none'}")
+    state = psutil.net_if_stats()
+    return tuple(Interface(name, usable[name], state[name].mtu, state[name].speed) for name in names)
+
+
+def _own(node: str, usable: dict[str, str]) -> str:
+    """The interface of the node's name, else of the default route, else the first that is not the loopback."""
+    try:
+        named = socket.gethostbyname_ex(node)[2]
+    except OSError:
+        named = []
+    others = [name for name in usable if name != "lo"]
+    return next((name for name in others if usable[name] in named), None) or _default_route(others) or next(iter(others), "lo")
+
+
+def _default_route(names: Sequence[str]) -> str | None:
+    with open(ROUTES, encoding="ascii") as lines:
+        routes = [line.split() for line in lines]
+    return next((fields[0] for fields in routes if fields[1] == "00000000" and fields[0] in names), None)
+
+
+def _cpu_model() -> str:
+    """As /proc/cpuinfo names it; Arm's kernels give no name there."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+        named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+        return next(named, os.uname().machine)

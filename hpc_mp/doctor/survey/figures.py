@@ -1,0 +1,176 @@
+"""The pictures of a survey as places and colours: bandwidth matrix, bars per node, switches with the suspects marked. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
+from hpc_mp.doctor.survey.report import Report
+
+MOST_CELLS = 256  # nodes; a matrix of more shows nothing
+MOST_BARS = 48  # of more nodes the slowest are shown
+MOST_LEAVES = 48
+TEXT_FROM = 22  # pixels of a cell that holds a number
+LABEL, MATRIX = 96, 640  # pixels
+STOPS = ((0.0, (122, 10, 18)), (0.5, (214, 96, 48)), (0.8, (246, 196, 92)), (0.95, (158, 202, 225)), (1.1, (33, 102, 172)))
+"""Share of the expected rate → colour: red to blue, told apart with any kind of colour vision."""
+NOTHING = (58, 58, 58)  # no transfer succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class Shade:
+    """A ground and the ink that can be read on it, as ``#rrggbb``."""
+
+    ground: str
+    ink: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
+
+    row: int
+    column: int
+    text: str
+    tip: str
+    shade: Shade
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """``side``: pixels of a cell; ``names``: of rows and columns; ``marked``: of them, those with a fault."""
+
+    names: tuple[str, ...]
+    marked: frozenset[str]
+    side: float
+    cells: tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A node: the median rate of its transfers, its share of the expected one; None where none succeeded."""
+
+    name: str
+    rate: float | None
+    share: float
+    fault: str
+    shade: Shade
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf switch with its nodes: (name, fault or ""). ``fault``: of its uplink."""
+
+    name: str
+    fault: str
+    nodes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """The tree, with faults of links between two nodes beside it; ``left_out``: leaves without a fault that are not shown."""
+
+    leaves: tuple[Leaf, ...]
+    links: tuple[tuple[str, str], ...]
+    left_out: int
+
+
+def matrix(report: Report) -> Matrix | None:
+    """None where nothing was measured, or of too many nodes."""
+    seen, expected = report.evidence, _expected(report)
+    if expected is None or len(seen.nodes) > MOST_CELLS:
+        return None
+    side = min(52.0, MATRIX / len(seen.nodes))
+    rates: dict[tuple[int, int], list[float | None]] = {}
+    for (sender, receiver, _), rate in report.rates.items():
+        rates.setdefault((sender, receiver), []).append(rate)
+    cells = []
+    for (sender, receiver), by_rail in sorted(rates.items()):
+        known = [rate for rate in by_rail if rate is not None]
+        worst = min(known) if len(known) == len(by_rail) else None
+        share = None if worst is None else worst / expected
+        words = "no transfer succeeded" if worst is None else f"{words_of(worst)}, {share:.0%} of what is expected"
+        text = "×" if share is None else f"{share * 100:.0f}"
+        cells.append(Cell(sender, receiver, text if side >= TEXT_FROM else "",
+                          f"{seen.nodes[sender]} → {seen.nodes[receiver]}: {words}", shade(share)))
+    return Matrix(seen.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
+
+
+def bars(report: Report) -> tuple[Bar, ...]:
+    """All nodes, or the slowest of many, in their order."""
+    expected = _expected(report)
+    if expected is None:
+        return ()
+    rates: dict[int, list[float]] = {node: [] for node in range(len(report.evidence.nodes))}
+    for (sender, receiver, _), rate in report.rates.items():
+        for node in (sender, receiver):
+            rates[node] += [] if rate is None else [rate]
+    usual = {node: median(own) if own else None for node, own in rates.items()}
+    slowest = sorted(usual, key=lambda node: usual[node] or 0.0)[:MOST_BARS]
+    faults = faults_of(report.diagnoses)
+    found = []
+    for node in sorted(slowest):
+        rate, name = usual[node], report.evidence.nodes[node]
+        share = None if rate is None else rate / expected
+        found.append(Bar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
+    return tuple(found)
+
+
+def switches(report: Report) -> Switches:
+    """Leaves with a fault first; without a known topology one leaf of all nodes."""
+    seen, faults = report.evidence, faults_of(report.diagnoses)
+    members: dict[str, list[str]] = {}
+    for node in (*seen.nodes, *seen.absent):
+        members.setdefault(seen.leaves.get(node, ""), []).append(node)
+    leaves = [Leaf(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
+              for name, nodes in members.items()]
+    leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), _natural(leaf.name)))
+    links = tuple((diagnosis.subject, diagnosis.code) for diagnosis in report.diagnoses if diagnosis.code.startswith("link"))
+    return Switches(tuple(sorted(leaves[:MOST_LEAVES], key=lambda leaf: _natural(leaf.name))), links, len(leaves[MOST_LEAVES:]))
+
+
+def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
+    """Node or leaf → the code of its first fault; one of a set that cannot be told apart gets a question mark."""
+    found: dict[str, str] = {}
+    for diagnosis in diagnoses:
+        if LINK not in diagnosis.subject:
+            for member in diagnosis.members:
+                found.setdefault(member.partition(" rail ")[0], diagnosis.code + ("" if diagnosis.certain else "?"))
+    return found
+
+
+def shade(share: float | None) -> Shade:
+    """The colour of a share of the expected rate; None: nothing came."""
+    rgb = NOTHING if share is None else _mixed(share)
+    return Shade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
+
+
+def words_of(rate: float) -> str:
+    """``23.9 MB/s``, from GB/s."""
+    return f"{rate:.2f} GB/s" if rate >= 1 else f"{rate * 1000:.1f} MB/s"
+
+
+def _expected(report: Report) -> float | None:
+    return report.verdict.expected if report.verdict is not None and report.verdict.expected else None
+
+
+def _mixed(share: float) -> tuple[int, ...]:
+    shown = min(max(share, STOPS[0][0]), STOPS[-1][0])
+    (low, before), (high, after) = next((a, b) for a, b in pairwise(STOPS) if shown <= b[0])
+    part = (shown - low) / (high - low)
+    return tuple(round(one + part * (other - one)) for one, other in zip(before, after, strict=True))
+
+
+def _luminance(rgb: Sequence[int]) -> float:
+    """Relative luminance, 0 … 1 (WCAG 2.2)."""
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (channel / 255 for channel in rgb)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _natural(name: str) -> tuple[str, int]:
+    """n2 before n10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem):] or 0)

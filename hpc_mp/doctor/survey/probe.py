@@ -1,0 +1,80 @@
+"""Does a packet of full size reach a peer whole? UDP with the don't-fragment bit, which needs no privilege."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+HEADERS = 28  # bytes of IPv4 and UDP
+MARK = struct.Struct("!16sHBB")  # token, which peer, which attempt, small or full
+IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: don't fragment, and ask only the interface for its MTU
+TRIES = 6  # a lossy link must not look like one with a small MTU
+PAUSE = 0.03
+LAST = 0.4  # seconds to wait for the last answer
+SMALL = 128  # bytes of a packet that any link takes
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """How many small and full packets of one way came back as an echo, of ``TRIES``."""
+
+    small: int
+    full: int
+
+
+def listener(port: int) -> socket.socket:
+    """Where probes are answered, on all interfaces."""
+    answering = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    answering.bind(("", port))
+    return answering
+
+
+def start_echo(answering: socket.socket) -> None:
+    """Answer every probe with its first bytes, from now on."""
+    threading.Thread(target=_echo, args=(answering,), daemon=True).start()
+
+
+def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) -> list[Probed]:
+    """Send packets of ``size`` bytes (IP header included) to all peers.
+
+    Args:
+        mine: own address.
+        peers: address and port of each.
+    """
+    came: set[tuple[int, int, int]] = set()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
+        sender.bind((mine, 0))
+        for attempt in range(TRIES):
+            for full, length in enumerate((SMALL, size)):
+                for number, peer in enumerate(peers):
+                    packet = MARK.pack(token.encode(), number, attempt, full).ljust(length - HEADERS, b".")
+                    with suppress(OSError):  # larger than our own interface takes, or no way there
+                        sender.sendto(packet, peer)
+            _collect(sender, token.encode(), came, time.monotonic() + (LAST if attempt == TRIES - 1 else PAUSE))
+    def count(number: int, full: int) -> int:
+        return sum((number, attempt, full) in came for attempt in range(TRIES))
+
+    return [Probed(count(number, 0), count(number, 1)) for number in range(len(peers))]
+
+
+def _collect(sender: socket.socket, token: bytes, came: set[tuple[int, int, int]], until: float) -> None:
+    while (left := until - time.monotonic()) > 0:
+        sender.settimeout(left)
+        with suppress(OSError, struct.error):  # nothing more came, nobody listens there, or a stranger's packet
+            whose, number, attempt, full = MARK.unpack(sender.recv(MARK.size))
+            if whose == token:
+                came.add((number, attempt, full))
+
+
+def _echo(answering: socket.socket) -> None:
+    while True:
+        packet, peer = answering.recvfrom(65536)
+        if len(packet) >= MARK.size:
+            with suppress(OSError):
+                answering.sendto(packet[: MARK.size], peer)

@@ -1,0 +1,67 @@
+"""What a survey has found, as one document."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from hpc_mp.doctor.localise import Verdict
+from hpc_mp.doctor.survey.diagnosis import Diagnosis
+from hpc_mp.doctor.survey.evidence import Evidence
+from hpc_mp.doctor.survey.look import Noted, conclusions
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A survey, whole or cut short.
+
+    Attributes:
+        cluster: its name in Slurm; None when it does not say.
+        time: unix seconds of the start.
+        seconds: that it took.
+        complete: nothing was left to measure.
+    """
+
+    cluster: str | None
+    time: float
+    seconds: float
+    evidence: Evidence
+    verdict: Verdict | None
+    diagnoses: tuple[Diagnosis, ...]
+    complete: bool
+
+    @property
+    def noted(self) -> tuple[Noted, ...]:
+        """What the nodes' own checks say, how nodes differ, and what comes of their devices under load."""
+        return conclusions({self.evidence.nodes[node]: seen for node, seen in sorted(self.evidence.looks.items())})
+
+    @property
+    def sound(self) -> bool:
+        """No fault and no error was found."""
+        return not self.diagnoses and all(noted.finding.outcome != "error" for noted in self.noted)
+
+    @property
+    def rates(self) -> dict[tuple[int, int, int], float | None]:
+        """GB/s by sender, receiver and rail: the median of all transfers at full speed, None where none succeeded."""
+        seen: dict[tuple[int, int, int], list[float]] = {}
+        for leg in self.evidence.legs:
+            if not leg.paced:
+                seen.setdefault((leg.sender, leg.receiver, leg.rail), []).extend([] if leg.rate is None else [leg.rate])
+        return {key: median(rates) if rates else None for key, rates in seen.items()}
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        seen = self.evidence
+        return {
+            "cluster": self.cluster, "time": self.time, "seconds": self.seconds, "complete": self.complete,
+            "nodes": [facts.document() for facts in seen.facts], "leaves": dict(seen.leaves),
+            "absent": {node: absence.why for node, absence in seen.absent.items()},
+            "expected": self.verdict.expected if self.verdict else None, "rounds": self.verdict.rounds if self.verdict else 0,
+            "diagnoses": [asdict(diagnosis) | {"remedy": diagnosis.remedy} for diagnosis in self.diagnoses],
+            "checks": [{"nodes": list(noted.nodes), **asdict(noted.finding)} for noted in self.noted],
+            "pairs": [[seen.nodes[a], seen.nodes[b], rail, rate] for (a, b, rail), rate in self.rates.items()],
+            "counters": {seen.nodes[node]: moved for node, moved in seen.counters.items() if moved},
+        }
+
+

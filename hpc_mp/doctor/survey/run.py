@@ -1,0 +1,96 @@
+"""A whole survey: start the agents, follow the course, report; whatever was found when it is interrupted."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hpc_mp.cluster.nodelist import expand
+from hpc_mp.cluster.switches import SwitchTree, from_addresses, load_topology
+from hpc_mp.doctor.survey.course import State, survey
+from hpc_mp.doctor.survey.crew import Crew
+from hpc_mp.doctor.survey.evidence import Absence, Evidence
+from hpc_mp.doctor.survey.facts import NodeFacts
+from hpc_mp.doctor.survey.gpu_instruments import GpuInstruments, Gpus
+from hpc_mp.doctor.survey.instruments import Instruments
+from hpc_mp.doctor.survey.report import Report
+from hpc_mp.doctor.survey.start import Start, Wish, plan, without
+from hpc_mp.errors import HpcMpError, RunFailed
+
+START_S = 60.0  # for the other agents after the first: Python from a slow file system
+ATTEMPTS = 3  # srun names a node that it cannot reach, or that tears its connection, and ends: it is started again without
+
+Show = Callable[[str, State | None], None]
+"""Is told what is being done, in words, and what is known by then."""
+
+
+def run(wish: Wish, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
+    """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
+
+    Raises:
+        HpcMpError: no Slurm, no nodes, no such interface on any of them.
+        RunFailed: no agent could be started.
+    """
+    start: Start | None = plan(wish, environ)
+    words: list[str] = []
+    for _ in range(ATTEMPTS):
+        if start is None or start.count < 1:
+            break
+        with Crew([start()]) as crew:
+            report, nodes = _with(crew, start, show)
+        words, fewer = crew.words, without(start, crew.words, nodes)
+        lost = report is not None and report.complete and not crew.alive  # srun gave up in the middle, and all agents with it
+        if report is not None and not (lost and fewer):
+            return report
+        start = fewer
+    absent = [f"{node}: {why}" for node, why in start.absent.items()] if start is not None else []
+    raise RunFailed("\n".join(["no agent could be started on the nodes", *(absent or words[-5:])]))
+
+
+def _with(crew: Crew, start: Start, show: Show) -> tuple[Report | None, tuple[str, ...]]:
+    """The report, None when srun could start no agent; and the nodes of the step, in srun's order."""
+    moment, begin = time.time(), time.monotonic()
+    hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S,
+                           lambda words: show(words if words.startswith("srun: job") else "starting agents", None))
+    if not crew.alive:
+        return None, ()
+    tools, cluster = _instruments(crew, hellos, start)
+    state = State("", None, ())
+    try:
+        for state in survey(tools):
+            show(state.step, state)
+    except KeyboardInterrupt:
+        show("interrupted", state)
+    report = Report(cluster, moment, time.monotonic() - begin, tools.evidence, state.verdict, state.diagnoses, state.complete)
+    return report, expand(next(iter(hellos.values()))["slurm"]["nodelist"])
+
+
+def _instruments(crew: Crew, hellos: Mapping[int, Mapping[str, Any]], start: Start) -> tuple[Instruments, str | None]:
+    """Raises HpcMpError when no agent has an interface to measure."""
+    facts = {rank: NodeFacts.read(hello["facts"]) for rank, hello in sorted(hellos.items()) if "facts" in hello}
+    lame = {hello["node"]: Absence("node-cut", hello["error"]) for hello in hellos.values() if "error" in hello}
+    if not facts:
+        node, absence = next(iter(lame.items()))
+        raise HpcMpError(f"node {node}", absence.why, "name one that all nodes have, with --interface")
+    slurm = next(iter(hellos.values()))["slurm"]
+    there = {one.node for one in facts.values()}
+    silent = [node for node in expand(slurm["nodelist"]) if node not in there and node not in lame]
+    absent = {node: Absence("node-down", why) for node, why in start.absent.items()}
+    absent |= dict.fromkeys(silent, Absence("node-down", f"its agent has said nothing within {START_S:.0f} s"))
+    tree = load_topology(start.wish.topology) if start.wish.topology else _tree(hellos)
+    leaves = {node: leaf for node in there if (leaf := tree.leaf(node)) is not None}
+    if len(leaves) < len(there):  # as good as none: what lies between the others is not known
+        leaves = {}
+    evidence = Evidence(tuple(one.node for one in facts.values()), tuple(facts.values()), absent | lame, leaves)
+    gpus, seconds = start.wish.gpus, start.wish.load_seconds
+    tools = (GpuInstruments(crew, list(facts), evidence, Gpus(gpus), seconds) if gpus
+             else Instruments(crew, list(facts), evidence, seconds))
+    return tools, slurm["cluster"]
+
+
+def _tree(hellos: Mapping[int, Mapping[str, Any]]) -> SwitchTree:
+    """The switches as every node's own daemon knows them; none where there is no topology."""
+    told = [hello["slurm"]["address"] for hello in hellos.values()]
+    return from_addresses((address, pattern) for address, pattern in told if "." in pattern)

@@ -1,0 +1,147 @@
+"""Start an agent on every node, with srun: as a step of the allocation we are in, or as a small job of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpc_mp.cluster.ask import Ask, NoAnswer, ask
+from hpc_mp.cluster.nodelist import compress, expand
+from hpc_mp.cluster.slurm_query import why_silent
+from hpc_mp.errors import HpcMpError
+from hpc_mp.launch.slurm import step_environment
+from hpc_mp.launch.where import why_outside
+
+AGENT = "hpc_mp.doctor.survey.agent"
+MINUTES = 20  # of a job of its own: it ends as soon as the survey does
+ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")
+FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
+TORN = re.compile(r"io error with slurmstepd on node (\d+)")
+UNUSABLE = re.compile(r"down|drain|fail|maint|power|unk|inval|\*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which nodes to survey.
+
+    Attributes:
+        nodes: how many; None = those of ``nodelist``, else all of the allocation that we are in.
+        nodelist: these nodes.
+        interfaces: network interfaces to measure, one per rail; none = the one that a node's name stands for.
+        topology: a topology file, where Slurm does not know the switches.
+        gpus: of every node, between which NCCL is measured; 0 = TCP between the interfaces.
+        load_seconds: for each kind of work that the devices of the nodes do under load; 0 = none.
+        options: more options for srun: an account, a reservation.
+    """
+
+    nodes: int | None = None
+    nodelist: tuple[str, ...] = ()
+    partition: str | None = None
+    interfaces: tuple[str, ...] = ()
+    topology: Path | None = None
+    gpus: int = 0
+    load_seconds: float = 0.0
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How agents are started.
+
+    Attributes:
+        inside: as a step of the allocation of ``environ``.
+        absent: nodes that are wanted and cannot be had, and why.
+    """
+
+    wish: Wish
+    inside: bool
+    environ: Mapping[str, str]
+    absent: Mapping[str, str]
+
+    @property
+    def there(self) -> list[str]:
+        """The nodes of the list that can be had."""
+        return [node for node in self.wish.nodelist if node not in self.absent]
+
+    @property
+    def count(self) -> int:
+        return len(self.there) if self.wish.nodelist else self.wish.nodes or 0
+
+    @property
+    def command(self) -> list[str]:
+        wish = self.wish
+        words = ["srun", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--cpu-bind=none",
+                 "--export=ALL", *wish.options]
+        if self.inside:
+            words += ["--overlap"]
+        else:
+            words += ["--exclusive", f"--time={MINUTES}", "--job-name=hpc-mp-doctor"]
+            words += [f"--partition={wish.partition}"] if wish.partition else []
+        words += [f"--gpus-per-node={wish.gpus}"] if wish.gpus else []
+        words += [f"--nodes={self.count}", f"--ntasks={self.count}"]
+        if wish.nodelist:
+            words += [f"--nodelist={compress(self.there)}"]
+        elif self.absent:
+            words += [f"--exclude={compress(self.absent)}"]
+        return [*words, sys.executable, "-m", AGENT, *wish.interfaces]
+
+    def __call__(self) -> subprocess.Popen[str]:
+        """srun, in a session of its own: an interrupt from the terminal is ours."""
+        pipe = subprocess.PIPE
+        return subprocess.Popen(self.command, env=self.environ, stdin=pipe, stdout=pipe, stderr=pipe, text=True, errors="replace",
+                                start_new_session=True)
+
+
+def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Start:
+    """How to start the agents.
+
+    Raises:
+        HpcMpError: there is no Slurm, or it is not said which nodes.
+    """
+    silence = why_silent(ask)
+    if silence is not None:
+        raise HpcMpError("doctor", f"cannot survey nodes without Slurm: {silence}", "run it where Slurm's commands work")
+    inside = why_outside(environ, ask) is None
+    if not (wish.nodelist or wish.nodes or inside):
+        raise HpcMpError("doctor", "is not told which nodes to survey",
+                         "give --nodes or --nodelist, or run it inside an allocation")
+    environment = step_environment(environ)
+    if inside and not wish.nodelist:
+        here = expand(environ["SLURM_JOB_NODELIST"])[: wish.nodes]
+        wish = replace(wish, nodes=None, nodelist=here)
+    if not inside:
+        environment = {name: value for name, value in environment.items() if name not in ALLOCATION}
+    return Start(wish, inside, environment, _unusable(wish.nodelist, ask))
+
+
+def without(start: Start, words: Sequence[str], nodes: Sequence[str] = ()) -> Start | None:
+    """The same without the nodes that srun could not reach, or has lost, by its words; None when it names none.
+
+    Args:
+        nodes: of the step, in srun's order: it tells the number of one that it has lost.
+    """
+    failed = {found[1]: f"Slurm cannot start a task there ({found[2]})" for found in map(FAILED.search, words) if found}
+    numbers = {int(found[1]) for found in map(TORN.search, words) if found}
+    failed |= {nodes[number]: "its task ended in the middle of the survey" for number in numbers if number < len(nodes)}
+    if not failed:
+        return None
+    fewer = replace(start.wish, nodes=start.wish.nodes - len(failed) if start.wish.nodes else None)
+    return Start(fewer, start.inside, start.environ, {**start.absent, **failed})
+
+
+def _unusable(nodes: tuple[str, ...], ask: Ask) -> dict[str, str]:
+    """Those that Slurm would let us wait for; none where it does not say."""
+    if not nodes:
+        return {}
+    try:
+        rows = ask(("sinfo", "--noheader", "--Node", f"--nodes={compress(nodes)}", "--format=%N|%T|%E")).splitlines()
+    except NoAnswer:
+        return {}
+    states = {name: (state, reason) for name, state, reason in (row.split("|", 2) for row in rows if row.count("|") >= 2)}
+    return {node: f"Slurm calls it {state}" + (f" ({reason})" if reason != "none" else "")
+            for node, (state, reason) in states.items() if node in nodes and UNUSABLE.search(state)}

@@ -1,0 +1,42 @@
+"""What the kernel knows about one TCP connection: ``struct tcp_info`` of linux/tcp.h (fields are only ever added)."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from dataclasses import dataclass
+
+FLAGS, RETRANSMITTED, ACKED, SEGMENTS, DELIVERY_RATE = 7, 100, 120, 156, 160  # offsets, in bytes
+BUSY, RECEIVER_LIMITED, NEEDLESS = 168, 176, 216
+SENDER_IDLE = 1  # of the flags: the delivery rate is that of a sender who had nothing to send
+SIZE = 220  # Linux 5.0 and newer give as much
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """A sending connection at one moment.
+
+    Attributes:
+        acked: bytes that have arrived.
+        segments: sent with data, those sent again among them.
+        lost: segments sent again, without those that the receiver said it had had already.
+        rate: bytes per second at which the kernel has last seen data arrive; None where the sender did not fill the path.
+        limited: share of the busy time so far in which the receiver had no room: it reads too slowly.
+    """
+
+    acked: int
+    segments: int
+    lost: int
+    rate: float | None
+    limited: float
+
+
+def info(connection: socket.socket) -> Info:
+    """Raises OSError where the kernel says less than Linux 5.0 does."""
+    raw = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, SIZE)
+    if len(raw) < SIZE:
+        raise OSError("this kernel says too little about its connections (Linux 5.0 says enough)")
+    again, segments, needless = (struct.unpack_from("=I", raw, at)[0] for at in (RETRANSMITTED, SEGMENTS, NEEDLESS))
+    acked, rate, busy, waited = (struct.unpack_from("=Q", raw, at)[0] for at in (ACKED, DELIVERY_RATE, BUSY, RECEIVER_LIMITED))
+    filled = not raw[FLAGS] & SENDER_IDLE
+    return Info(acked, segments, max(0, again - needless), float(rate) if filled else None, waited / busy if busy else 0.0)

@@ -1,0 +1,247 @@
+"""The transfers of one pair over TCP: one direction after the other, all rails and streams of a direction together.
+
+One peer calls, for either direction. The sender decides when it has seen enough and hangs up. The rate is the median of what
+its kernel measures: where other processes keep a program from its CPU, bytes per second of wall time say little of a link.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from statistics import median
+
+from hpc_mp.doctor.survey.tcp_info import Info, info
+
+HEADER = struct.Struct("!16sIBBB")  # token, number of the order, rail, stream, direction: 0 = the caller sends
+BLOCK = 64 * 1024
+SAMPLE_S = 0.001  # between two looks at the kernel's rate, at least
+SAMPLES = 12  # to take the median of; with fewer of them a transfer goes on for up to ``LONGER`` times as long
+LONGER = 3
+PACKET = 1024  # bytes of a paced write: one segment on any link
+ECHOES = 16
+LATE_S = 0.5  # by which a caller may have got its order later than its peer
+WARM = 0.15  # seconds of a transfer that are not counted
+HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: what is unread or unsent is thrown away
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What both sides of a transfer know.
+
+    Attributes:
+        token: of the survey, 16 characters; who does not know it is not served.
+        order: number of the order.
+        seconds: that are counted in each direction.
+        patience: seconds in which a peer must answer a call; once it has, it may pause for twice as long.
+        streams: connections per rail and direction.
+        packets: segments per second and connection; 0 = as fast as it goes.
+    """
+
+    token: str
+    order: int
+    seconds: float
+    patience: float
+    streams: int = 1
+    packets: int = 0
+
+    @property
+    def longest(self) -> float:
+        """Seconds in which one direction is over, once its call has been answered."""
+        return WARM + LONGER * self.seconds + self.pause
+
+    @property
+    def pause(self) -> float:
+        return 2 * self.patience
+
+    @property
+    def within(self) -> float:
+        """Seconds in which both peers have done with it, come what may."""
+        return 2 * (self.patience + self.longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One connection. ``direction``: 0 = the caller sends, 1 = it receives."""
+
+    rail: int
+    stream: int
+    direction: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a sender has seen.
+
+    Attributes:
+        rate: bytes per second.
+        segments, lost, limited: as in ``Info``.
+        latency: seconds of half a round trip; None where it was not measured.
+    """
+
+    rate: float
+    segments: int
+    lost: int
+    limited: float
+    latency: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What one end of a connection has to say. ``sent``: None at a receiver; ``why``: what went wrong."""
+
+    key: Key
+    sent: Sent | None = None
+    why: str = ""
+
+
+def call(plan: Plan, ways: Sequence[tuple[str, str, int]]) -> list[End]:
+    """Call the peer for both directions. ``ways``: own address, the peer's address and its port, for every rail."""
+    def one(key: Key) -> End:
+        mine, theirs, port = ways[key.rail]
+        with socket.create_connection((theirs, port), plan.patience, (mine, 0)) as connection:
+            connection.settimeout(plan.pause)
+            connection.sendall(HEADER.pack(plan.token.encode(), plan.order, key.rail, key.stream, key.direction))
+            if key.direction:
+                _pull(connection, plan)
+                return End(key)
+            latency = median(_echoes(connection))
+            return End(key, replace(_push(connection, plan), latency=latency))
+
+    ends = []
+    with ThreadPoolExecutor(len(ways) * plan.streams) as pool:
+        for direction in (0, 1):
+            keys = [key for key in _keys(len(ways), plan.streams) if key.direction == direction]
+            ends += _gathered([(key, pool.submit(one, key)) for key in keys])
+            if all(end.why for end in ends):  # it would only wait as long again
+                break
+    return ends
+
+
+def answer(plan: Plan, listener: socket.socket, rails: int) -> list[End]:
+    """Serve the peer's calls until all have come, or none has come for too long."""
+    def one(connection: socket.socket, key: Key) -> End:
+        with connection:
+            if key.direction:
+                return End(key, _push(connection, plan))
+            _echo(connection)
+            _pull(connection, plan)
+            return End(key)
+
+    missing = set(_keys(rails, plan.streams))
+    served: list[tuple[Key, Future[End]]] = []
+    with ThreadPoolExecutor(len(missing)) as pool:
+        for connection, key in _calls(plan, listener):
+            if key not in missing:
+                connection.close()
+                continue
+            served.append((key, pool.submit(one, connection, key)))
+            missing.discard(key)
+            if not missing:
+                break
+        ends = _gathered(served)
+    return [*ends, *(End(key, why="no call came") for key in missing)]
+
+
+def _calls(plan: Plan, listener: socket.socket) -> Iterator[tuple[socket.socket, Key]]:
+    """Those who call for this very transfer, until none does any more."""
+    end = time.monotonic() + plan.patience + LATE_S
+    while (left := end - time.monotonic()) > 0:
+        listener.settimeout(left)
+        try:
+            connection, _ = listener.accept()
+            connection.settimeout(plan.pause)
+            greeting = _exactly(connection, HEADER.size)
+        except OSError:
+            continue
+        token, order, rail, stream, direction = HEADER.unpack(greeting)
+        if (token.decode("ascii", "replace"), order) != (plan.token, plan.order):  # late, or a stranger
+            connection.close()
+            continue
+        end = time.monotonic() + plan.longest
+        yield connection, Key(rail, stream, direction)
+
+
+def _push(connection: socket.socket, plan: Plan) -> Sent:
+    """Send for as long as planned. Raises OSError when the receiver takes nothing any more."""
+    connection.settimeout(plan.pause)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANG_UP)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    block = memoryview(bytes(PACKET if plan.packets else BLOCK))
+    begin, looks = time.monotonic(), list[tuple[float, Info]]()
+    for count in itertools.count(1):
+        if plan.packets:
+            time.sleep(max(0.0, begin + count / plan.packets - time.monotonic()))
+        connection.send(block)
+        now = time.monotonic()
+        if now - begin > WARM and (not looks or now - looks[-1][0] > SAMPLE_S):
+            looks.append((now, info(connection)))
+            if _enough(looks, plan):
+                break
+    (since, first), (until, last) = looks[0], looks[-1]
+    rates = [look.rate for _, look in looks if look.rate is not None]
+    rate = median(rates) if len(rates) >= SAMPLES else (last.acked - first.acked) / (until - since)
+    return Sent(rate, last.segments, last.lost, last.limited)
+
+
+def _enough(looks: Sequence[tuple[float, Info]], plan: Plan) -> bool:
+    passed = looks[-1][0] - looks[0][0]
+    count = sum(look.rate is not None for _, look in looks)
+    return passed >= plan.seconds and (plan.packets > 0 or count >= SAMPLES or passed >= LONGER * plan.seconds)
+
+
+def _pull(connection: socket.socket, plan: Plan) -> None:
+    """Receive until the sender hangs up. Raises OSError when nothing comes."""
+    connection.settimeout(plan.pause)
+    buffer = bytearray(4 * BLOCK)
+    if not connection.recv_into(buffer):
+        raise ConnectionError("the sender has hung up")
+    with suppress(ConnectionResetError):
+        while connection.recv_into(buffer):
+            pass
+
+
+def _echoes(connection: socket.socket) -> Iterator[float]:
+    """Seconds of half a round trip, several times."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(ECHOES):
+        begin = time.monotonic()
+        connection.sendall(b"?")
+        _exactly(connection, 1)
+        yield (time.monotonic() - begin) / 2
+
+
+def _echo(connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for _ in range(ECHOES):
+        connection.sendall(_exactly(connection, 1))
+
+
+def _exactly(connection: socket.socket, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        part = connection.recv(count - len(parts))
+        if not part:
+            raise ConnectionError("the peer has hung up")
+        parts += part
+    return parts
+
+
+def _keys(rails: int, streams: int) -> list[Key]:
+    return [Key(rail, stream, direction) for direction in (0, 1) for rail in range(rails) for stream in range(streams)]
+
+
+def _gathered(running: Sequence[tuple[Key, Future[End]]]) -> list[End]:
+    """What became of each; the words of an exception are what went wrong."""
+    ends = []
+    for key, future in running:
+        try:
+            ends.append(future.result())
+        except OSError as error:
+            ends.append(End(key, why=error.strerror or str(error)))
+    return ends

@@ -1,0 +1,95 @@
+"""What a profile comes to on one machine: the values that count there, and why others are left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from hpc_mp.environment.machine import Shown
+from hpc_mp.environment.profiles import APPLIED, Profile, Variable
+from hpc_mp.environment.sources import Said
+from hpc_mp.environment.versions import Release, holds, shown
+
+_NAMES = re.compile(r"\$(\w+)")
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A variable of a profile that does not count here; ``unknown``: nobody can tell whether it should."""
+
+    variable: Variable
+    why: str
+    unknown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """``said``: what the profile says here; ``unset``: names that must not be set; ``unmet``: releases that it asks for."""
+
+    profile: Profile
+    said: tuple[Said, ...]
+    unset: tuple[Variable, ...]
+    left_out: tuple[LeftOut, ...]
+    unmet: tuple[str, ...]
+
+
+def apply(profile: Profile, machine: Shown, have: Mapping[str, Release], environ: Mapping[str, str]) -> Applied:
+    """Args: ``have``: the releases that are known here; ``environ``: for values such as ``$SLURM_JOB_ID``."""
+    said: list[Said] = []
+    left_out: list[LeftOut] = []
+    for variable in profile.variable:
+        if variable.use not in APPLIED:
+            continue
+        guarded = guard(variable, have)
+        if guarded is not None:
+            left_out.append(guarded)
+            continue
+        value = _value(variable, machine, environ)
+        if isinstance(value, LeftOut):
+            left_out.append(value)
+        else:
+            said.append(Said(variable.name, value, "profile", profile.name, variable.joins))
+    unset = tuple(each for each in profile.variable if each.use == "leave" and guard(each, have) is None)
+    return Applied(profile, tuple(said), unset, tuple(left_out), tuple(_unmet(profile, have)))
+
+
+def guard(variable: Variable, have: Mapping[str, Release]) -> LeftOut | None:
+    """None where every library has the release that the variable is for."""
+    for library, wanted in variable.needs.items():
+        held = holds(wanted, have.get(library))
+        if held is None:
+            return LeftOut(variable, f"is for {library} {wanted}, and which release there is, is not known here", True)
+        if not held:
+            return LeftOut(variable, f"is for {library} {wanted}; here is {shown(have[library])}")
+    return None
+
+
+def _unmet(profile: Profile, have: Mapping[str, Release]) -> Iterator[str]:
+    for library, wanted in profile.requires.items():
+        if holds(wanted, have.get(library)) is False:
+            yield f"{library} {wanted}; here is {shown(have[library])}"
+
+
+def _value(variable: Variable, machine: Shown, environ: Mapping[str, str]) -> str | LeftOut:
+    if variable.finds:
+        return _FOUND[variable.finds](variable, machine)
+    missing = [name for name in _NAMES.findall(variable.value) if name not in environ] if variable.expands else []
+    if missing:
+        return LeftOut(variable, f"holds ${missing[0]}, which is not set here", True)
+    return _NAMES.sub(lambda name: environ[name[1]], variable.value) if variable.expands else variable.value
+
+
+def _route(variable: Variable, machine: Shown) -> str | LeftOut:
+    if machine.route is None:
+        return LeftOut(variable, "is the interface of the default route, and there is none here", True)
+    return f"={machine.route}" if variable.name.startswith("NCCL_") else machine.route
+
+
+def _infiniband(variable: Variable, machine: Shown) -> str | LeftOut:
+    if not machine.devices("Ethernet"):
+        return LeftOut(variable, "is for machines that have ports in Ethernet mode too; here NCCL chooses right by itself")
+    return f"={','.join(machine.devices('InfiniBand'))}"
+
+
+_FOUND: Mapping[str, Callable[[Variable, Shown], str | LeftOut]] = {"route": _route, "infiniband": _infiniband}

@@ -1,0 +1,69 @@
+"""What a machine shows that tells which platform it is, and which names in variables lead somewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_mp.cluster.machine.gpu_pci import read_gpus
+from hpc_mp.cluster.machine.netdev import read_interfaces
+from hpc_mp.cluster.machine.parts import maybe
+from hpc_mp.cluster.machine.rdma import read_fabric
+from hpc_mp.cluster.machine.source import Source
+
+_DMI = "/sys/class/dmi/id"
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Facts about one machine, none of them its name.
+
+    Attributes:
+        vendor, product: as the firmware says; empty where it does not.
+        gpus: one text per GPU, ``nvidia 0x2330``.
+        layers: link layer (``InfiniBand``, ``Ethernet``) of the ports of every RDMA device, by device.
+        efa: RDMA devices that are Amazon's.
+        cxi: devices of HPE Slingshot.
+        drivers: of every network interface that hardware stands behind.
+        interfaces: all of them, the loopback too.
+        route: the interface of the default route; None where there is none.
+    """
+
+    vendor: str
+    product: str
+    gpus: tuple[str, ...]
+    layers: dict[str, tuple[str, ...]]
+    efa: tuple[str, ...]
+    cxi: tuple[str, ...]
+    drivers: tuple[str, ...]
+    interfaces: tuple[str, ...]
+    route: str | None
+
+    def devices(self, layer: str) -> list[str]:
+        """RDMA devices with a port of that link layer, without Amazon's."""
+        return [device for device, layers in self.layers.items() if layer in layers and device not in self.efa]
+
+
+def read_machine(source: Source) -> Shown:
+    """Never raises: what is not shown is empty."""
+    adapters = read_fabric(source).adapters
+    return Shown(
+        vendor=maybe(source.text, f"{_DMI}/sys_vendor") or "",
+        product=maybe(source.text, f"{_DMI}/product_name") or "",
+        gpus=tuple(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source)),
+        layers={each.name: tuple(port.layer for port in each.ports) for each in adapters},
+        efa=tuple(each.name for each in adapters if each.efa),
+        cxi=_names(source, "/sys/class/cxi/*"),
+        drivers=tuple(each.driver for each in read_interfaces(source)),
+        interfaces=_names(source, "/sys/class/net/*"),
+        route=_default_route(source),
+    )
+
+
+def _default_route(source: Source) -> str | None:
+    """The interface that packets to anywhere leave by: the first row of the routing table whose destination is 0.0.0.0."""
+    rows = (line.split() for line in (maybe(source.text, "/proc/net/route") or "").splitlines()[1:])
+    return next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
+
+
+def _names(source: Source, pattern: str) -> tuple[str, ...]:
+    return tuple(path.rpartition("/")[2] for path in source.names(pattern))

@@ -1,0 +1,177 @@
+"""HM6xx: what is wrong with variables, whoever sets them: a script, a shell, NCCL's files. The facts are data, in ``env/``."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from hpc_mp.environment.facts import Harm, facts
+from hpc_mp.environment.numbers import is_plain, read_number
+from hpc_mp.environment.rule import Hit, Setting, VariableRule
+
+CLOSE = 0.8  # how alike two names are when one is taken for a slip of the other
+INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
+LISTS = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME", "NCCL_IB_HCA")
+SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
+MOST_SOCKETS = 64  # their product, says NCCL's documentation
+_EXPANDED = re.compile(r"[$`]")  # the shell puts a value there that is not known here
+_STRAY = re.compile(r"[\s^=]")
+
+Settings = Sequence[Setting]
+
+
+def _removed(settings: Settings) -> Iterable[Hit]:
+    return _listed(settings, facts().removed)
+
+
+def _legacy(settings: Settings) -> Iterable[Hit]:
+    return _listed(settings, facts().legacy)
+
+
+def _no_name(settings: Settings) -> Iterable[Hit]:
+    return _listed(settings, facts().foreign)
+
+
+def _listed(settings: Settings, advice: Mapping[str, str]) -> Iterable[Hit]:
+    yield from (Hit(each.line, each.name, advice[each.name]) for each in settings if each.name in advice)
+
+
+def _unknown(settings: Settings) -> Iterable[Hit]:
+    known = facts()
+    for each in settings:
+        if each.name.startswith("NCCL_") and not known.explains(each.name):
+            near = difflib.get_close_matches(each.name, sorted(known.known), n=1, cutoff=CLOSE)
+            yield Hit(each.line, each.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
+
+
+def _numbered_level(settings: Settings) -> Iterable[Hit]:
+    for each in settings:
+        if each.name in facts().levels and each.value.isdecimal():
+            yield Hit(each.line, f"{each.name}={each.value}", facts().words)
+
+
+def _debug(settings: Settings) -> Iterable[Hit]:
+    known = facts()
+    vendor = any(each.name == "NCCL_NET" and each.value.startswith(known.vendors) for each in settings)
+    for each in settings:
+        if (harm := _harm(each, known.debug)) and not (vendor and each.name in known.allows):
+            yield Hit(each.line, f"{each.name}={each.value}", harm.does)
+
+
+def _harmful(settings: Settings) -> Iterable[Hit]:
+    return _hurting(settings, facts().harmful)
+
+
+def _outdated(settings: Settings) -> Iterable[Hit]:
+    return _hurting(settings, facts().info)
+
+
+def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
+    for each in settings:
+        if harm := _harm(each, harms):
+            yield Hit(each.line, f"{each.name}={each.value} {harm.does}", harm.cure)
+
+
+def _harm(setting: Setting, harms: Mapping[str, Harm]) -> Harm | None:
+    """What is known of the name, if the value is one of those that hurt."""
+    harm = harms.get(setting.name)
+    return harm if harm and re.fullmatch(harm.values, setting.value) else None
+
+
+def _loopback(settings: Settings) -> Iterable[Hit]:
+    for each in settings:
+        if each.name in INTERFACES and re.match(r"=?(lo|docker\d*|virbr\d*)\b", each.value):
+            yield Hit(each.line, f"{each.name}={each.value}")
+
+
+def _two_clouds(settings: Settings) -> Iterable[Hit]:
+    first: dict[str, Setting] = {}
+    for each in settings:
+        for cloud in clouds_of(each):
+            first.setdefault(cloud, each)
+    if len(first) > 1:
+        (one, before), (other, each) = sorted(first.items(), key=lambda row: row[1].line)[:2]
+        yield Hit(each.line, f"{each.name} is for {other}, {before.name} for {one}")
+
+
+def clouds_of(setting: Setting) -> list[str]:
+    """Whose networks a setting is for; none for most."""
+    text = f"{setting.name}={setting.value}"
+    return [cloud for cloud, pattern in facts().clouds.items() if re.match(pattern, text)]
+
+
+def _too_many_sockets(settings: Settings) -> Iterable[Hit]:
+    given = {each.name: each for each in settings if each.name in SOCKETS and each.value.isdecimal()}
+    if len(given) == len(SOCKETS) and (product := math.prod(int(each.value) for each in given.values())) > MOST_SOCKETS:
+        yield Hit(max(each.line for each in given.values()), str(product))
+
+
+def _no_number(settings: Settings) -> Iterable[Hit]:
+    for each in settings:
+        if each.name in facts().numbers and each.value and not is_plain(each.value) and not _EXPANDED.search(each.value):
+            read = read_number(each.value)
+            yield Hit(each.line, f"{each.name}={each.value}", "its default" if read is None else str(read))
+
+
+def _no_word(settings: Settings) -> Iterable[Hit]:
+    for each in settings:
+        choice = facts().choices.get(each.name)
+        if choice and each.value and not re.fullmatch(choice.values, each.value) and not _EXPANDED.search(each.value):
+            yield Hit(each.line, f"{each.name}={each.value}", choice.words)
+
+
+def _signs_in_list(settings: Settings) -> Iterable[Hit]:
+    for each in settings:
+        entries = each.value.removeprefix("^").removeprefix("=")
+        if each.name in LISTS and _STRAY.search(entries) and not _EXPANDED.search(each.value):
+            sign = each.value[:len(each.value) - len(entries)]
+            yield Hit(each.line, f"{each.name}={each.value}", f"{each.name}={sign}{_STRAY.sub('', entries)}")
+
+
+LOOPBACK = VariableRule(  # wrong only where there are other nodes
+    "HM611", "error", _loopback,
+    "{it}: other nodes cannot be reached through this interface.",
+    "Name the interface between the nodes.")
+RULES = (
+    VariableRule("HM601", "warning", _removed,
+                 "{it} does nothing: NCCL has removed it.",
+                 "{advice}."),
+    VariableRule("HM602", "info", _legacy,
+                 "{it} is an old name that NCCL still honours.",
+                 "{advice}."),
+    VariableRule("HM603", "warning", _no_name,
+                 "{it} is no variable of NCCL: it does nothing.",
+                 "{advice}."),
+    VariableRule("HM604", "warning", _unknown,
+                 "NCCL 2.30 reads no variable {it}.",
+                 "{advice}"),
+    VariableRule("HM605", "info", _numbered_level,
+                 "{it}: a number that only old scripts use.",
+                 "Write the word that is meant: {advice}."),
+    VariableRule("HM606", "warning", _debug,
+                 "{it} {advice}: a setting for the search of a fault.",
+                 "Leave it out of production runs."),
+    VariableRule("HM607", "warning", _harmful,
+                 "{it}.",
+                 "{advice}."),
+    VariableRule("HM608", "info", _outdated,
+                 "{it}.",
+                 "{advice}."),
+    VariableRule("HM614", "warning", _two_clouds,
+                 "{it}: no machine has both.",
+                 "Keep the settings of the cluster that this is for."),
+    VariableRule("HM615", "warning", _too_many_sockets,
+                 "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: more than 64 is not allowed.",
+                 "Lower one of them, or leave both out."),
+    VariableRule("HM616", "warning", _no_number,
+                 "{it}: NCCL takes a whole number there, and reads {advice}.",
+                 "Write a number in figures, or leave it out."),
+    VariableRule("HM617", "warning", _no_word,
+                 "{it} is no word that NCCL knows there: it does nothing.",
+                 "Write one of {advice}, or leave it out."),
+    VariableRule("HM618", "warning", _signs_in_list,
+                 "{it}: ^ and = count in front of the whole list only, and a blank belongs to a name. Such names match nothing.",
+                 "One sign, no blanks: {advice}; or leave it out."),
+)

@@ -1,0 +1,66 @@
+"""Everything about the variables of one machine, in one look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.machine.source import Source
+from hpc_mp.environment.apply import Applied, apply
+from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
+from hpc_mp.environment.detect import Platform, platform
+from hpc_mp.environment.findings import Finding, lint
+from hpc_mp.environment.machine import read_machine
+from hpc_mp.environment.machine_rules import Here
+from hpc_mp.environment.profiles import load_profile
+from hpc_mp.environment.sources import Effective, of_file, of_library, of_process, settle
+from hpc_mp.environment.versions import Installed, Release, distribution, versions
+
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is set, by whom, and what is wrong with it.
+
+    Attributes:
+        platform: what the machine shows itself as.
+        applied: the profile in use, if any.
+        files: NCCL's, the user's before the system's, those that are missing too.
+        variables: every one that somebody sets or NCCL reads, by name.
+    """
+
+    platform: Platform
+    applied: Applied | None
+    versions: Mapping[str, Release]
+    files: tuple[ConfFile, ...]
+    variables: tuple[Effective, ...]
+    findings: tuple[Finding, ...]
+
+
+def look(source: Source, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
+    """Args: ``profile``: a name, ``auto`` for the one that the machine fits, ``none``. Raises HpcMpError: no such profile."""
+    machine = read_machine(source)
+    seen = platform(machine)
+    have = versions(source, installed)
+    name = {AUTO: seen.name, NONE: None}.get(profile, profile)
+    applied = None if name is None else apply(load_profile(name), machine, have, environ)
+    user, system = user_file(source, environ), read_file(source, SYSTEM)
+    files = (system,) if user is None else (user, system)
+    variables = effective(environ, files, applied)
+    here = Here(machine, have, seen.name, applied, lambda path: source.path(path).exists())
+    return View(seen, applied, have, files, variables, lint(variables, here, files, environ))
+
+
+def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:
+    """Process, then the user's file, then the system's, then the profile, then NCCL's defaults: the first that says it counts.
+
+    Args:
+        files: the system's last.
+    """
+    *user, system = files
+    profile = applied.said if applied is not None else ()
+    names = {line.name for file in files for line in file.lines}
+    names |= {variable.name for variable in applied.profile.variable} if applied is not None else set()
+    return settle([of_process(environ, names), *(of_file(file, "user file") for file in user), of_file(system, "system file"),
+                   profile, of_library()])

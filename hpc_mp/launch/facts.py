@@ -1,0 +1,118 @@
+"""What the launcher needs to know about a Slurm cluster before it writes a job script, asked in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hpc_mp.cluster.ask import Ask, NoAnswer, ask
+from hpc_mp.cluster.slurm_query import Partition, partitions, version
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.versions import Version
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFacts:
+    """Facts about a cluster and the partition of one job; None stands for what Slurm did not tell.
+
+    Attributes:
+        version: of Slurm.
+        cluster: its name.
+        partition: the one that the job goes to; None also where it names several.
+        unknown_partition: a name in the job that no partition has, hidden ones counted.
+        partition_names: those to choose from, where there is such a name.
+        cpus: that a job may use on each node of the partition (``CPUEfctv`` and ``MaxCPUsPerNode``, the least of them).
+        threads_per_core: of these nodes.
+        select: Slurm's ``SelectType``, such as ``select/cons_tres``.
+        topology: its ``TopologyPlugin``, such as ``topology/tree``.
+        srun_options: long options that srun knows, those of the site's plug-ins among them.
+        silence: why partitions are unknown, in Slurm's words.
+    """
+
+    version: Version | None = None
+    cluster: str | None = None
+    partition: Partition | None = None
+    unknown_partition: str | None = None
+    partition_names: tuple[str, ...] = ()
+    cpus: int | None = None
+    threads_per_core: int = 1
+    select: str | None = None
+    topology: str | None = None
+    srun_options: frozenset[str] | None = None
+    silence: str | None = None
+
+    @property
+    def has_pyxis(self) -> bool:
+        return self.srun_options is not None and "container-image" in self.srun_options
+
+
+def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Ask = ask) -> ClusterFacts:
+    """Ask Slurm; nothing that it leaves unanswered is an error.
+
+    Args:
+        release: the version to write for, in place of the one found.
+    """
+    silence = partition = unknown = None
+    seen: tuple[Partition, ...] = ()
+    try:
+        seen = partitions(ask)
+        partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
+    except NoAnswer as error:
+        silence = str(error)
+    nodes = [_fields(ask, "show", "node", "--oneliner", kind.nodes[0]) for kind in partition.kinds] if partition else []
+    most = _fields(ask, "show", "partition", "--oneliner", partition.name).get("MaxCPUsPerNode", "") if partition else ""
+    config = _fields(ask, "show", "config")
+    cpus = [*_numbers(node.get("CPUEfctv") or node.get("CPUTot") for node in nodes), *_numbers([most])]
+    return ClusterFacts(
+        version=release or version(ask),
+        cluster=config.get("ClusterName"),
+        partition=partition,
+        unknown_partition=unknown,
+        partition_names=tuple(one.name for one in seen) if unknown is not None else (),
+        cpus=min(cpus, default=None),
+        threads_per_core=max(_numbers(node.get("ThreadsPerCore") for node in nodes), default=1),
+        select=config.get("SelectType"),
+        topology=config.get("TopologyPlugin"),
+        srun_options=_srun_options(ask) if spec.slurm.container else None,
+        silence=silence,
+    )
+
+
+def _wanted(spec: JobSpec, known: Iterable[Partition]) -> Partition | None:
+    """The job's partition, else the default one."""
+    name = spec.slurm.partition
+    return next((one for one in known if one.name == name or (name is None and one.default)), None)
+
+
+def _unknown(spec: JobSpec, seen: Sequence[str], ask: Ask) -> str | None:
+    """The first name in the job's lists of partitions that there is not. Sites hide partitions that take jobs all the same.
+
+    Raises:
+        NoAnswer: Slurm does not tell.
+    """
+    if "clusters" in spec.slurm.extra:  # it is another one's to know
+        return None
+    lists = (spec.slurm.partition, *(component.partition for component in spec.slurm.components))
+    unseen = [name for words in lists if words for name in words.split(",") if name not in seen]
+    hidden = ask(("sinfo", "--noheader", "--all", "--format=%R")).split() if unseen else ()
+    return next((name for name in unseen if name not in hidden), None)
+
+
+def _fields(ask: Ask, *question: str) -> dict[str, str]:
+    """``NAME=VALUE`` and ``NAME = VALUE`` in an answer of scontrol, as far as values hold no blank."""
+    try:
+        return dict(re.findall(r"(\w+) *= *(\S+)", ask(("scontrol", *question))))
+    except NoAnswer:
+        return {}
+
+
+def _numbers(texts: Iterable[str | None]) -> list[int]:
+    return [int(text) for text in texts if text and text.isdigit()]
+
+
+def _srun_options(ask: Ask) -> frozenset[str] | None:
+    try:
+        return frozenset(re.findall(r"--([a-z][a-z-]+)", ask(("srun", "--help"))))
+    except NoAnswer:
+        return None

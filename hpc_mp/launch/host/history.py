@@ -1,0 +1,66 @@
+"""What became of each start of a run: ``RUN/history.jsonl``, one line per start that has ended."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from hpc_mp.rundir import RunDirectory, problem, read_lines
+from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one start ended.
+
+    Attributes:
+        step: of the newest checkpoint then.
+        kind: "completed", "stopped", or the class of its death.
+        nodes: to blame.
+        action: what was done about it: "done", "requeue", "wait" (a successor goes on) or "fail"; "resume": no end, but
+            somebody who wants the run to go on, and has mended what was to mend.
+        time: unix seconds.
+    """
+
+    token: str
+    attempt: int
+    step: int
+    kind: str
+    message: str
+    nodes: tuple[str, ...]
+    action: str
+    time: float
+
+
+def history(run: RunDirectory) -> list[End]:
+    """All ends, the earliest first."""
+    return [End(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(_path(run))]
+
+
+def record(run: RunDirectory, end: End) -> None:
+    """Raises OSError when it cannot be written."""
+    with open(_path(run), "a", encoding="utf-8") as file:
+        file.write(json.dumps(asdict(end)) + "\n")
+
+
+def saved_step(run: RunDirectory) -> int:
+    """The step of the newest checkpoint; 0 without any."""
+    saved = complete_steps(run.checkpoints)
+    return int(saved[-1].name.removeprefix(PREFIX)) if saved else 0
+
+
+def without_progress(ends: list[End], step: int) -> list[End]:
+    """The latest ends since which no checkpoint has come and nobody has resumed; ``step`` is the newest checkpoint's."""
+    return list(takewhile(lambda end: end.step == step and end.action != "resume", reversed(ends)))
+
+
+def complete(run: RunDirectory, steps: int) -> bool:
+    """Whether the run has a sound checkpoint of its last step."""
+    saved = complete_steps(run.checkpoints)
+    return bool(saved) and saved_step(run) == steps and problem(saved[-1]) is None
+
+
+def _path(run: RunDirectory) -> Path:
+    return run.path / "history.jsonl"

@@ -1,0 +1,67 @@
+"""Ranks in a container: which program runs it, and which directories it sees."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from hpc_mp.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.facts import ClusterFacts
+
+MOUNT = re.compile(r"(?P<source>/[^,:]*)(:(?P<target>/[^,:]*)(:(?P<flags>[a-z]+([+][a-z]+)*))?)?")
+_WILD = re.compile(r"[*?\[]")
+
+
+def runtime(spec: JobSpec, facts: ClusterFacts) -> str | None:
+    """``pyxis``, ``apptainer`` or ``singularity``; None for a job without a container. ``auto``: pyxis where srun has it."""
+    if spec.slurm.container is None:
+        return None
+    if spec.slurm.container_runtime == "auto":
+        return "pyxis" if facts.has_pyxis else "apptainer"
+    return spec.slurm.container_runtime
+
+
+def mounts(spec: JobSpec) -> list[str]:
+    """``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names.
+
+    Raises:
+        HpcMpError: a path that the container's options would read as two, or that would hide the image.
+    """
+    if spec.slurm.container is None:
+        return []
+    own = [_mount(text) for text in spec.slurm.container_mounts]
+    return [*(f"{path}:{path}" for path in map(_plain, _needed(spec))), *own]
+
+
+def _needed(spec: JobSpec) -> list[str]:
+    """Directories that the run needs, none inside another: where runs lie, the data, the model, the tokenizer."""
+    paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
+             *(_fixed(pattern) for pattern in spec.data.files)]
+    found = sorted({PurePosixPath(path) for path in paths if path})
+    return [str(path) for path in found if not any(other in path.parents for other in found)]
+
+
+def _fixed(pattern: str) -> str:
+    """The deepest directory above a pattern that holds no wild card."""
+    parents = (str(parent) for parent in Path(pattern).parents)
+    return next(parent for parent in parents if not _WILD.search(parent))
+
+
+def _plain(path: str) -> str:
+    if path == "/":
+        raise HpcMpError("the root directory as a place of data", "would hide the image inside the container",
+                         "move the files into a directory")
+    if re.search("[,:]", path):
+        raise HpcMpError(f"the path {path}", "holds a comma or a colon, which part the mounts of a container",
+                         "move it, or give slurm.container_mounts another name of it")
+    return path
+
+
+def _mount(text: str) -> str:
+    found = MOUNT.fullmatch(text)
+    if not found:
+        raise HpcMpError(f"slurm.container_mounts: {text!r}", "does not read SOURCE[:TARGET[:FLAGS]] with absolute paths",
+                         'write for example "/data:/inside:ro"')
+    flags = f":{found['flags']}" if found["flags"] else ""
+    return f"{found['source']}:{found['target'] or found['source']}{flags}"

@@ -1,0 +1,64 @@
+"""``render``: from a job, its run directories and the facts of a cluster to the text of a script."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.render import checks, container, values
+from hpc_mp.launch.render.profile import check_shown, profile_lines
+from hpc_mp.launch.render.site import Template, shipped
+from hpc_mp.launch.render.template import Script, fill
+from hpc_mp.launch.sbatch_options import check_options, options_of
+from hpc_mp.launch.versions import differences
+
+__all__ = ["Script", "render"]
+
+
+def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
+           template: Template | None = None) -> Script:
+    """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
+
+    Args:
+        runs: the run directory, absolute; for an array one per element of ``slurm.array``, in order. They must exist
+            before the script is submitted.
+        facts: of the cluster; without them, or without its version, the text is one that every release takes.
+        python: absolute path of the launching interpreter: it runs the host program outside of containers, and the
+            ranks unless the job names another.
+        template: in place of the shipped ``slurm/job.sbatch.j2``.
+
+    Raises:
+        HpcMpError: a value that no script can carry, keys that contradict each other, an option in ``slurm.extra`` that
+            sbatch lacks or that the script settles itself, an environment profile that there is not, a template that cannot
+            be filled in or leaves the profile out.
+    """
+    facts = facts or ClusterFacts()
+    runs = [runs] if isinstance(runs, Path) else list(runs)
+    checks.check_values(spec, runs, python)
+    checks.check_forms(spec, facts)
+    check_options(spec, facts.version)
+    profile = profile_lines(spec)
+    seconds = values.limit_seconds(spec.job.time_limit)
+    script = fill(template or shipped(), {
+        "spec": spec,
+        "runs": list(map(str, runs)),
+        "log": values.slurm_log(runs[0], array=bool(spec.slurm.array)),
+        "python": python,
+        "rank_python": values.rank_python(spec, python),
+        "parts": values.parts(spec, facts),
+        "cpus": values.cpus_per_task(spec, facts),
+        "threads": values.threads(spec, facts),
+        "grace": values.grace(spec),
+        "warned": seconds is None or seconds - values.grace(spec) >= values.EARLY + values.START,
+        "here": differences(facts.version),
+        "step_options": {name: value for name, value in options_of(spec, "step").items() if value is not False},
+        "profile": profile,
+        "runtime": container.runtime(spec, facts),
+        "mounts": container.mounts(spec),
+        "container_env": facts.srun_options is None or "container-env" in facts.srun_options,
+    })
+    check_shown(profile, script.text, script.template)
+    checks.check_directives((line for line, _ in script.explanations), facts.version)
+    return script

@@ -1,0 +1,73 @@
+"""What a site or a project puts in place of what is shipped: the template of the job script, and values for job files.
+
+Both lie in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``).
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.assets import asset
+from hpc_mp.errors import HpcMpError
+
+TEMPLATE, DEFAULTS = "job.sbatch.j2", "site.toml"
+SECTIONS = ("slurm", "environment")  # of the job file: what a site may decide
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    path: Path
+    text: str
+
+
+def shipped() -> Template:
+    """``slurm/job.sbatch.j2``."""
+    return _read(asset(f"slurm/{TEMPLATE}"))
+
+
+def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> Template:
+    """The template in use for job files in the directory ``project``.
+
+    Raises:
+        HpcMpError: it is there and cannot be read.
+    """
+    own = _find(TEMPLATE, project, environ)
+    return _read(own) if own else shipped()
+
+
+def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Tables of ``site.toml`` that stand under those of a job file, as parsed; empty where there is none.
+
+    Raises:
+        HpcMpError: it cannot be read, or decides what is not a site's to decide.
+    """
+    path = _find(DEFAULTS, project, environ)
+    if path is None:
+        return {}
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HpcMpError(f"site file {path}", f"cannot be read ({error})", "mend or remove it") from None
+    for name, table in tree.items():
+        if name not in SECTIONS or not isinstance(table, dict):
+            raise HpcMpError(f"{name} in {path}", "is not a site's to decide",
+                             f"write keys of {' and '.join(f'[{section}]' for section in SECTIONS)} only")
+    return tree
+
+
+def _find(name: str, project: Path, environ: Mapping[str, str]) -> Path | None:
+    config = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
+    found = (folder / "hpc-mp" / name for folder in (project, config))
+    return next((path for path in found if path.is_file()), None)
+
+
+def _read(path: Path) -> Template:
+    try:
+        return Template(path, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise HpcMpError(f"template {path}", f"cannot be read ({error})", "mend or remove it") from None

@@ -1,0 +1,156 @@
+"""What the template shows and the job file does not say as such: derived from the job and the facts of the cluster."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.quoting import Verbatim, literal
+from hpc_mp.launch.sbatch_options import options_of
+
+GPU_REQUESTS = {"auto": "gpus-per-node={}", "gpus-per-node": "gpus-per-node={}", "gres": "gres=gpu:{}"}
+EARLY = 60  # seconds by which Slurm may send --signal before its time (man sbatch)
+START = 60  # seconds in which ranks start: a warning before they have is of no use
+ENVIRONMENT_PYTHON = Verbatim('"$HPC_MP_LOCAL/env/bin/python"')  # where slurm/node-start.sh unpacks the environment
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Nodes of one kind: the whole job, or a component of a heterogeneous one.
+
+    Attributes:
+        gpus: the option that asks for GPUs, without its dashes; None where the part asks for none, or by ``extra``.
+        extra: its options from ``slurm.extra``, without ``cpus-per-task``; of the whole job in the first part too.
+    """
+
+    nodes: int
+    partition: str | None
+    constraint: str | None
+    gpus: str | None
+    cpus: int | None
+    extra: dict[str, str | int | bool]
+
+    @property
+    def exclusive(self) -> bool:
+        return not {"exclusive", "oversubscribe"} & self.extra.keys()
+
+    @property
+    def all_memory(self) -> bool:
+        return not {"mem", "mem-per-cpu", "mem-per-gpu"} & self.extra.keys()
+
+
+def parts(spec: JobSpec, facts: ClusterFacts) -> list[Part]:
+    """The job's parts, in order: one, unless ``slurm.components`` says otherwise."""
+    slurm, gpus, cpus = spec.slurm, gpu_request(spec), cpus_per_task(spec, facts)
+    common = {name: value for name, value in slurm.extra.items() if name != "cpus-per-task"}
+    if not slurm.components:
+        return [Part(spec.job.nodes, slurm.partition, slurm.constraint, gpus, cpus, common)]
+    repeated = {name: value for name, value in options_of(spec, "component").items() if name != "cpus-per-task"}
+    found = []
+    for number, one in enumerate(slurm.components):
+        own = {name: value for name, value in one.extra.items() if name != "cpus-per-task"}
+        asks_itself = {"gres", "gpus-per-node"} & one.extra.keys()
+        found.append(Part(one.nodes, one.partition or slurm.partition, one.constraint or slurm.constraint,
+                          None if asks_itself else gpus, _whole(one.extra.get("cpus-per-task")) or cpus,
+                          {**(repeated if number else common), **own}))
+    return found
+
+
+def gpu_request(spec: JobSpec) -> str | None:
+    """The option of sbatch, without its dashes, that asks for one GPU per rank; None when the job asks for none."""
+    if spec.job.device == "cpu" or spec.slurm.gpu_request == "none":
+        return None
+    kind = f"{spec.slurm.gpu_type}:" if spec.slurm.gpu_type else ""
+    return GPU_REQUESTS[spec.slurm.gpu_request].format(f"{kind}{spec.job.ranks_per_node}")
+
+
+def cpus_per_task(spec: JobSpec, facts: ClusterFacts) -> int | None:
+    """CPUs of a rank, as Slurm counts them: as given, else its share of a node; None when that is not known.
+
+    The share is in whole cores, of the CPUs that jobs get rather than those a node has. On a shared node a rank takes
+    what belongs to one GPU.
+    """
+    given = [_whole(extra.get("cpus-per-task")) for extra in (spec.slurm.extra, *(c.extra for c in spec.slurm.components))]
+    if any(given):
+        return min(filter(None, given))
+    elsewhere = any(one.partition not in (None, spec.slurm.partition) for one in spec.slurm.components)
+    if facts.cpus is None or elsewhere or "cpus-per-gpu" in spec.slurm.extra:
+        return None
+    shares = spec.job.ranks_per_node
+    if spec.slurm.extra.get("exclusive") is False or "oversubscribe" in spec.slurm.extra:
+        gpus = max((kind.gpu_count for kind in facts.partition.kinds), default=0) if facts.partition else 0
+        if not gpus:
+            return None
+        shares = max(shares, gpus)
+    cores = facts.cpus // facts.threads_per_core // shares
+    return max(1, cores if _one_thread_per_core(spec) else cores * facts.threads_per_core)
+
+
+def threads(spec: JobSpec, facts: ClusterFacts) -> int | None:
+    """Threads of a rank: one per core it has; None when its CPUs are not known."""
+    cpus = cpus_per_task(spec, facts)
+    if cpus is None or _one_thread_per_core(spec):
+        return cpus
+    return max(1, cpus // facts.threads_per_core)
+
+
+def limit_seconds(text: str) -> int | None:
+    """A time as Slurm writes it (``"90"`` minutes, ``"1:30:00"``, ``"1-12"``) in seconds; None for 0, which is no limit."""
+    days, dash, clock = text.rpartition("-")
+    fields = [int(field) for field in clock.split(":")]
+    if dash:
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+    elif len(fields) == 3:
+        hours, minutes, seconds = fields
+    else:
+        hours, (minutes, seconds) = 0, [*fields, 0][:2]
+    return (int(days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds or None
+
+
+def grace(spec: JobSpec) -> int:
+    """Seconds before the time limit at which ranks save and stop: ``slurm.grace``, at most a quarter of the limit."""
+    limit = limit_seconds(spec.job.time_limit)
+    return spec.slurm.grace if limit is None else max(1, min(spec.slurm.grace, limit // 4))
+
+
+def slurm_log(run: Path, *, array: bool) -> str:
+    """Slurm's pattern of the file that the script's own words go to; all elements of an array write into the first run.
+
+    It lies outside of ``log/``, whose files move away with each attempt, as Slurm keeps this one open.
+    """
+    return f"{literal(run)}/slurm-{'%A_%a' if array else '%j'}.log"
+
+
+def rank_python(spec: JobSpec, python: str) -> str:
+    """The interpreter of the ranks; ``Verbatim`` where the script's shell knows more than we do."""
+    slurm = spec.slurm
+    if spec.environment.stage:
+        return ENVIRONMENT_PYTHON
+    if slurm.python:
+        return slurm.python
+    if slurm.container:
+        return "python3"
+    if slurm.venv:
+        return f"{slurm.venv}/bin/python"
+    if slurm.conda:
+        return f"{slurm.conda}/bin/python" if "/" in slurm.conda else Verbatim('"$CONDA_PREFIX/bin/python"')
+    return python
+
+
+def _whole(value: str | int | bool | None) -> int | None:
+    """``cpus-per-task`` as a number. Raises HpcMpError."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"[1-9]\d{0,6}", str(value)):
+        raise HpcMpError(f"slurm.extra.cpus-per-task = {value!r}", "must be a whole number of at least 1",
+                         "write for example 12")
+    return int(value)
+
+
+def _one_thread_per_core(spec: JobSpec) -> bool:
+    extra = spec.slurm.extra
+    return extra.get("hint") == "nomultithread" or str(extra.get("threads-per-core")) == "1"

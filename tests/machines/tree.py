@@ -1,0 +1,172 @@
+"""Machines that are not here: trees of files and recorded answers of programs, healthy and broken.
+
+``tests/machines/KIND/`` holds ``machine.toml`` (kind, where its facts are from; ``on = "linux"``: what the folder ``linux`` holds
+comes first), and any number of
+
+- ``root/…``: files as they lie below ``/``;
+- ``files*.toml``: ``"/sys/class/net/ib{0..7}/mtu" = "2044"``, ``"/sys/…/device" = {link = "../../0000:c6:00.0"}``. Braces mean
+  what they mean in a shell, and braces with as many members in a text or link give each path its own: ``"/a{1,2}" = "x{7,8}"``;
+- ``commands*.json``: ``{"nvidia-smi -q": {"code": 0, "out": "…", "err": "…"}}``, keyed by the joined argv. A program that has no
+  entry is not on PATH; one with ``"hangs": true`` never answers.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import json
+import os
+import re
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.cluster.machine.recorded import recorded
+from hpc_mp.cluster.machine.source import Source
+
+MACHINES = Path(__file__).parent
+KINDS = tuple(sorted(path.parent.name for path in MACHINES.glob("*/machine.toml")))
+MEMORY = "/dev/shm"  # a tree is thousands of small files
+HANGS = object()  # as an edit: whoever reads this file, or asks this program, waits for ever
+BRACES = re.compile(r"\{([^{}]*)\}")
+
+# What an edit makes of a file ("/…") or of a program's answer (the joined argv): its new text, None = gone, (old, new) = replace,
+# a number = the program's exit code, HANGS.
+Edit = str | int | tuple[str, str] | object | None
+
+
+def tree(kind: str) -> Source:
+    """A healthy machine. Its files are shared by all callers: do not write into them."""
+    return recorded(_healthy(kind), _commands(kind))
+
+
+def broken(kind: str, edits: Mapping[str, Edit]) -> Source:
+    """A copy of that machine with these changes. Paths may have braces; a path or program that an edit needs must be there."""
+    root = _scratch()
+    shutil.copytree(_healthy(kind), root, symlinks=True, dirs_exist_ok=True, copy_function=_share)
+    commands = dict(_commands(kind))
+    for name, edit in edits.items():
+        if name.startswith("/"):
+            for path, text in _expanded(name, edit):
+                _edit_file(root / path.lstrip("/"), text)
+        else:
+            _edit_answer(commands, name, edit)
+    return recorded(root, commands)
+
+
+def machine(kind: str) -> dict[str, Any]:
+    """``machine.toml``."""
+    return tomllib.loads((MACHINES / kind / "machine.toml").read_text(encoding="utf-8"))
+
+
+@functools.cache
+def _healthy(kind: str) -> Path:
+    root = _scratch()
+    for folder in _folders(kind):
+        if (folder / "root").is_dir():
+            shutil.copytree(folder / "root", root, symlinks=True, dirs_exist_ok=True)
+        for file in sorted(folder.glob("files*.toml")):
+            for name, value in tomllib.loads(file.read_text(encoding="utf-8")).items():
+                for path, text in _expanded(name, value):
+                    _write(root / path.lstrip("/"), text)
+    return root
+
+
+def _folders(kind: str) -> tuple[Path, ...]:
+    """Of a tree, the common part first."""
+    common = machine(kind).get("on")
+    return (*((MACHINES / common,) if common else ()), MACHINES / kind)
+
+
+@functools.cache
+def _commands(kind: str) -> dict[str, dict[str, Any]]:
+    files = [file for folder in _folders(kind) for file in sorted(folder.glob("commands*.json"))]
+    return {argv: answer for file in files for argv, answer in json.loads(file.read_text(encoding="utf-8")).items()}
+
+
+def _share(one: str, other: str) -> None:
+    """Instead of a copy: whoever edits a file takes it away first."""
+    os.link(one, other, follow_symlinks=False)
+
+
+def _scratch() -> Path:
+    folder = tempfile.mkdtemp(prefix="machine-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+    owner = os.getpid()
+    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
+    return Path(folder)
+
+
+def _expanded(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every path that the braces mean, each with its own text."""
+    counts = [len(_members(part)) for part in BRACES.findall(name)]
+    if not counts:
+        yield name, value
+        return
+    for at in range(counts[0]):
+        yield from _expanded(_nth(name, at, counts[0]), _nth_value(value, at, counts[0]))
+
+
+def _nth_value(value: Any, at: int, count: int) -> Any:
+    if isinstance(value, str):
+        return _nth(value, at, count)
+    if isinstance(value, dict):
+        return {key: _nth(text, at, count) for key, text in value.items()}
+    return value
+
+
+def _nth(text: str, at: int, count: int) -> str:
+    """With its first braces replaced by their member ``at``, if they have as many members as the path's."""
+    found = BRACES.search(text)
+    members = _members(found[1]) if found else []
+    return text[:found.start()] + members[at] + text[found.end():] if found and len(members) == count else text
+
+
+def _members(inside: str) -> list[str]:
+    span = re.fullmatch(r"(\d+)\.\.(\d+)", inside)
+    return [str(number) for number in range(int(span[1]), int(span[2]) + 1)] if span else inside.split(",")
+
+
+def _write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink() or path.is_file():
+        path.unlink()
+    if isinstance(value, dict):
+        path.symlink_to(value["link"])
+    else:
+        path.write_text(value, encoding="utf-8")
+
+
+def _edit_file(path: Path, edit: Any) -> None:
+    if isinstance(edit, tuple):
+        edit = _replaced(path.read_text(encoding="utf-8"), edit)
+    elif edit is None or edit is HANGS:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=edit is HANGS)
+    if edit is HANGS:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)  # opening it waits for a writer who never comes
+    elif edit is not None:
+        _write(path, edit)
+
+
+def _edit_answer(commands: dict[str, dict[str, Any]], argv: str, edit: Any) -> None:
+    if edit is None:
+        del commands[argv]
+    elif isinstance(edit, tuple):
+        commands[argv] = {**commands[argv], "out": _replaced(commands[argv]["out"], edit)}
+    elif isinstance(edit, int):
+        commands[argv] = {**commands.get(argv, {"out": ""}), "code": edit}
+    elif edit is HANGS:
+        commands[argv] = {"hangs": True}
+    else:
+        commands[argv] = {"code": 0, "out": edit}
+
+
+def _replaced(text: str, edit: tuple[str, str]) -> str:
+    assert edit[0] in text, f"{edit[0]!r} is not in {text[:200]!r}"
+    return text.replace(*edit)

@@ -1,0 +1,102 @@
+"""Training jobs on the lab's Slurm: launched by the real command, compared with one process of plain transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import layouts
+from slurm_lab.cluster import Cluster
+
+from hpc_mp.rundir import RunDirectory, read_lines
+
+EXACT = 1e-12
+EIGHT = ("job.nodes=4", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3")
+TWO = ("job.nodes=2", "job.ranks_per_node=1", "parallel.zero=1")
+
+
+def write_job(directory: Path, more: str = "") -> Path:
+    """A job file with its text in a directory that every node sees."""
+    path = layouts.write_job(directory, more='[environment]\nset = { OMP_NUM_THREADS = "1" }\n' + more)
+    directory.chmod(0o777)  # an ordinary user launches from it too
+    return path
+
+
+def hpc_mp(*words: str | Path) -> list[str]:
+    return [sys.executable, "-m", "hpc_mp", *map(str, words)]
+
+
+def launch_command(job: Path, overrides: Sequence[str], *options: str) -> list[str]:
+    return hpc_mp("launch", job, "--on", "slurm", "--json", *options,
+                  *(word for override in overrides for word in ("--set", override)))
+
+
+def launch(lab: Cluster, job: Path, overrides: Sequence[str], *options: str, user: str | None = None, code: int = 0,
+           timeout: float = 240, environ: dict[str, str] | None = None) -> dict[str, Any]:
+    """``hpc-mp launch --wait`` to the job's end; what it reports."""
+    argv = launch_command(job, overrides, "--wait", *options)
+    done = lab.run(argv, user=user, cwd=job.parent, timeout=timeout, environ=own_ledger(job) | (environ or {}))
+    assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{logs(job)}"
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def submit(lab: Cluster, job: Path, overrides: Sequence[str], user: str | None = None) -> tuple[RunDirectory, str]:
+    """``hpc-mp launch`` without waiting: the run and its job's id."""
+    done = lab.run(launch_command(job, overrides), user=user, cwd=job.parent, timeout=120, check=True, environ=own_ledger(job))
+    document = json.loads(done.stdout)
+    return RunDirectory(Path(document["run"])), document["job_id"]
+
+
+def own_ledger(job: Path) -> dict[str, str]:
+    """Bad nodes that one test finds are no other test's."""
+    state = job.parent / "state"
+    state.mkdir(exist_ok=True)
+    state.chmod(0o777)
+    return {"XDG_STATE_HOME": str(state)}
+
+
+def logs(job: Path) -> str:
+    """All that the newest run says, for a failed assertion."""
+    runs = sorted(job.parent.glob("runs/*/[0-9]*"))
+    if not runs:
+        return "no run"
+    files = [*runs[-1].glob("slurm-*.log"), *runs[-1].rglob("log/*.log")]
+    return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
+
+
+def losses(run: str | Path) -> list[float]:
+    """Of every step, each of which is there once and in order."""
+    lines = read_lines(RunDirectory(Path(run)).metrics)
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    return [line["loss"] for line in lines]
+
+
+def steps(run: RunDirectory) -> int:
+    return len(read_lines(run.metrics))
+
+
+def until(condition: Callable[[], object], what: str, timeout: float = 120) -> float:
+    """Wait for it; the seconds that it took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout, f"not within {timeout} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def emulated(job: Path, overrides: Sequence[str]) -> list[float]:
+    """The losses of the same job on emulated nodes."""
+    done = subprocess.run([*hpc_mp("launch", job, "--on", "local", "--json"),
+                           *(word for override in overrides for word in ("--set", override))],
+                          capture_output=True, text=True, timeout=240, check=True)
+    return losses(json.loads(done.stdout)["run"])
+
+
+def close(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and max(abs(a - b) for a, b in zip(one, other, strict=True)) <= EXACT

@@ -1,0 +1,152 @@
+"""Faults of links and nodes that can be planted into a running lab, each for as long as it is entered."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from . import conf
+from .cluster import Cluster
+
+CGROUPS = Path("/sys/fs/cgroup")
+PERIOD_US = 100_000
+TABLE = "bridge planted"
+_numbers = itertools.count(1)
+
+
+@contextmanager
+def slow_node(lab: Cluster, node: str, rate: str, base: str) -> Iterator[None]:
+    """A node whose link has another rate than the ``base`` that all have (see ``Cluster.shape``)."""
+    lab.shape(rate, [node])
+    try:
+        yield
+    finally:
+        lab.shape(base, [node])
+
+
+@contextmanager
+def slow_pair(lab: Cluster, a: str, b: str, rate: str, base: str) -> Iterator[None]:
+    """Two nodes that have less between them, both ways, than either has with any other."""
+    for sender, receiver in ((a, b), (b, a)):
+        port, address = f"p-{receiver}", conf.node_address(lab.number, sender)
+        lab.fabric("tc", "qdisc", "replace", "dev", port, "root", "handle", "1:", "htb", "default", "1")
+        for number, limit in (("1", base), ("2", rate)):
+            lab.fabric("tc", "class", "add", "dev", port, "parent", "1:", "classid", f"1:{number}", "htb", "rate", limit,
+                       "burst", "128kb", "cburst", "128kb")
+            lab.fabric("tc", "qdisc", "add", "dev", port, "parent", f"1:{number}", "pfifo", "limit", "1000")
+        lab.fabric("tc", "filter", "add", "dev", port, "parent", "1:", "protocol", "ip", "u32", "match", "ip", "src",
+                   f"{address}/32", "flowid", "1:2")
+    try:
+        yield
+    finally:
+        for node in (a, b):
+            lab.fabric("tc", "qdisc", "del", "dev", f"p-{node}", "root")
+        lab.shape(base, [a, b])
+
+
+@contextmanager
+def slow_uplink(lab: Cluster, leaf: int, rate: str) -> Iterator[None]:
+    """The cable between leaf switch ``leaf`` (from 1) and the spine, both ways."""
+    ends = (f"up-s{leaf}", f"dn-s{leaf}")
+    for end in ends:
+        lab.fabric("tc", "qdisc", "replace", "dev", end, "root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+    try:
+        yield
+    finally:
+        for end in ends:
+            lab.fabric("tc", "qdisc", "del", "dev", end, "root")
+
+
+@contextmanager
+def loss(lab: Cluster, node: str, percent: float) -> Iterator[None]:
+    """So many of a node's packets, coming and going, are lost at the switch."""
+    dice = f"numgen random mod 10000 < {round(percent * 100)} drop"
+    with _dropping(lab, f"iifname p-{node} {dice}", f"oifname p-{node} {dice}"):
+        yield
+
+
+@contextmanager
+def cut_pair(lab: Cluster, a: str, b: str) -> Iterator[None]:
+    """Nothing passes between two nodes."""
+    one, other = (conf.node_address(lab.number, node) for node in (a, b))
+    with _dropping(lab, f"ip saddr {one} ip daddr {other} drop", f"ip saddr {other} ip daddr {one} drop"):
+        yield
+
+
+@contextmanager
+def cut_node(lab: Cluster, node: str) -> Iterator[None]:
+    """A node's cable is pulled."""
+    lab.link(node, False)
+    try:
+        yield
+    finally:
+        lab.link(node, True)
+
+
+@contextmanager
+def small_mtu(lab: Cluster, node: str, mtu: int) -> Iterator[None]:
+    """A node's interface takes smaller packets than the others'."""
+    lab.fabric(*lab.network_of(node), "ip", "link", "set", "eth0", "mtu", str(mtu))
+    try:
+        yield
+    finally:
+        lab.fabric(*lab.network_of(node), "ip", "link", "set", "eth0", "mtu", "1500")
+
+
+@contextmanager
+def throttled(lab: Cluster, node: str, share: float) -> Iterator[None]:
+    """All processes of a node together get ``share`` of one CPU, through a cgroup of this machine."""
+    name = f"slurm-lab-{lab.number}-{node}"
+    new = (CGROUPS / "cgroup.controllers").exists()
+    top = CGROUPS if new else CGROUPS / "cpu"
+    group, quota = top / name, round(share * PERIOD_US)
+    if new:
+        (top / "cgroup.subtree_control").write_text("+cpu")
+    group.mkdir(exist_ok=True)  # one that was killed in here has left it
+    try:
+        if new:
+            (group / "cpu.max").write_text(f"{quota} {PERIOD_US}")
+        else:
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD_US))
+            (group / "cpu.cfs_quota_us").write_text(str(quota))
+        _move(lab, node, group)
+        yield
+    finally:
+        _move(lab, node, top)
+        group.rmdir()
+
+
+def why_not_throttled() -> str | None:
+    """One sentence, or None when ``throttled`` can do its work here."""
+    if (CGROUPS / "cgroup.controllers").exists():
+        works = "cpu" in (CGROUPS / "cgroup.controllers").read_text().split()
+    else:
+        works = os.access(CGROUPS / "cpu" / "cgroup.procs", os.W_OK)
+    return None if works else "a CPU cannot be throttled: this machine has no writable cpu cgroup"
+
+
+def _move(lab: Cluster, node: str, group: Path) -> None:
+    """All processes of a node, and with them what they start."""
+    for _ in range(2):  # once more for what was being forked
+        for pid in lab.processes(node):
+            with suppress(OSError):
+                (group / "cgroup.procs").write_text(str(pid))
+
+
+@contextmanager
+def _dropping(lab: Cluster, *rules: str) -> Iterator[None]:
+    table = f"{TABLE}{next(_numbers)}"
+    lab.fabric("nft", "add", "table", *table.split())
+    try:
+        lab.fabric("nft", "add", "chain", *table.split(), "passing", "{ type filter hook forward priority 0; }")
+        for rule in rules:
+            lab.fabric("nft", "add", "rule", *table.split(), "passing", *rule.split())
+        yield
+    finally:
+        lab.fabric("nft", "delete", "table", *table.split())
+
+
+__all__ = ["cut_node", "cut_pair", "loss", "slow_node", "slow_pair", "slow_uplink", "small_mtu", "throttled", "why_not_throttled"]

@@ -1,0 +1,131 @@
+"""Rendered scripts and a real Slurm 22.05: golden scripts are accepted, and what ranks get from each form is what it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rendering import CPU, FORMS, executable, golden, job
+from slurm_lab.lab import Lab
+from slurm_lab.why_not import why_not
+
+from hpc_mp.launch.facts import ask_cluster
+from hpc_mp.launch.render import render
+
+# Nodes that exist in slurm.conf only, asleep in a cloud: sbatch --test-only counts with them.
+BIG = "CPUs=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=512000 Feature=a100,ib,big State=CLOUD"
+CONF = {"NodeName": f"h[1-4] {BIG} Gres=gpu:h100:8", f"NodeName=a[1-6] {BIG} Gres": "gpu:a100:8",
+        "PartitionName": "gpu Nodes=h[1-4] State=UP", "TopologyPlugin": "topology/none", "Licenses": "fs:4",
+        "SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": "3600"}
+# The launching interpreter, as a host program that only starts what stands behind "--".
+HOST = '#!/bin/bash\nuntil [[ $1 == -- ]]; do shift; done\nshift\n"$@"\n'
+# A rank that tells who and where it is, and its environment.
+RANK = """#!/bin/bash
+echo "here $SLURMD_NODENAME $SLURM_LOCALID of $SLURM_NTASKS in $PWD on $HPC_MP_RUN"
+env | grep -vE '^(SLURM|SRUN|_=|OLDPWD|SHLVL|HOSTNAME|HOME|USER|LOGNAME|MAIL|SHELL|PATH|ENVIRONMENT|TERM|LANG)' | sed 's/^/env /'
+"""
+
+
+@pytest.fixture(scope="module")
+def big() -> Iterator[Lab]:
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    with Lab(2, overrides=CONF) as running:
+        running.run(["scontrol", "create", "reservation=monday-9", "starttime=now", "duration=60", "nodes=a[5-6]", "users=root",
+                     "flags=ignore_jobs"], check=True)
+        yield running
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_golden_scripts_are_accepted(big: Lab, name: str) -> None:
+    said = big.run(["sbatch", "--test-only", str(golden(name, (22, 5)))])
+    assert said.returncode == 0, said.stderr
+
+
+def test_a_wrong_script_is_not(big: Lab) -> None:
+    script = golden("gpus-per-node", (22, 5)).read_text().replace("h100:8", "h200:8")
+    said = big.run(["sbatch", "--test-only"], input=script)
+    assert said.returncode != 0
+
+
+# --- what ranks get ---------------------------------------------------------------------------------------------------
+
+POLLUTION = {
+    "PYTHONPATH": "/x", "NCCL_DEBUG": "TRACE", "TORCH_LOGS": "all", "HF_HOME": "/h", "OMP_NUM_THREADS": "64", "RANK": "9",
+    "CUDA_VISIBLE_DEVICES": "5", "SLURM_MEM_PER_CPU": "17", "SLURM_HINT": "multithread", "SLURM_CPUS_PER_TASK": "3",
+    "SLURM_NTASKS_PER_NODE": "7", "SLURM_EXPORT_ENV": "NONE", "SLURM_KILL_BAD_EXIT": "0", "SLURM_CPU_BIND": "none"}
+
+
+def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = None, environ: dict[str, str] | None = None,
+        **sections: Any) -> tuple[list[str], list[str]]:
+    """Submit the script of a job and wait for it: the lines of its logs, and what Slurm's own log says."""
+    here = lab.share / name
+    here.mkdir()
+    here.chmod(0o777)
+    host, rank = executable(here / "host", HOST), executable(here / "rank", RANK)
+    sections["slurm"] = {"python": str(rank)} | sections.get("slurm", {})
+    sections["job"] = CPU | {"nodes": 2, "ranks_per_node": 2, "time_limit": "5"} | sections.get("job", {})
+    spec = job(**sections)
+    folders = [here / f"run {number}" for number in range(runs)]
+    for folder in folders:
+        (folder / "log").mkdir(parents=True)
+        for path in (folder, folder / "log"):
+            path.chmod(0o777)
+    facts = ask_cluster(spec, ask=lambda argv: lab.run(list(argv), check=True).stdout)
+    assert facts.version == (22, 5) and facts.cpus == 4
+    (here / "job.sbatch").write_text(render(spec, folders, facts, python=str(host)).text)
+    done = lab.run(["sbatch", "--wait", *options, str(here / "job.sbatch")], user=user, environ=environ, timeout=90)
+    said = [line for path in folders[0].glob("slurm-*.log") for line in path.read_text().splitlines()]
+    assert done.returncode == 0, (done.stderr, said)
+    return sorted(line for folder in folders for path in logs(folder) for line in path.read_text().splitlines()), said
+
+
+def logs(folder: Path) -> Sequence[Path]:
+    return sorted((folder / "log").iterdir())
+
+
+def places(lines: Sequence[str]) -> set[str]:
+    return {line.partition(" here ")[2].partition(" in ")[0] for line in lines if " here " in line}
+
+
+def environment(lines: Sequence[str]) -> set[str]:
+    return {re.sub(r"/run 0|/share/\w+|(?<=hpc-mp-0/)\d+", "", line.partition("env ")[2]) for line in lines if ": env " in line}
+
+
+def test_the_same_run_from_any_shell(lab: Lab) -> None:
+    clean, said = run(lab, "clean")
+    assert places(clean) == {f"n{node} {task} of 4" for node in (1, 2) for task in (0, 1)} and said == []
+    assert "OMP_NUM_THREADS=2" in environment(clean), "two ranks share four CPUs"
+    polluted, said = run(lab, "polluted", environ=POLLUTION)
+    assert (places(polluted), environment(polluted), said) == (places(clean), environment(clean), [])
+    user, said = run(lab, "user", user="nobody", environ=POLLUTION)
+    assert (places(user), said) == (places(clean), [])
+    bare, said = run(lab, "bare", "--export=NONE", environ=POLLUTION)
+    assert (places(bare), said) == (places(clean), [])
+    names = [{line.partition("=")[0] for line in environment(lines)} for lines in (bare, clean)]
+    assert names[0] <= names[1] and not names[0] & POLLUTION.keys() - {"OMP_NUM_THREADS", "HF_HOME"}
+
+
+def test_one_log_per_node_with_the_task_of_each_line(lab: Lab) -> None:
+    run(lab, "logs")
+    found = logs(lab.share / "logs" / "run 0")
+    assert [path.name for path in found] == ["node-n1.log", "node-n2.log"]
+    assert {line.partition(":")[0] for line in found[1].read_text().splitlines()} == {"2", "3"}
+
+
+def test_components_are_one_step(lab: Lab) -> None:
+    slurm = {"components": [{"nodes": 1}, {"nodes": 2, "extra": {"mem": "500M"}}]}
+    lines, said = run(lab, "components", job={"nodes": 3}, slurm=slurm | {"python": str(lab.share / "components/rank")})
+    assert len(places(lines)) == 6 and all(place.endswith("of 6") for place in places(lines)) and said == []
+
+
+def test_elements_of_an_array_run_in_their_directories(lab: Lab) -> None:
+    lines, said = run(lab, "array", job={"nodes": 1, "ranks_per_node": 1}, runs=3,
+                      slurm={"array": [{}, {}, {}], "python": str(lab.share / "array/rank")})
+    assert {line.partition(" on ")[2] for line in lines if " here " in line} == {
+        str(lab.share / "array" / f"run {number}") for number in range(3)} and said == []
+    assert len(list((lab.share / "array" / "run 0").glob("slurm-*_[0-2].log"))) == 3
