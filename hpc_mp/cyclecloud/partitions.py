@@ -76,5 +76,5 @@ def _is_partition(node: Node) -> bool:
 
 def _partition(node: Node, catalogue: Catalogue) -> Partition:
     named = node.configured("slurm.partition")
-    name, line = (named.text, named.line) if named and named.text else (node.name, node.line)
+    name, line = (named.written, named.line) if named and named.written else (node.name, node.line)
     return Partition(node, name, line, node.get("MachineType"), sizes_of(node, catalogue))

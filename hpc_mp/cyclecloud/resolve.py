@@ -52,8 +52,11 @@ class Setting:
 
     @property
     def written(self) -> str:
-        """The value as text; a list as it was written."""
-        return self.raw.strip("\"") if isinstance(self.value, tuple) else self.text
+        """The value as text; a list as it was written, a number in digits."""
+        if isinstance(self.value, tuple):
+            return self.raw.strip("\"")
+        is_number = isinstance(self.value, int | float) and not isinstance(self.value, bool)
+        return str(self.value) if is_number else self.text
 
     @property
     def number(self) -> int | None:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterable, Iterator
 from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.finding import Hit, Rule
 from hpc_mp.cyclecloud.partitions import Partition, partitions
+from hpc_mp.cyclecloud.project import reference
 from hpc_mp.cyclecloud.resolve import Cluster, Node, Setting
 from hpc_mp.cyclecloud.words import SLURM_SETTINGS, meant
 
 _RESERVED = ("default", "all")
 _LEAST, _MOST = 1, 20  # per cent of memory held back
+_ROLES = ("scheduler", "login", "execute")
+_SPECS = ("default", *_ROLES)
+_PROJECT = "cyclecloud/slurm:"
 _UIDS = ("slurm.user.uid", "slurm.user.gid", "munge.user.uid", "munge.user.gid")
 _DEVICES = re.compile(r"(?:nvidia|renderD)\[([^\]]+)\]|(?:nvidia|renderD)\d+")
 _GRES = re.compile(r"(?i)gres=gpu(?::[a-z][\w.\-]*)?:(\d{1,4})")
@@ -200,6 +204,29 @@ def _devices(case: Case) -> Iterable[Hit]:
                 yield Hit(found.line, found.written, f"{size.name} has {right}")
 
 
+def _role(case: Case) -> Iterable[Hit]:
+    found = {each.line: each for node in case.nodes if (each := node.configured("slurm.role")) and each.known}
+    return (Hit(each.line, each.raw, f"{meant(each.written, _ROLES, 0.6) or 'scheduler, login or execute'}")
+            for each in found.values() if each.text.casefold() not in _ROLES)
+
+
+def _slurm_spec(case: Case) -> Iterable[Hit]:
+    for section in case.sections:
+        found = reference(section) if section.kind.casefold() == "cluster-init" else None
+        if found and section.name.casefold().startswith(_PROJECT) and found.spec.casefold() not in _SPECS:
+            yield Hit(found.line, found.spec, meant(found.spec, _SPECS, 0.6) or "default, scheduler, login or execute")
+
+
+def _no_execute(case: Case) -> Iterable[Hit]:
+    """Of clusters that use Azure's project as it is; others may bring Slurm along in their own."""
+    for cluster in case.clusters:
+        used = {node.name: [name for kind, name in node.parts if kind == "cluster-init" and name.startswith(_PROJECT)]
+                for node in cluster.real}
+        if any(used.values()):
+            yield from (Hit(each.node.line, each.name) for each in partitions(cluster, case.catalogue)
+                        if not any(name.split(":")[1] == "execute" for name in used[each.node.name]))
+
+
 RULES = (
     Rule("CC401", "error", _many_defaults,
          "{it} is a second default partition ({advice} is the first): where a job without --partition goes is an accident.",
@@ -264,4 +291,13 @@ RULES = (
     Rule("CC421", "warning", _in_config(r"^[ \t]*(SuspendTime|ResumeTimeout)\s*=\s*(-1|\d{1,2})\s*$"),
          "\"{it}\": machines take minutes to start, so they are given up before they are there, or paid for for ever.",
          "Keep SuspendTime = 300 and ResumeTimeout = 1800 or more."),
+    Rule("CC422", "error", _role,
+         "slurm.role = {it} is no role: the node is neither scheduler nor login nor execute node.",
+         "Write {advice}."),
+    Rule("CC423", "warning", _no_execute,
+         "The nodes of {it} do not run cyclecloud/slurm:execute: they get no slurmd, and jobs wait for them until ResumeTimeout.",
+         "Add [[[cluster-init cyclecloud/slurm:execute]]] to the node array or to what it extends."),
+    Rule("CC424", "error", _slurm_spec,
+         "cyclecloud/slurm has no spec {it}: the node stops while it starts.",
+         "Write {advice}."),
 )
