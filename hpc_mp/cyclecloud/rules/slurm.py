@@ -218,13 +218,13 @@ def _slurm_spec(case: Case) -> Iterable[Hit]:
 
 
 def _no_execute(case: Case) -> Iterable[Hit]:
-    """Of clusters that use Azure's project as it is; others may bring Slurm along in their own."""
+    """Of clusters in which Azure's project brings Slurm; in others images do, or somebody's own project."""
     for cluster in case.clusters:
-        used = {node.name: [name for kind, name in node.parts if kind == "cluster-init" and name.startswith(_PROJECT)]
-                for node in cluster.real}
-        if any(used.values()):
+        ran = {node.name: {name.removeprefix(_PROJECT).split(":")[0] for kind, name in node.parts
+                           if kind == "cluster-init" and name.startswith(_PROJECT)} for node in cluster.real}
+        if any(specs.intersection(_ROLES) for specs in ran.values()):
             yield from (Hit(each.node.line, each.name) for each in partitions(cluster, case.catalogue)
-                        if not any(name.split(":")[1] == "execute" for name in used[each.node.name]))
+                        if "execute" not in ran[each.node.name])
 
 
 RULES = (
