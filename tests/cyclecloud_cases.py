@@ -58,7 +58,8 @@ def found(case: dict[str, Any], text: str, root: Path) -> tuple[Finding, ...]:
     given = project = None
     if "params" in case:
         file = root / "params.json"
-        file.write_text(json.dumps(case["params"], indent=2), encoding="utf-8")
+        values = {name: None if value == "NULL" else value for name, value in case["params"].items()}  # TOML has no null
+        file.write_text(json.dumps(values, indent=2), encoding="utf-8")
         given = read_given(file)
     if "project" in case:
         project = read_project(write_project(root, case["project"], case.get("modes", {})))

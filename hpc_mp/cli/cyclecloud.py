@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from hpc_mp.cli.cyclecloud_render import render_command
 from hpc_mp.cyclecloud import Finding, Severity, lint, read_given, read_project
 from hpc_mp.errors import HpcMpError
 
@@ -20,6 +21,9 @@ COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cy
 @click.group(help="Clusters on Azure CycleCloud.")
 def command() -> None:
     pass
+
+
+command.add_command(render_command, "render")
 
 
 @command.command("lint", help="Find what is wrong with a cluster template, before it is imported; exit 1 if something is wrong "

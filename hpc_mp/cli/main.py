@@ -27,7 +27,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "env": ("env", "Show which environment variables count, who says so, and what is wrong with them."),
     "lint": ("lint", "Find what is wrong with an sbatch script, before it is queued."),
     "cluster": ("cluster", "Describe a Slurm cluster; read, write and check its switches."),
-    "cyclecloud": ("cyclecloud", "Find what is wrong with a cluster template of Azure CycleCloud."),
+    "cyclecloud": ("cyclecloud", "Write a Slurm cluster for Azure CycleCloud; find what is wrong with a template."),
     "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
     "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
 }

@@ -12,6 +12,9 @@ from typing import Any
 from hpc_mp.assets import asset
 
 
+READ = "2026-01-01"  # what was retired by then is gone, what is later is announced
+
+
 @dataclass(frozen=True, slots=True)
 class Size:
     """A size of Azure; what each field is stands in the file. ``sources``: figure → where it is from."""
@@ -33,6 +36,10 @@ class Size:
     rdma_gbps: int = 0
     busbw: float = 0
     nvlink_block: int = 0
+    threads: int = 1
+    image: str = ""
+    profile: str = ""
+    quota: str = ""
     twin: str = ""
     retired: str = ""
 
@@ -40,10 +47,15 @@ class Size:
     def is_v100(self) -> bool:
         return self.gpu_model.startswith("V100")
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether no such machine can be started any more."""
+        return bool(self.retired) and self.retired <= READ
+
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An image; ``drivers`` is nvidia, nvidia-v100, rocm, none or unknown."""
+    """An image; what each field is stands in the file."""
 
     name: str
     arch: str
@@ -52,13 +64,26 @@ class Image:
     network: bool
     slurm: bool = True
     ended: str = ""
+    plain: str = ""
+    python: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What runs beside the nodes that train, on their processor architecture: sizes, and the image of those without GPUs."""
+
+    scheduler: str
+    login: str
+    htc: str
+    image: str
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Sizes and images by name in lower case."""
+    """Sizes and images by name in lower case; heads by processor architecture."""
 
     sources: Mapping[str, str]
+    heads: Mapping[str, Heads]
     sizes: Mapping[str, Size]
     images: Mapping[str, Image]
 
@@ -80,7 +105,8 @@ def load_catalogue() -> Catalogue:
     data = tomllib.loads(asset("cyclecloud/catalogue.toml").read_text(encoding="utf-8"))
     sizes = [_size(series, name, own) for series in data["series"] for name, own in series["sizes"].items()]
     images = [Image(**_frozen(row, "from")) for row in data["image"]]
-    return Catalogue(data["sources"], {size.name.casefold(): size for size in sizes},
+    heads = {arch: Heads(**row) for arch, row in data["heads"].items()}
+    return Catalogue(data["sources"], heads, {size.name.casefold(): size for size in sizes},
                      {image.name.casefold(): image for image in images})
 
 

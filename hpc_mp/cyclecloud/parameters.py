@@ -32,11 +32,11 @@ class Parameter:
         found = self.attributes.get(attribute)
         return found.raw.strip("\"'").casefold() if found else ""
 
-    def known(self, attribute: str) -> Known:
-        """What an attribute comes to by itself; UNKNOWN where it is left out or cannot be told."""
+    def known(self, attribute: str, values: Mapping[str, Known] | None = None) -> Known:
+        """What an attribute comes to, by itself or with these parameters; UNKNOWN where it is left out or cannot be told."""
         found = self.attributes.get(attribute)
         try:
-            return evaluate(read_value(found), {}) if found else UNKNOWN
+            return evaluate(read_value(found), values or {}) if found else UNKNOWN
         except Unreadable:
             return UNKNOWN
 
@@ -46,6 +46,10 @@ class Parameter:
         boxed = "boolean" if self.text("widget.plugin").endswith("booleancheckbox") else ""
         whole = "integer" if self.text("config.integeronly") == "true" else ""
         return self.text("parametertype") or self.text("config.parametertype") or boxed or whole or "string"
+
+    def is_required(self, values: Mapping[str, Known]) -> bool:
+        """Whether it has to have a value where the others have these."""
+        return self.text("required") == "true" or self.known("conditions.required", values) is True
 
     @property
     def is_label(self) -> bool:

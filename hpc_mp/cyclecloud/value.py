@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from hpc_mp.cyclecloud.expression import Expression, Items, Literal, Name, Unreadable, parse_expression, unquoted
 from hpc_mp.cyclecloud.lines import TRIPLE
@@ -27,6 +28,7 @@ class Mixed:
 Value = Expression | Mixed
 
 
+@lru_cache(maxsize=4096)  # every rule reads the same few hundred
 def read_value(attribute: Attribute) -> Value:
     """
     Raises:

@@ -10,7 +10,7 @@ from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.evaluate import Known, Unknown
 from hpc_mp.cyclecloud.expression import Name, Unreadable, names
 from hpc_mp.cyclecloud.finding import Hit, Rule
-from hpc_mp.cyclecloud.parameters import Parameter, is_given
+from hpc_mp.cyclecloud.parameters import Given, Parameter, is_given
 from hpc_mp.cyclecloud.rules.form import evaluated
 from hpc_mp.cyclecloud.tree import Attribute, Section
 from hpc_mp.cyclecloud.value import Mixed, read_value
@@ -147,12 +147,28 @@ def _no_such(case: Case) -> Iterable[Hit]:
             yield Hit(given.line(name), name, f"Did you mean {near}? Else delete it" if near else "Delete it", given.file)
 
 
+def _open(case: Case) -> Iterator[Parameter]:
+    """The required parameters that have no value."""
+    return (each for each in case.parameters
+            if each.is_required(case.values) and not is_given(case.values.get(each.name.casefold())))
+
+
+def _null(given: Given) -> dict[str, str]:
+    """The names that a file of values says null for, by name in lower case."""
+    return {name.casefold(): name for name, value in given.values.items() if value is None}
+
+
 def _not_given(case: Case) -> Iterable[Hit]:
-    if case.given is None:
-        return
-    for each in case.parameters:
-        if each.text("required") == "true" and not is_given(case.values.get(each.name.casefold())):
-            yield Hit(each.line, each.name, case.given.file)
+    if case.given:
+        named = _null(case.given)
+        yield from (Hit(each.line, each.name, case.given.file) for each in _open(case) if each.name.casefold() not in named)
+
+
+def _left_open(case: Case) -> Iterable[Hit]:
+    if case.given:
+        named = _null(case.given)
+        yield from (Hit(case.given.line(named[each.name.casefold()]), each.name, file=case.given.file)
+                    for each in _open(case) if each.name.casefold() in named)
 
 
 # --- attributes of parameters -----------------------------------------------------------------------------------------
@@ -245,4 +261,7 @@ RULES = (
     Rule("CC214", "warning", _open_password,
          "{it} holds a secret, but is a plain text field: the form and the cluster's page show it.",
          "Give it ParameterType = Password."),
+    Rule("CC215", "info", _left_open,
+         "{it} is null, which leaves it open: the cluster starts once somebody has chosen it.",
+         "Write the value here, or choose it in the cluster's form before the first start."),
 )

@@ -41,16 +41,20 @@ def _misspelt(case: Case) -> Iterable[Hit]:
 
 def _retired(case: Case) -> Iterable[Hit]:
     return (Hit(each.line, f"{word}{each.via}", size.retired) for each, word, size in _machines(case)
-            if size and size.retired and size.retired <= "2026-01-01")
+            if size and size.is_gone)
 
 
 def _retires(case: Case) -> Iterable[Hit]:
     return (Hit(each.line, f"{word}{each.via}", size.retired) for each, word, size in _machines(case)
-            if size and size.retired > "2026-01-01")
+            if size and size.retired and not size.is_gone)
 
 
 def _no_rdma(case: Case) -> Iterable[Hit]:
-    return (Hit(each.line, f"{word}{each.via}", size.twin) for each, word, size in _machines(case) if size and size.twin)
+    """A partition of one node needs no InfiniBand."""
+    alone = {machine.line for node in case.real if (most := node.get("MaxCount")) and most.number == 1
+             if (machine := node.get("MachineType"))}
+    return (Hit(each.line, f"{word}{each.via}", size.twin) for each, word, size in _machines(case)
+            if size and size.twin and each.line not in alone)
 
 
 def _hpc_without(case: Case) -> Iterable[Hit]:

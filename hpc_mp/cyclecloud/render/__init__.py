@@ -1,0 +1,10 @@
+"""From a size and a number of nodes to a directory that CycleCloud takes: ``hpc-mp cyclecloud render``."""
+
+from __future__ import annotations
+
+from hpc_mp.cyclecloud.render.choices import Choices, Plan, Storage, settle, sizes_on_offer
+from hpc_mp.cyclecloud.render.told import Told, told, words
+from hpc_mp.cyclecloud.render.workspace import Workspace, choices_within
+from hpc_mp.cyclecloud.render.write import write
+
+__all__ = ["Choices", "Plan", "Storage", "Told", "Workspace", "choices_within", "settle", "sizes_on_offer", "told", "words", "write"]

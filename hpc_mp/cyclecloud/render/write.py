@@ -1,0 +1,71 @@
+"""A rendered cluster as a directory that ``cyclecloud project upload`` and ``cyclecloud import_cluster`` take."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hpc_mp import __version__
+from hpc_mp.assets import asset
+from hpc_mp.cyclecloud.render.choices import Plan
+from hpc_mp.cyclecloud.render.parameters import parameters
+from hpc_mp.cyclecloud.render.told import Told, words
+from hpc_mp.cyclecloud.render.workspace import RELEASE, Workspace, workspace_parameters
+from hpc_mp.errors import HpcMpError
+
+HERE = Path(__file__).parent
+PROJECT = ("project.ini", "specs", "templates", "blobs")  # of cyclecloud/; blobs where there are some
+
+
+def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None) -> tuple[Path, ...]:
+    """What was written, directories as such.
+
+    Raises:
+        HpcMpError: the directory is there and not empty, or cannot be written.
+    """
+    try:
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise HpcMpError(f"--output {directory}", "is there, and is no empty directory",
+                             "give another one: nothing is replaced")
+        directory.mkdir(parents=True, exist_ok=True)
+        copied = [_copy(source, directory / source.name) for name in PROJECT if (source := asset("cyclecloud") / name).exists()]
+        _make_executable(directory)
+        texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, told, workspace)}
+        if workspace:
+            texts["workspace.json"] = as_json(workspace_parameters(plan, workspace))
+        for name, text in texts.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise HpcMpError(f"--output {directory}", f"cannot be written ({error.strerror})",
+                         "give a path that you may write to") from None
+    return (*copied, *(directory / name for name in texts))
+
+
+def as_json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2) + "\n"
+
+
+def _copy(source: Path, target: Path) -> Path:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+    return target
+
+
+def _make_executable(directory: Path) -> None:
+    """Not every way of installing a package keeps that."""
+    for script in directory.glob("specs/*/cluster-init/scripts/*"):
+        if script.is_file() and script.read_bytes().startswith(b"#!"):
+            script.chmod(0o755)
+
+
+def _readme(plan: Plan, told: Told, workspace: Workspace | None) -> str:
+    environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
+    return environment.get_template("next_steps.txt.j2").render(
+        told=told, words="\n".join(words(told)), workspace=workspace, release=RELEASE, version=__version__,
+        database=bool(plan.choices.database))
