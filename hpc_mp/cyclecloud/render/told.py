@@ -90,12 +90,13 @@ def words(found: Told) -> Iterator[str]:
     yield f"{found.cluster}: {found.nodes} × {found.sku} in the partition {found.partition}"
     yield from ("", "Quota to ask for (vCPUs, all machines running)")
     for each in found.quota:
-        yield f"  {each.vcpus:>6}  {each.family or f'family of {each.size}: az vm list-skus --size {each.size} --query [].family'}"
+        yield f"  {each.vcpus:>6}  {each.family or _unknown(each.size)}"
         yield f"          {each.machines}"
     yield from ("", "What a job sees on a node")
     yield from (f"  {line}" for line in _node(found))
-    yield from ("", "What Slurm is told (azure.conf, gres.conf)")
-    yield from (f"  {line}" for line in (*found.azure_conf, *found.gres_conf))
+    yield from ("", "What azslurm tells Slurm")
+    yield from (f"  azure.conf  {line}" for line in found.azure_conf)
+    yield from (f"  gres.conf   {line}" for line in found.gres_conf)
     yield from ("", "Lines for a job file")
     yield from (f"  {line}" if line else "" for line in found.job)
     for title, lines in (("Notes", found.notes), ("Not verified on Azure", found.unverified),
@@ -103,6 +104,10 @@ def words(found: Told) -> Iterator[str]:
         if lines:
             yield from ("", title)
             yield from (f"  {line}" for line in lines)
+
+
+def _unknown(size: str) -> str:
+    return f'family of {size}: az vm list-skus --size {size} --query "[].family"'
 
 
 def _node(found: Told) -> Iterator[str]:
