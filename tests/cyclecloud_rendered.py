@@ -11,6 +11,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cyclecloud import Finding
 from hpc_mp.cyclecloud.catalogue import Size, load_catalogue
 from hpc_mp.cyclecloud.render import Choices, settle, told, words
 from hpc_mp.cyclecloud.render.parameters import parameters
@@ -21,7 +22,14 @@ FOLDER = ROOT / "cyclecloud"
 TEMPLATE = FOLDER / "templates" / "hpc-mp-slurm.txt"
 GOLDEN = Path(__file__).parent / "golden" / "cyclecloud"
 CATALOGUE = load_catalogue()
+H100 = Choices("Standard_ND96isr_H100_v5", 4, region="westeurope", subnet="group/net/subnet", credentials="azure",
+               accounting=False)
 READY = re.compile(r"`(parameters/[\w-]+\.json)` \| `hpc-mp cyclecloud (render [^`]+)`")
+
+
+def grave(found: tuple[Finding, ...]) -> list[str]:
+    """Errors and warnings."""
+    return [f"{each.code} {each.file}:{each.line} {each.message}" for each in found if each.severity != "info"]
 
 
 def choices_of(size: Size) -> Choices:

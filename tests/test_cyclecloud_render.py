@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from cyclecloud_rendered import CATALOGUE, FOLDER, GOLDEN, TEMPLATE, choices_of, ready, record_of, rendered_by, values_of
+from cyclecloud_rendered import (
+    CATALOGUE,
+    FOLDER,
+    GOLDEN,
+    H100,
+    TEMPLATE,
+    choices_of,
+    grave,
+    ready,
+    record_of,
+    rendered_by,
+    values_of,
+)
 
-from hpc_mp.cli.cyclecloud import command
 from hpc_mp.cyclecloud import Finding, lint, read_project
 from hpc_mp.cyclecloud.catalogue import Size
 from hpc_mp.cyclecloud.parameters import Given, declared
 from hpc_mp.cyclecloud.parse import parse
 from hpc_mp.cyclecloud.render import Choices, settle, told
 from hpc_mp.cyclecloud.render.slurm_lines import slurm_lines
-from hpc_mp.cyclecloud.render.workspace import RELEASE, choices_within, workspace_parameters
 from hpc_mp.cyclecloud.render.write import as_json
 from hpc_mp.environment.profiles import load_profiles
 from hpc_mp.errors import HpcMpError
@@ -33,17 +37,11 @@ TEXT = TEMPLATE.read_text(encoding="utf-8")
 PROJECT = read_project(FOLDER)
 SIZES = [size for size in CATALOGUE.sizes.values() if not size.is_gone]
 GONE = ["Standard_NC6s_v3", "Standard_NC12s_v3", "Standard_NC24s_v3", "Standard_NC24rs_v3"]
-H100 = Choices("Standard_ND96isr_H100_v5", 4, region="westeurope", subnet="group/net/subnet", credentials="azure",
-               accounting=False)
 
 
 def findings(text: str, values: dict[str, Any] | None) -> tuple[Finding, ...]:
     given = None if values is None else Given("parameters.json", as_json(values), values)
     return lint(text, file="t.txt", given=given, project=PROJECT)
-
-
-def grave(found: tuple[Finding, ...]) -> list[str]:
-    return [f"{each.code} {each.file}:{each.line} {each.message}" for each in found if each.severity != "info"]
 
 
 # --- every size -------------------------------------------------------------------------------------------------------
@@ -114,7 +112,8 @@ PLANTED = (  # what is spoiled, with what, the codes that are found for it
     ('DefaultValue = "SuspendTime=1800"', 'DefaultValue = "HealthCheckProgram=/opt/mine.sh"', {"CC411"}),
     ("slurm.imex.enabled = ${ifThenElse(HPCImex, undefined, false)}", "slurm.imex.enabled = $HPCImex", {"CC415"}),
     ("        slurm.accounting.user = $configuration_slurm_accounting_user\n", "", {"CC202", "CC406"}),
-    ("slurm.accounting.password = $configuration_slurm_accounting_password", "slurm.accounting.password = hunter2", {"CC202", "CC213"}),
+    ("slurm.accounting.password = $configuration_slurm_accounting_password", "slurm.accounting.password = hunter2",
+     {"CC202", "CC213"}),
     ("        Description = That user's password\n        ParameterType = Password", "", {"CC214"}),
     ("    SubnetId = $SubnetId\n", "", {"CC202", "CC301"}),
     ("    ImageName = $HPCImageName\n", "", {"CC202", "CC302"}),
@@ -126,7 +125,8 @@ PLANTED = (  # what is spoiled, with what, the codes that are found for it
 )
 
 
-@pytest.mark.parametrize(("good", "bad", "codes"), PLANTED, ids=[f"{at}-{'-'.join(sorted(row[2]))}" for at, row in enumerate(PLANTED)])
+@pytest.mark.parametrize(("good", "bad", "codes"), PLANTED,
+                         ids=[f"{at}-{'-'.join(sorted(row[2]))}" for at, row in enumerate(PLANTED)])
 def test_a_fault_in_the_template_would_be_found(good: str, bad: str, codes: set[str]) -> None:
     assert TEXT.count(good) == 1
     values = values_of(replace(H100, accounting=True, database="db.example.org", database_user="slurm"))
@@ -148,6 +148,10 @@ def test_more_nodes_than_a_group_holds_are_not_made_with_infiniband() -> None:
     assert [line.split()[0] for line in grave(findings(uncapped, values))] == ["CC508"]
 
 
+OPTIONAL = ("configuration_slurm_accounting_storageloc", "configuration_slurm_accounting_custom_certificate",
+            "NFSSharedMountOptions", "AdditionalNFSExportPath", "AdditionalNFSMountOptions", "HpcMpTorchIndex")
+
+
 def test_every_parameter_has_a_place_in_the_form_and_says_what_it_is_for() -> None:
     for each in declared(parse(TEXT).template):
         if each.is_label:
@@ -156,9 +160,7 @@ def test_every_parameter_has_a_place_in_the_form_and_says_what_it_is_for() -> No
         assert {"label", "widget.label"} & given, each.name
         assert {"description", "widget.label"} & given, each.name
         settled = "defaultvalue" in given or each.text("required") == "true" or "conditions.required" in given
-        optional = each.name in ("configuration_slurm_accounting_storageloc", "configuration_slurm_accounting_custom_certificate",
-                                 "NFSSharedMountOptions", "AdditionalNFSExportPath", "AdditionalNFSMountOptions", "HpcMpTorchIndex")
-        assert settled or optional, f"{each.name} has neither a default nor a demand"
+        assert settled or each.name in OPTIONAL, f"{each.name} has neither a default nor a demand"
         if "config.integeronly" in given:
             assert {"config.minvalue", "config.maxvalue"} <= given, each.name
 
@@ -181,10 +183,12 @@ def test_the_lines_of_slurm_are_those_of_azslurm() -> None:
     found = slurm_lines("My Cluster", "hpc", h100, 16, default=True, one_thread=False)
     assert found.node == ("Nodename=My-Cluster-hpc-[1-16] Feature=cloud STATE=CLOUD CPUs=96 ThreadsPerCore=1 "
                           "RealMemory=1848320 Gres=gpu:8")  # 1900 GiB = 1945600 MiB, less 5 %
-    assert found.partition == "PartitionName=hpc Nodes=My-Cluster-hpc-[1-16] Default=YES DefMemPerCPU=19253 MaxTime=INFINITE State=UP"
+    assert found.partition == ("PartitionName=hpc Nodes=My-Cluster-hpc-[1-16] Default=YES DefMemPerCPU=19253 "
+                               "MaxTime=INFINITE State=UP")
     assert found.gres == "Nodename=My-Cluster-hpc-[1-16] Name=gpu Count=8 File=/dev/nvidia[0-7]"
     found = slurm_lines("c", "htc", small, 1, default=False, one_thread=False)
-    assert found.node == "Nodename=c-htc-1 Feature=cloud STATE=CLOUD CPUs=2 ThreadsPerCore=2 RealMemory=3072"  # less 1 GiB, not 5 %
+    assert found.node == ("Nodename=c-htc-1 Feature=cloud STATE=CLOUD CPUs=2 ThreadsPerCore=2 "
+                          "RealMemory=3072")  # less 1 GiB, not 5 %
     assert "Default=NO DefMemPerCPU=1536" in found.partition and found.gres == ""
     amd = slurm_lines("c", "hpc", CATALOGUE.sizes["standard_nd96isr_mi300x_v5"], 2, default=True, one_thread=False)
     assert amd.gres.endswith("File=/dev/dri/renderD[128,136,144,152,160,168,176,184]")
@@ -200,7 +204,8 @@ def test_quota_counts_every_machine_by_family() -> None:
 
 def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:
     lines = told(settle(H100, CATALOGUE), CATALOGUE).job
-    rest = '[model]\nconfig = { model_type = "gpt2" }\n[data]\nfiles = ["x"]\nsequence_length = 8\n[train]\nsteps = 1\nglobal_batch = 32\n'
+    rest = ('[model]\nconfig = { model_type = "gpt2" }\n[data]\nfiles = ["x"]\nsequence_length = 8\n'
+            "[train]\nsteps = 1\nglobal_batch = 32\n")
     file = tmp_path / "job.toml"
     file.write_text("\n".join(lines) + "\n" + rest, encoding="utf-8")
     job = load_job(file)
@@ -236,7 +241,8 @@ def test_what_has_to_be_known_is_said_where_it_holds(changes: dict[str, Any], sa
     ({"sku": "Standard_HB176rs_v4", "nodes": 301}, ("holds 300",)),
     ({"sku": "Standard_D8ads_v5", "nodes": 1001}, ("at most 1000",)),
     ({"sku": "Standard_ND96is_H100_v5", "nodes": 2}, ("has no InfiniBand", "take Standard_ND96isr_H100_v5")),
-    ({"image": "microsoft-dsvm:ubuntu-hpc:2404-rocm:latest"}, ("has the drivers rocm", "take microsoft-dsvm:ubuntu-hpc:2404:latest")),
+    ({"image": "microsoft-dsvm:ubuntu-hpc:2404-rocm:latest"},
+     ("has the drivers rocm", "take microsoft-dsvm:ubuntu-hpc:2404:latest")),
     ({"image": "microsoft-dsvm:ubuntu-hpc:2204-v100:latest"}, ("has the drivers nvidia-v100",)),
     ({"image": "Canonical:ubuntu-24_04-lts:server-arm64:latest"}, ("is for arm64",)),
     ({"image": "Canonical:ubuntu-24_04-lts:server:latest"}, ("has no drivers",)),
@@ -263,154 +269,3 @@ def test_what_cannot_be_is_refused_with_its_rule_and_its_remedy(changes: dict[st
 def test_the_most_that_is_allowed_is_allowed() -> None:
     for sku, nodes in (("ND96isr_H100_v5", 100), ("Standard_HB176rs_v4", 300), ("standard_d8ads_v5", 1000)):
         assert settle(replace(H100, sku=sku, nodes=nodes), CATALOGUE).choices.nodes == nodes
-
-
-# --- the workspace ----------------------------------------------------------------------------------------------------
-
-RECORDED = tomllib.loads((GOLDEN / "workspace.toml").read_text(encoding="utf-8"))
-PLAIN = {"string": str, "int": int, "bool": bool, "object": dict, "secret": str}
-
-
-def misfits(values: dict[str, Any], fields: dict[str, str], path: str = "") -> list[str]:
-    """Names that there are not, are missing, or have a value of another type."""
-    known = {name.rstrip("?"): (kind, name.endswith("?")) for name, kind in fields.items()}
-    found = [f"{path}{name}: there is none" for name in values if name not in known]
-    found += [f"{path}{name}: missing" for name, (_, optional) in known.items() if name not in values and not optional]
-    return found + [line for name, value in values.items() if name in known for line in misfit(value, known[name][0], path + name)]
-
-
-def misfit(value: Any, kind: str, path: str) -> list[str]:
-    if kind.startswith("["):
-        return [line for each in value for line in misfit(each, kind[1:-1], f"{path}[]")] if isinstance(value, list) else [f"{path}: no list"]
-    if kind in PLAIN:
-        return [] if isinstance(value, PLAIN[kind]) and isinstance(value, bool) == (kind == "bool") else [f"{path}: no {kind}"]
-    if kind in RECORDED["records"]:
-        return misfits(value, RECORDED["records"][kind], f"{path}.")
-    union = RECORDED["types"][kind].get(value.get("type"))
-    return misfits({name: each for name, each in value.items() if name != "type"}, union, f"{path}.") if union is not None else [
-        f"{path}: no {kind} of type {value.get('type')}"]
-
-
-def of_workspace(choices: Choices, project: str | None = None) -> dict[str, Any]:
-    own, workspace = choices_within(replace(choices, subnet=None, credentials=None), None, project)
-    document = workspace_parameters(settle(own, CATALOGUE), workspace)
-    assert set(document) == {"$schema", "contentVersion", "parameters"}
-    return {name: each["value"] for name, each in document["parameters"].items()}
-
-
-def wrong(values: dict[str, Any]) -> list[str]:
-    return misfits(values, RECORDED["parameters"])
-
-
-@pytest.mark.parametrize("changes", [
-    {}, {"storage": "amlfs"}, {"storage": "amlfs", "storage_address": "10.0.0.9"},
-    {"storage": "external", "storage_address": "10.0.0.9"}, {"sku": "Standard_D8ads_v5", "nodes": 500},
-    {"accounting": True, "database": "db.example.org", "database_user": "slurm"},
-], ids=lambda changes: "-".join(str(value) for value in changes.values()) or "plain")
-def test_the_workspace_takes_these_parameters(changes: dict[str, Any]) -> None:
-    assert RECORDED["release"] == RELEASE
-    values = of_workspace(replace(H100, **changes), "https://github.com/me/mine/releases/0.1.0")
-    assert wrong(values) == ["adminPassword: missing", "key: missing"], "az asks for the one, the command line gives the other"
-    spoiled = values | {"hpc": values["hpc"] | {"maxNodes": "4"}, "gpus": {}, "network": {"type": "old"}}
-    del spoiled["htc"]
-    assert [line for line in wrong(spoiled) if "Password" not in line and "key" not in line] == [
-        "gpus: there is none", "htc: missing", "network: no network of type old", "hpc.maxNodes: no int"]
-
-
-def test_the_workspaces_network_has_room_for_every_machine() -> None:
-    for nodes, prefix in ((2, 24), (100, 24), (113, 24), (114, 23), (241, 23), (242, 22), (1000, 21)):
-        values = of_workspace(replace(H100, sku="Standard_D8ads_v5", nodes=nodes))
-        assert values["network"]["addressSpace"] == f"10.0.0.0/{prefix}", nodes
-        assert 2 ** (31 - prefix) - 5 >= nodes + 8 + 1 + 1
-    assert of_workspace(replace(H100, storage="amlfs"))["network"]["addressSpace"] == "10.0.0.0/23"
-
-
-@pytest.mark.parametrize(("changes", "rule"), [
-    ({"region": None}, "--region is missing"), ({"subnet": "a/b/c", "credentials": None}, "brings its own network"),
-    ({"storage": "external"}, "needs an address"), ({"accounting": True, "database": "db"}, "needs a user"),
-    ({"sku": "Standard_ND128isr_GB300_v6"}, "no image that Azure publishes"),
-])
-def test_what_a_workspace_cannot_be_made_of_is_refused(changes: dict[str, Any], rule: str) -> None:
-    with pytest.raises(HpcMpError, match=rule):
-        own, workspace = choices_within(replace(H100, **{"subnet": None, "credentials": None, **changes}), None, None)
-        workspace_parameters(settle(own, CATALOGUE), workspace)
-
-
-# --- the command ------------------------------------------------------------------------------------------------------
-
-
-def call(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(command, ["render", *map(str, arguments)])
-
-
-def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
-    directory = tmp_path / "a cluster" / "of mine"
-    done = call("--sku", "Standard_ND96isr_H200_v5", "--nodes", 8, "--output", directory, "--workspace", "--region", "westeurope")
-    assert done.exit_code == 0, done.output
-    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
-    of_project = {path.relative_to(FOLDER).as_posix() for name in ("specs", "templates", "blobs") for path in (FOLDER / name).rglob("*")
-                  if path.is_file()}
-    assert names == of_project | {"project.ini", "parameters.json", "workspace.json", "README.txt"}
-    values = json.loads((directory / "parameters.json").read_text(encoding="utf-8"))
-    text = (directory / "templates" / "hpc-mp-slurm.txt").read_text(encoding="utf-8")
-    given = Given("parameters.json", as_json(values), values)
-    assert grave(lint(text, given=given, project=read_project(directory))) == []
-    assert values["SubnetId"] == "hpc-mp-rg/ccw-vnet/ccw-compute-subnet" and values["Credentials"] == "azure"
-    readme = (directory / "README.txt").read_text(encoding="utf-8")
-    for line in ("cyclecloud project upload azure-storage", "az deployment sub create", f"git clone --branch {RELEASE}",
-                 "cyclecloud import_cluster hpc-mp -c hpc-mp-slurm -f templates/hpc-mp-slurm.txt -p parameters.json"):
-        assert line in readme
-    assert "[cluster hpc-mp-slurm]" in text and done.output.split("\nwrote")[0].strip() in readme
-
-
-def test_json_is_one_document_with_all_that_is_told(tmp_path: Path) -> None:
-    done = call("--sku", "Standard_ND96isr_H100_v5", "--nodes", 2, "--output", tmp_path / "out", "--json")
-    document = json.loads(done.stdout)
-    assert document["directory"] == str(tmp_path / "out") and document["network_gbytes"] == 400 and document["node_busbw"] == 460
-    assert "Region" in document["open"] and document["quota"][0]["vcpus"] == 192 and document["placement_group"] == 100
-    assert "null" in (tmp_path / "out" / "parameters.json").read_text(encoding="utf-8")
-
-
-def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
-    for output in (tmp_path, tmp_path / "mine.txt"):
-        done = call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", output)
-        assert isinstance(done.exception, HpcMpError) and "no empty directory" in str(done.exception)
-    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-    (tmp_path / "empty").mkdir()
-    assert call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "empty").exit_code == 0
-    done = call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "mine.txt" / "below")
-    assert isinstance(done.exception, HpcMpError) and "cannot be written" in str(done.exception)
-
-
-@pytest.mark.parametrize(("arguments", "words"), [
-    ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
-    (("--nodes", "2", "--json"), "--sku: missing"),
-    (("--sku", "x", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
-])
-def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
-    done = call(*arguments, "--output", tmp_path / "out")
-    assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
-    keyboard, screen = pty.openpty()
-    with subprocess.Popen([sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(tmp_path / "out")],
-                          stdin=screen, stdout=screen, stderr=screen) as process:
-        os.close(screen)
-        os.write(keyboard, b"Standard_D8ads_v5\n3\n")
-        said = b""
-        while chunk := _read(keyboard):
-            said += chunk
-    os.close(keyboard)
-    assert process.returncode == 0, said.decode()
-    assert b"How many of them" in said and b"Standard_ND96isr_H100_v5" in said
-    assert json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))["MaxHPCExecuteNodeCount"] == 3
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65536)
-    except OSError:  # the other end was closed
-        return b""

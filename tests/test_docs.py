@@ -73,7 +73,7 @@ def unknown_options(text: str) -> list[str]:
     for call, verb, rest in re.findall(r"((?:^    |`)hpc-mp ([a-z]+)([^`\n#]*))", text, re.MULTILINE):
         command = cli.get_command(context, verb)
         commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())] if command else []
-        known = {name for each in commands for parameter in each.params for name in parameter.opts}
+        known = {name for each in commands for parameter in each.params for name in (*parameter.opts, *parameter.secondary_opts)}
         if command is None or not set(re.findall(r"--[a-z-]+", rest)) <= known:
             unknown.append(call)
     return unknown

@@ -15,19 +15,21 @@ from hpc_mp.cyclecloud.render import Choices, Storage, choices_within, settle, s
 from hpc_mp.errors import HpcMpError
 
 
-@click.command(help="Write a directory that CycleCloud takes: a project, a Slurm template and the parameters for so many machines of "
-                    "a size. Says what quota it needs, and what a job will see. Nothing is started, and nobody is asked.")
+@click.command(help="Write a directory that CycleCloud takes: a project, a Slurm template and the parameters for so many "
+                    "machines of a size. Says what quota it needs, and what a job will see. Nothing is started, and nothing "
+                    "is asked of Azure.")
 @click.option("--sku", metavar="SIZE", help="Size of the nodes that train, such as Standard_ND96isr_H100_v5.")
 @click.option("--nodes", type=int, metavar="N", help="How many of them there may be.")
-@click.option("--output", type=click.Path(path_type=Path), metavar="DIR", help="The directory to write [default: the cluster's name].")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR",
+              help="The directory to write [default: the cluster's name].")
 @click.option("--name", default="hpc-mp", show_default=True, help="Of the cluster; nodes are named after it.")
 @click.option("--region", help="As Azure names it, such as westeurope. Left out: chosen in CycleCloud's form.")
 @click.option("--subnet", metavar="GROUP/NETWORK/SUBNET", help="Left out: chosen in CycleCloud's form.")
 @click.option("--credentials", help="The account in CycleCloud. Left out: chosen in its form.")
 @click.option("--image", metavar="URN|ID", help="Of the nodes that train [default: an HPC image that fits the size].")
 @click.option("--storage", type=click.Choice(get_args(Storage)), default="nfs", show_default=True,
-              help="/shared is a disk of the scheduler (nfs), or another NFS server (external); amlfs: Azure Managed Lustre at /data "
-                   "beside that disk.")
+              help="/shared is a disk of the scheduler (nfs), or another NFS server (external); amlfs: Azure Managed Lustre at "
+                   "/data beside that disk.")
 @click.option("--storage-address", metavar="HOST", help="Of the NFS server or of Lustre.")
 @click.option("--accounting/--no-accounting", default=True, show_default=True,
               help="Keep accounts of jobs; that needs a MySQL server.")
@@ -38,7 +40,8 @@ from hpc_mp.errors import HpcMpError
 @click.option("--workspace", "as_workspace", is_flag=True,
               help="From an empty subscription: parameters for Azure CycleCloud Workspace for Slurm too.")
 @click.option("--resource-group", metavar="NAME", help="Of the workspace [default: the cluster's name and -rg].")
-@click.option("--project-url", metavar="URL", help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
+@click.option("--project-url", metavar="URL",
+              help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
 def render_command(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
                    project_url: str | None, json_: bool, **given: object) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 from hpc_mp.assets import asset
 
-
 READ = "2026-01-01"  # what was retired by then is gone, what is later is announced
 
 

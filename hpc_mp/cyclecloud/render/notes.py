@@ -25,8 +25,8 @@ NOTES: tuple[Row, ...] = (
                   + (", also where single machines can be had: all of hpc are in one placement group. Try fewer nodes, another "
                      "zone or region, or reserve capacity." if plan.infiniband else ". Try another size, zone or region.")),
     (lambda plan: plan.image is None,
-     lambda plan: f"Azure publishes no image for {plan.size.name}: give HPCImageName one of your own, Ubuntu 24.04 for arm64 with "
-                  "NVIDIA's and InfiniBand's drivers (the scripts of azhpc-images build one)."),
+     lambda plan: f"Azure publishes no image for {plan.size.name}: give HPCImageName one of your own, Ubuntu 24.04 for arm64 "
+                  "with NVIDIA's and InfiniBand's drivers (the scripts of azhpc-images build one)."),
     (lambda plan: bool(plan.image) and plan.known is None,
      lambda plan: f"{plan.image} is not in the catalogue: whether it fits {plan.size.name} was not checked."),
     (lambda plan: bool(plan.size.nvlink_block) and plan.choices.nodes % plan.size.nvlink_block > 0,

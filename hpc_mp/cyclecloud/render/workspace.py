@@ -38,13 +38,15 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
         HpcMpError: what its deployment needs is missing, or it would not count.
     """
     if choices.region is None:
-        raise HpcMpError("--workspace", "is deployed into a region, and --region is missing", "give it, such as --region westeurope")
+        raise HpcMpError("--workspace", "is deployed into a region, and --region is missing",
+                         "give it, such as --region westeurope")
     if choices.subnet or choices.credentials:
         raise HpcMpError("--workspace", "brings its own network and credentials", "leave --subnet and --credentials out")
     if choices.storage == "external" and not choices.storage_address:
         raise HpcMpError("--storage external", "needs an address before the workspace is deployed", "give --storage-address")
     if choices.database and not choices.database_user:
-        raise HpcMpError(f"--database {choices.database}", "needs a user before the workspace is deployed", "give --database-user")
+        raise HpcMpError(f"--database {choices.database}", "needs a user before the workspace is deployed",
+                         "give --database-user")
     group = resource_group or f"{choices.name}-rg"
     own = replace(choices, subnet=f"{group}/{NETWORK}", credentials=CREDENTIALS)
     return own, Workspace(choices.region, group, project)
@@ -58,7 +60,7 @@ def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
     """
     choices = plan.choices
     if plan.image is None:
-        raise HpcMpError(f"--sku {plan.size.name}", "has no image that Azure publishes, and a workspace needs one when it is deployed",
+        raise HpcMpError(f"--sku {plan.size.name}", "has no image that Azure publishes, and a workspace wants one at once",
                          "give --image with the id of one of your own")
     values = {
         "location": workspace.region,

@@ -1,0 +1,98 @@
+"""``hpc-mp cyclecloud render``: what it writes, what it prints, what it asks, what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from cyclecloud_rendered import FOLDER, grave
+
+from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cyclecloud import lint, read_project
+from hpc_mp.cyclecloud.parameters import Given
+from hpc_mp.cyclecloud.render.workspace import RELEASE
+from hpc_mp.cyclecloud.render.write import as_json
+from hpc_mp.errors import HpcMpError
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(command, ["render", *map(str, arguments)])
+
+
+def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
+    directory = tmp_path / "a cluster" / "of mine"
+    done = call("--sku", "Standard_ND96isr_H200_v5", "--nodes", 8, "--output", directory, "--workspace", "--region", "westeurope")
+    assert done.exit_code == 0, done.output
+    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    of_project = {path.relative_to(FOLDER).as_posix() for name in ("specs", "templates", "blobs")
+                  for path in (FOLDER / name).rglob("*") if path.is_file()}
+    assert names == of_project | {"project.ini", "parameters.json", "workspace.json", "README.txt"}
+    values = json.loads((directory / "parameters.json").read_text(encoding="utf-8"))
+    text = (directory / "templates" / "hpc-mp-slurm.txt").read_text(encoding="utf-8")
+    given = Given("parameters.json", as_json(values), values)
+    assert grave(lint(text, given=given, project=read_project(directory))) == []
+    assert values["SubnetId"] == "hpc-mp-rg/ccw-vnet/ccw-compute-subnet" and values["Credentials"] == "azure"
+    readme = (directory / "README.txt").read_text(encoding="utf-8")
+    for line in ("cyclecloud project upload azure-storage", "az deployment sub create", f"git clone --branch {RELEASE}",
+                 "cyclecloud import_cluster hpc-mp -c hpc-mp-slurm -f templates/hpc-mp-slurm.txt -p parameters.json"):
+        assert line in readme
+    assert "[cluster hpc-mp-slurm]" in text and done.output.split("\nwrote")[0].strip() in readme
+
+
+def test_json_is_one_document_with_all_that_is_told(tmp_path: Path) -> None:
+    done = call("--sku", "Standard_ND96isr_H100_v5", "--nodes", 2, "--output", tmp_path / "out", "--json")
+    document = json.loads(done.stdout)
+    assert document["directory"] == str(tmp_path / "out") and document["network_gbytes"] == 400 and document["node_busbw"] == 460
+    assert "Region" in document["open"] and document["quota"][0]["vcpus"] == 192 and document["placement_group"] == 100
+    assert "null" in (tmp_path / "out" / "parameters.json").read_text(encoding="utf-8")
+
+
+def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine", encoding="utf-8")
+    for output in (tmp_path, tmp_path / "mine.txt"):
+        done = call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", output)
+        assert isinstance(done.exception, HpcMpError) and "no empty directory" in str(done.exception)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    (tmp_path / "empty").mkdir()
+    assert call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "empty").exit_code == 0
+    done = call("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "mine.txt" / "below")
+    assert isinstance(done.exception, HpcMpError) and "cannot be written" in str(done.exception)
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
+    (("--nodes", "2", "--json"), "--sku: missing"),
+    (("--sku", "x", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
+])
+def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    done = call(*arguments, "--output", tmp_path / "out")
+    assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
+    keyboard, screen = pty.openpty()
+    with subprocess.Popen([sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(tmp_path / "out")],
+                          stdin=screen, stdout=screen, stderr=screen) as process:
+        os.close(screen)
+        os.write(keyboard, b"Standard_D8ads_v5\n3\n")
+        said = b""
+        while chunk := _read(keyboard):
+            said += chunk
+    os.close(keyboard)
+    assert process.returncode == 0, said.decode()
+    assert b"How many of them" in said and b"Standard_ND96isr_H100_v5" in said
+    assert json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))["MaxHPCExecuteNodeCount"] == 3
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other end was closed
+        return b""
