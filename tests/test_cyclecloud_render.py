@@ -22,6 +22,7 @@ from cyclecloud_rendered import (
     values_of,
 )
 
+import hpc_mp
 from hpc_mp.cyclecloud import Finding, lint, read_project
 from hpc_mp.cyclecloud.catalogue import Size
 from hpc_mp.cyclecloud.parameters import Given, declared
@@ -163,6 +164,21 @@ def test_every_parameter_has_a_place_in_the_form_and_says_what_it_is_for() -> No
         assert settled or each.name in OPTIONAL, f"{each.name} has neither a default nor a demand"
         if "config.integeronly" in given:
             assert {"config.minvalue", "config.maxvalue"} <= given, each.name
+
+
+def test_the_template_names_the_release_at_hand() -> None:
+    assert f"DefaultValue = hpc-mp=={hpc_mp.__version__}\n" in TEXT
+    assert PROJECT.value("version") == hpc_mp.__version__, "what its cluster-init sections name is checked by CC705"
+
+
+def test_storage_is_mounted_from_where_it_was_said() -> None:
+    values = values_of(replace(H100, storage="external", storage_address="10.0.0.9:/vol1"))
+    assert (values["UseBuiltinShared"], values["NFSAddress"], values["NFSSharedExportPath"]) == (False, "10.0.0.9", "/vol1")
+    values = values_of(replace(H100, storage="amlfs", storage_address="10.0.0.9"))
+    lustre = (values["UseBuiltinShared"], values["AdditionalNFSAddress"], values["AdditionalNFSExportPath"])
+    assert lustre == (True, "10.0.0.9", "")
+    assert grave(findings(TEXT, values)) == []
+    assert "CC209" in " ".join(grave(findings(TEXT, values | {"AdditionalNFSType": "nfs"})))
 
 
 def test_nothing_starts_before_what_is_missing_was_chosen() -> None:

@@ -81,14 +81,16 @@ def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(tmp_path / "out")],
                           stdin=screen, stdout=screen, stderr=screen) as process:
         os.close(screen)
-        os.write(keyboard, b"Standard_D8ads_v5\n3\n")
+        os.write(keyboard, b"Standard_D8adz_v5\nStandard_D8ads_v5\n3\nnortheurope\nn\n")
         said = b""
         while chunk := _read(keyboard):
             said += chunk
     os.close(keyboard)
     assert process.returncode == 0, said.decode()
-    assert b"How many of them" in said and b"Standard_ND96isr_H100_v5" in said
-    assert json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))["MaxHPCExecuteNodeCount"] == 3
+    assert b"How many of them" in said and b"did you mean" in said.lower()
+    values = json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))
+    assert (values["MaxHPCExecuteNodeCount"], values["Region"]) == (3, "northeurope")
+    assert values["configuration_slurm_accounting_enabled"] is False
 
 
 def _read(descriptor: int) -> bytes:

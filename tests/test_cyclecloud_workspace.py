@@ -54,12 +54,12 @@ def wrong(values: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("changes", [
     {}, {"storage": "amlfs"}, {"storage": "amlfs", "storage_address": "10.0.0.9"},
-    {"storage": "external", "storage_address": "10.0.0.9"}, {"sku": "Standard_D8ads_v5", "nodes": 500},
+    {"storage": "external", "storage_address": "10.0.0.9:/vol1"}, {"sku": "Standard_D8ads_v5", "nodes": 500},
     {"accounting": True, "database": "db.example.org", "database_user": "slurm"},
 ], ids=lambda changes: "-".join(str(value) for value in changes.values()) or "plain")
 def test_the_workspace_takes_these_parameters(changes: dict[str, Any]) -> None:
     assert RECORDED["release"] == RELEASE
-    values = of_workspace(replace(H100, **changes), "https://github.com/me/mine/releases/0.1.0")
+    values = of_workspace(replace(H100, **changes), "https://github.com/me/mine/releases/tag/0.1.0")
     assert wrong(values) == ["adminPassword: missing", "key: missing"], "az asks for the one, the command line gives the other"
     spoiled = values | {"hpc": values["hpc"] | {"maxNodes": "4"}, "gpus": {}, "network": {"type": "old"}}
     del spoiled["htc"]
@@ -73,6 +73,16 @@ def test_the_workspaces_network_has_room_for_every_machine() -> None:
         assert values["network"]["addressSpace"] == f"10.0.0.0/{prefix}", nodes
         assert 2 ** (31 - prefix) - 5 >= nodes + 8 + 1 + 1
     assert of_workspace(replace(H100, storage="amlfs"))["network"]["addressSpace"] == "10.0.0.0/23"
+
+
+def test_a_project_is_fetched_from_a_release_on_github_alone() -> None:
+    release = "https://github.com/me/mine/releases/tag/0.1.0"
+    specs = of_workspace(H100, release)["clusterInitSpecs"]
+    assert {each["spec"]: each["target"] for each in specs} == {
+        "default": ["scheduler", "login", "htc", "hpc"], "scheduler": ["scheduler"], "execute": ["hpc", "htc"]}
+    assert {each["gitHubReleaseURL"] for each in specs} == {release}
+    with pytest.raises(HpcMpError, match="is no release on GitHub"):
+        of_workspace(H100, "https://example.org/mine.tgz")
 
 
 @pytest.mark.parametrize(("changes", "rule"), [

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import get_args
 
 import click
+from click.core import ParameterSource
 
 from hpc_mp.cyclecloud.catalogue import Catalogue, load_catalogue
-from hpc_mp.cyclecloud.render import Choices, Storage, choices_within, settle, sizes_on_offer, told, words, write
+from hpc_mp.cyclecloud.render import Choices, Storage, choices_within, find_size, settle, sizes_on_offer, told, words, write
 from hpc_mp.errors import HpcMpError
 
 
@@ -30,7 +31,7 @@ from hpc_mp.errors import HpcMpError
 @click.option("--storage", type=click.Choice(get_args(Storage)), default="nfs", show_default=True,
               help="/shared is a disk of the scheduler (nfs), or another NFS server (external); amlfs: Azure Managed Lustre at "
                    "/data beside that disk.")
-@click.option("--storage-address", metavar="HOST", help="Of the NFS server or of Lustre.")
+@click.option("--storage-address", metavar="HOST[:/PATH]", help="Of the NFS server or of Lustre.")
 @click.option("--accounting/--no-accounting", default=True, show_default=True,
               help="Keep accounts of jobs; that needs a MySQL server.")
 @click.option("--database", metavar="HOST", help="That server.")
@@ -47,7 +48,10 @@ def render_command(sku: str | None, nodes: int | None, output: Path | None, as_w
                    project_url: str | None, json_: bool, **given: object) -> None:
     catalogue = load_catalogue()
     if sku is None or nodes is None:
-        sku, nodes = _asked(sku, nodes, catalogue, quiet=json_)
+        _refuse_without_terminal(sku, nodes, quiet=json_)
+        sku, nodes, asked = _asked(sku, nodes, catalogue)
+        source = click.get_current_context().get_parameter_source
+        given |= {name: value for name, value in asked.items() if source(name) is ParameterSource.DEFAULT}
     choices = Choices(sku=sku, nodes=nodes, **given)  # type: ignore[arg-type]  # each option above is a field of that type
     workspace = None
     if as_workspace:
@@ -66,18 +70,29 @@ def render_command(sku: str | None, nodes: int | None, output: Path | None, as_w
     click.echo(f"\nwrote {directory}; {directory / 'README.txt'} says how to go on")
 
 
-def _asked(sku: str | None, nodes: int | None, catalogue: Catalogue, *, quiet: bool) -> tuple[str, int]:
-    """What is missing, asked for on a terminal."""
+def _refuse_without_terminal(sku: str | None, nodes: int | None, *, quiet: bool) -> None:
     missing = [option for option, value in (("--sku", sku), ("--nodes", nodes)) if value is None]
     if quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise HpcMpError(" and ".join(missing), "missing, and there is no terminal to ask on",
                          "give --sku SIZE and --nodes N, such as --sku Standard_ND96isr_H100_v5 --nodes 4")
+
+
+def _asked(sku: str | None, nodes: int | None, catalogue: Catalogue) -> tuple[str, int, dict[str, object]]:
+    """The size, the number, and what else somebody who gave no options may want to say."""
+    def known(name: str) -> str:
+        try:
+            return find_size(name, catalogue).name
+        except HpcMpError as error:
+            raise click.UsageError(str(error)) from None  # asked again
+
     if sku is None:
         for size in sizes_on_offer(catalogue):
             if size.gpus and size.rdma:
                 click.echo(f"  {size.name:32} {size.gpus} × {size.gpu_model}, {size.nics} × InfiniBand {size.rdma_gbps} Gb/s")
         click.echo("  Standard_D8ads_v5                CPU, to try things out; other sizes: cyclecloud/catalogue.toml")
-        sku = click.prompt("Size of the nodes that train", default="Standard_ND96isr_H100_v5")
+        sku = click.prompt("Size of the nodes that train", default="Standard_ND96isr_H100_v5", value_proc=known)
     if nodes is None:
         nodes = click.prompt("How many of them at most (they start when jobs wait for them)", type=click.IntRange(1), default=2)
-    return sku, nodes
+    region = click.prompt("Region, such as westeurope (empty: chosen in CycleCloud's form)", default="", show_default=False)
+    accounting = click.confirm("Is there a MySQL server to keep accounts of jobs in (else there is no sacct)?", default=True)
+    return sku, nodes, {"region": region or None, "accounting": accounting}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from hpc_mp.cyclecloud.render.choices import Choices, Plan, Storage, settle, sizes_on_offer
+from hpc_mp.cyclecloud.render.choices import Choices, Plan, Storage, find_size, settle, sizes_on_offer
 from hpc_mp.cyclecloud.render.told import Told, told, words
 from hpc_mp.cyclecloud.render.workspace import Workspace, choices_within
 from hpc_mp.cyclecloud.render.write import write
 
-__all__ = ["Choices", "Plan", "Storage", "Told", "Workspace", "choices_within", "settle", "sizes_on_offer", "told", "words",
-           "write"]
+__all__ = ["Choices", "Plan", "Storage", "Told", "Workspace", "choices_within", "find_size", "settle", "sizes_on_offer", "told",
+           "words", "write"]

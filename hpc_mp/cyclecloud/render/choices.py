@@ -23,7 +23,7 @@ class Choices:
         sku, nodes: size and number of the machines that train.
         name: of the cluster.
         storage: of /shared: a disk of the scheduler, another NFS server; or that disk, and Azure Managed Lustre beside it.
-        storage_address: of the NFS server or of Lustre.
+        storage_address: of the NFS server or of Lustre, and behind ``:`` the path that it exports.
         database: host name of the MySQL server that keeps accounts; ``accounting`` false: none are kept.
     """
 
@@ -41,6 +41,15 @@ class Choices:
     database_user: str | None = None
     login_nodes: int = 1
     htc_nodes: int = 8
+
+    @property
+    def storage_host(self) -> str | None:
+        return self.storage_address.partition(":")[0] if self.storage_address else None
+
+    @property
+    def storage_path(self) -> str:
+        """What the server exports, "" where that is not said."""
+        return (self.storage_address or "").partition(":")[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ def settle(choices: Choices, catalogue: Catalogue) -> Plan:
         HpcMpError: the size is unknown or gone, there are too many or too few nodes, the image does not fit the size, or a
             name cannot be one.
     """
-    size = _size(choices.sku, catalogue)
+    size = find_size(choices.sku, catalogue)
     _check_nodes(choices, size)
     _check_names(choices)
     image = choices.image or size.image or None
@@ -89,7 +98,11 @@ def sizes_on_offer(catalogue: Catalogue) -> tuple[Size, ...]:
     return tuple(size for size in catalogue.sizes.values() if not size.is_gone)
 
 
-def _size(sku: str, catalogue: Catalogue) -> Size:
+def find_size(sku: str, catalogue: Catalogue) -> Size:
+    """
+    Raises:
+        HpcMpError: there is no such size, or none any more.
+    """
     found = catalogue.size(sku) or catalogue.size(f"Standard_{sku}")
     if found is None:
         names = [size.name for size in sizes_on_offer(catalogue)]
@@ -132,7 +145,7 @@ _NAMES = (
     ("subnet", r"[^/\s]+/[^/\s]+/[^/\s]+|/subscriptions/\S+/subnets/[^/\s]+", "is no subnet",
      "write RESOURCEGROUP/NETWORK/SUBNET"),
     ("image", r"\S+", "is no image", "give a URN such as microsoft-dsvm:ubuntu-hpc:2404:latest, or the id of an image"),
-    ("storage_address", r"[A-Za-z0-9][\w.,-]*", "is no address", "give an IP address or a host name"),
+    ("storage_address", r"[A-Za-z0-9][\w.,-]*(:/\S*)?", "is no address", "write HOST, or HOST:/PATH"),
     ("database", r"[A-Za-z0-9][\w.-]*(:\d+)?", "is no host", "give the server's host name or address, without mysql://"),
 )
 
@@ -152,14 +165,14 @@ def _check_names(choices: Choices) -> None:
 
 def _check_image(image: Image, size: Size) -> None:
     name = f"--image {image.name}"
-    wanted = {"amd": ("rocm",), "nvidia": ("nvidia-v100",) if size.is_v100 else ("nvidia",), "": ("none", "nvidia", "rocm")}
+    wanted = {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}
     kind = f"{size.gpu_model} on {size.arch}" if size.gpus else size.arch
     better = f"take {size.image}" if size.image else "take one built for arm64 with NVIDIA's drivers"
     if image.arch not in (size.arch, "unknown"):
         raise HpcMpError(name, f"is for {image.arch}, and {size.name} is {size.arch}", better)
     if not set(image.generations) & set(size.generations):
         raise HpcMpError(name, f"is of generation {image.generations[0]}, and {size.name} takes {size.generations[0]}", better)
-    if size.gpu_vendor and image.drivers not in (*wanted[size.gpu_vendor], "unknown"):
+    if size.gpu_vendor and image.drivers not in (wanted[size.gpu_vendor], "unknown"):
         drivers = "no drivers" if image.drivers == "none" else f"the drivers {image.drivers}"
         raise HpcMpError(name, f"has {drivers}, and {size.name} has {kind}", better)
     if size.rdma and not image.network:

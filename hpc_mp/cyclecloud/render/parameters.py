@@ -8,6 +8,8 @@ from hpc_mp.cyclecloud.catalogue import Size
 from hpc_mp.cyclecloud.render.choices import Choices, Plan
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+EXPORT = "/shared"  # what an NFS server exports where nothing else is said
+LUSTRE_OPTIONS = "noatime,user_xattr"  # those of Azure CycleCloud Workspace for Slurm
 
 
 def parameters(plan: Plan) -> dict[str, Any]:
@@ -61,7 +63,9 @@ def _storage(choices: Choices) -> dict[str, Any]:
         case "nfs":
             return {"UseBuiltinShared": True}
         case "external":
-            return {"UseBuiltinShared": False, "NFSType": "nfs", "NFSAddress": choices.storage_address}
+            return {"UseBuiltinShared": False, "NFSType": "nfs", "NFSAddress": choices.storage_host,
+                    "NFSSharedExportPath": choices.storage_path or EXPORT}
         case "amlfs":
             return {"UseBuiltinShared": True, "AdditionalNFS": True, "AdditionalNFSType": "lustre",
-                    "AdditionalNFSAddress": choices.storage_address, "AdditionalNFSMountPoint": "/data"}
+                    "AdditionalNFSAddress": choices.storage_host, "AdditionalNFSExportPath": choices.storage_path,
+                    "AdditionalNFSMountPoint": "/data", "AdditionalNFSMountOptions": LUSTRE_OPTIONS}

@@ -6,10 +6,12 @@ is secret is not among them: ``az`` asks for adminPassword, and the key is given
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_mp.cyclecloud.render.choices import Choices, Plan
+from hpc_mp.cyclecloud.render.parameters import EXPORT, LUSTRE_OPTIONS
 from hpc_mp.errors import HpcMpError
 
 RELEASE = "2026.07.02"
@@ -19,6 +21,7 @@ _SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentPara
 _RESERVED = 5  # addresses of a subnet that Azure keeps
 _LUSTRE_PREFIX = 23  # the smallest network with room for Azure Managed Lustre
 _PREFIXES = (24, 23, 22, 21, 20)  # of the whole network; the nodes have half of it
+_RELEASE_URL = r"https://github\.com/[\w.-]+/[\w.-]+/releases/(tag/)?[\w.-]+"
 _SPECS = {"default": ["scheduler", "login", "htc", "hpc"], "scheduler": ["scheduler"], "execute": ["hpc", "htc"]}
 
 
@@ -47,6 +50,9 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
     if choices.database and not choices.database_user:
         raise HpcMpError(f"--database {choices.database}", "needs a user before the workspace is deployed",
                          "give --database-user")
+    if project and not re.fullmatch(_RELEASE_URL, project):
+        raise HpcMpError(f"--project-url {project}", "is no release on GitHub, which is what a workspace can fetch",
+                         "write https://github.com/OWNER/REPOSITORY/releases/tag/VERSION")
     group = resource_group or f"{choices.name}-rg"
     own = replace(choices, subnet=f"{group}/{NETWORK}", credentials=CREDENTIALS)
     return own, Workspace(choices.region, group, project)
@@ -93,17 +99,20 @@ def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
 
 def _shared(plan: Plan) -> dict[str, Any]:
     if plan.choices.storage == "external":
-        return {"type": "nfs-existing", "ipAddress": plan.choices.storage_address or "", "exportPath": "/shared"}
+        return {"type": "nfs-existing", "ipAddress": plan.choices.storage_host,
+                "exportPath": plan.choices.storage_path or EXPORT}
     return {"type": "nfs-new", "nfsCapacityInGb": 1024}
 
 
 def _additional(plan: Plan) -> dict[str, Any]:
-    """Managed Lustre is made where none is named."""
+    """Managed Lustre is made where none is named, in a zone as the workspace's own form has it."""
     if plan.choices.storage != "amlfs":
         return {"type": "disabled"}
     if plan.choices.storage_address:
-        return {"type": "aml-existing", "ipAddress": plan.choices.storage_address, "mountPath": "/data"}
-    return {"type": "aml-new", "lustreTier": "AMLFS-Durable-Premium-500", "lustreCapacityInTib": 4, "mountPath": "/data"}
+        return {"type": "aml-existing", "ipAddress": plan.choices.storage_host, "mountPath": "/data",
+                "mountOptions": LUSTRE_OPTIONS}
+    return {"type": "aml-new", "lustreTier": "AMLFS-Durable-Premium-500", "lustreCapacityInTib": 4, "mountPath": "/data",
+            "availabilityZone": ["1"]}
 
 
 def _database(plan: Plan) -> dict[str, Any]:

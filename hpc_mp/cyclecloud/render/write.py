@@ -68,4 +68,4 @@ def _readme(plan: Plan, told: Told, workspace: Workspace | None) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template("next_steps.txt.j2").render(
         told=told, words="\n".join(words(told)), workspace=workspace, release=RELEASE, version=__version__,
-        database=bool(plan.choices.database))
+        database=bool(plan.choices.database), lustre=plan.choices.storage == "amlfs" and not plan.choices.storage_address)
