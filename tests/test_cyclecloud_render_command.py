@@ -79,7 +79,7 @@ def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: s
 def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
     keyboard, screen = pty.openpty()
     with subprocess.Popen([sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(tmp_path / "out")],
-                          stdin=screen, stdout=screen, stderr=screen) as process:
+                          cwd=FOLDER.parent, stdin=screen, stdout=screen, stderr=screen) as process:
         os.close(screen)
         os.write(keyboard, b"Standard_D8adz_v5\nStandard_D8ads_v5\n3\nnortheurope\nn\n")
         said = b""
