@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hpc_mp.cli.cyclecloud import command
 from hpc_mp.cyclecloud import lint, read_project
 from hpc_mp.cyclecloud.parameters import Given
 from hpc_mp.cyclecloud.render.workspace import RELEASE
-from hpc_mp.cyclecloud.render.write import as_json
+from hpc_mp.cyclecloud.render.write import WHEELS, as_json
 from hpc_mp.errors import HpcMpError
 
 
@@ -43,6 +44,19 @@ def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
                  "cyclecloud import_cluster hpc-mp -c hpc-mp-slurm -f templates/hpc-mp-slurm.txt -p parameters.json"):
         assert line in readme
     assert "[cluster hpc-mp-slurm]" in text and done.output.split("\nwrote")[0].strip() in readme
+
+
+def test_a_wheel_goes_where_the_scheduler_looks_for_one(tmp_path: Path) -> None:
+    wheel = tmp_path / "hpc_mp-0.1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("hpc_mp/__init__.py", "")
+    (tmp_path / "torch-2.whl").write_bytes(wheel.read_bytes())
+    arguments = ("--sku", "Standard_D8ads_v5", "--nodes", 1, "--output", tmp_path / "out", "--wheel")
+    assert "is no wheel of hpc-mp" in str(call(*arguments, tmp_path / "torch-2.whl").exception)
+    assert not (tmp_path / "out").exists()
+    assert call(*arguments, wheel).exit_code == 0
+    assert (tmp_path / "out" / WHEELS / wheel.name).read_bytes() == wheel.read_bytes()
+    assert f"installs {wheel.name}" in (tmp_path / "out" / "README.txt").read_text(encoding="utf-8")
 
 
 def test_json_is_one_document_with_all_that_is_told(tmp_path: Path) -> None:

@@ -36,6 +36,8 @@ from hpc_mp.errors import HpcMpError
               help="Keep accounts of jobs; that needs a MySQL server.")
 @click.option("--database", metavar="HOST", help="That server.")
 @click.option("--database-user", metavar="NAME", help="Its user; the password is typed into CycleCloud's form.")
+@click.option("--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Of hpc-mp, for the cluster to install [default: it asks pip's index].")
 @click.option("--login-nodes", type=int, default=1, show_default=True, help="0: users log in to the scheduler.")
 @click.option("--htc-nodes", type=int, default=8, show_default=True, help="Most CPU nodes for work on one machine.")
 @click.option("--workspace", "as_workspace", is_flag=True,
@@ -45,7 +47,7 @@ from hpc_mp.errors import HpcMpError
               help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
 def render_command(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
-                   project_url: str | None, json_: bool, **given: object) -> None:
+                   project_url: str | None, wheel: Path | None, json_: bool, **given: object) -> None:
     catalogue = load_catalogue()
     if sku is None or nodes is None:
         _refuse_without_terminal(sku, nodes, quiet=json_)
@@ -62,7 +64,7 @@ def render_command(sku: str | None, nodes: int | None, output: Path | None, as_w
     plan = settle(choices, catalogue)
     found = told(plan, catalogue)
     directory = output or Path(choices.name)
-    written = write(directory, plan, found, workspace)
+    written = write(directory, plan, found, workspace, wheel)
     if json_:
         click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(found)}))
         return

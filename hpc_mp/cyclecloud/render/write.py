@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +20,21 @@ from hpc_mp.cyclecloud.render.workspace import RELEASE, Workspace, workspace_par
 from hpc_mp.errors import HpcMpError
 
 HERE = Path(__file__).parent
+WHEELS = Path("specs", "scheduler", "cluster-init", "files")  # where the scheduler's script looks for one before it asks an index
 PROJECT = ("project.ini", "specs", "templates", "blobs")  # of cyclecloud/; blobs where there are some
 
 
-def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None) -> tuple[Path, ...]:
+def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None, wheel: Path | None = None) -> tuple[Path, ...]:
     """What was written, directories as such.
 
+    Args:
+        wheel: of hpc-mp, which the cluster installs; default: it asks pip's index.
+
     Raises:
-        HpcMpError: the directory is there and not empty, or cannot be written.
+        HpcMpError: the directory is there and not empty, or cannot be written; the wheel is none of hpc-mp.
     """
+    if wheel and not (re.fullmatch(r"hpc_mp-\S+\.whl", wheel.name) and zipfile.is_zipfile(wheel)):
+        raise HpcMpError(f"--wheel {wheel}", "is no wheel of hpc-mp", "make one in a checkout: `make wheel` writes dist/hpc_mp-….whl")
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise HpcMpError(f"--output {directory}", "is there, and is no empty directory",
@@ -34,7 +42,10 @@ def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None) 
         directory.mkdir(parents=True, exist_ok=True)
         copied = [_copy(source, directory / source.name) for name in PROJECT if (source := asset("cyclecloud") / name).exists()]
         _make_executable(directory)
-        texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, told, workspace)}
+        if wheel:
+            (directory / WHEELS).mkdir(exist_ok=True)
+            shutil.copy(wheel, directory / WHEELS)
+        texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, told, workspace, wheel)}
         if workspace:
             texts["workspace.json"] = as_json(workspace_parameters(plan, workspace))
         for name, text in texts.items():
@@ -64,8 +75,8 @@ def _make_executable(directory: Path) -> None:
             script.chmod(0o755)
 
 
-def _readme(plan: Plan, told: Told, workspace: Workspace | None) -> str:
+def _readme(plan: Plan, told: Told, workspace: Workspace | None, wheel: Path | None) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template("next_steps.txt.j2").render(
-        told=told, words="\n".join(words(told)), workspace=workspace, release=RELEASE, version=__version__,
+        told=told, wheel=wheel.name if wheel else "", wheels=WHEELS, words="\n".join(words(told)), workspace=workspace, release=RELEASE, version=__version__,
         database=bool(plan.choices.database), lustre=plan.choices.storage == "amlfs" and not plan.choices.storage_address)
