@@ -34,7 +34,8 @@ def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None, 
         HpcMpError: the directory is there and not empty, or cannot be written; the wheel is none of hpc-mp.
     """
     if wheel and not (re.fullmatch(r"hpc_mp-\S+\.whl", wheel.name) and zipfile.is_zipfile(wheel)):
-        raise HpcMpError(f"--wheel {wheel}", "is no wheel of hpc-mp", "make one in a checkout: `make wheel` writes dist/hpc_mp-….whl")
+        raise HpcMpError(f"--wheel {wheel}", "is no wheel of hpc-mp",
+                         "make one in a checkout: `make wheel` writes dist/hpc_mp-….whl")
     try:
         if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
             raise HpcMpError(f"--output {directory}", "is there, and is no empty directory",
@@ -78,5 +79,6 @@ def _make_executable(directory: Path) -> None:
 def _readme(plan: Plan, told: Told, workspace: Workspace | None, wheel: Path | None) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template("next_steps.txt.j2").render(
-        told=told, wheel=wheel.name if wheel else "", wheels=WHEELS, words="\n".join(words(told)), workspace=workspace, release=RELEASE, version=__version__,
+        told=told, wheel=wheel.name if wheel else "", wheels=WHEELS, words="\n".join(words(told)),
+        workspace=workspace, release=RELEASE, version=__version__,
         database=bool(plan.choices.database), lustre=plan.choices.storage == "amlfs" and not plan.choices.storage_address)
