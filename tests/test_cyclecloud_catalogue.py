@@ -12,7 +12,7 @@ from hpc_mp.cyclecloud.catalogue import Size, load_catalogue
 
 CATALOGUE = load_catalogue()
 SIZES = list(CATALOGUE.sizes.values())
-FIGURES = [field.name for field in fields(Size) if field.name not in ("name", "sources")]
+FIGURES = [field.name for field in fields(Size) if field.name not in ("name", "sources", "cloud")]
 WANTED = ("Standard_ND96asr_v4", "Standard_ND96amsr_A100_v4", "Standard_ND96isr_H100_v5", "Standard_ND96isr_H200_v5",
           "Standard_ND96isr_MI300X_v5", "Standard_ND128isr_NDR_GB200_v6", "Standard_ND128isr_GB300_v6", "Standard_ND40rs_v2",
           "Standard_NC24rs_v3", "Standard_NC96ads_A100_v4", "Standard_NC80adis_H100_v5", "Standard_HB120rs_v3",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from hpc_mp.cli.cluster_describe import describe
+from hpc_mp.cli.cluster_render import render
 from hpc_mp.cli.cluster_topology import topology
 
 
@@ -14,4 +15,5 @@ def command() -> None:
 
 
 command.add_command(describe)
+command.add_command(render)
 command.add_command(topology)

@@ -1,4 +1,7 @@
-"""Azure's sizes and images: ``cyclecloud/catalogue.toml`` as dataclasses."""
+"""Azure's sizes and images, and other clouds' machines: two files of one form as dataclasses.
+
+The linter of Azure's templates reads the first alone; ``load_machines`` is both.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,15 @@ from typing import Any
 from hpc_mp.assets import asset
 
 READ = "2026-01-01"  # what was retired by then is gone, what is later is announced
+AZURE, OTHERS = "cyclecloud/catalogue.toml", "cyclecloud/other-clouds/catalogue.toml"
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size of Azure; what each field is stands in the file. ``sources``: figure → where it is from."""
+    """A size of Azure, or a machine of another cloud; what each field is stands in the files.
+
+    ``sources``: figure → where it is from.
+    """
 
     name: str
     vcpus: int
@@ -41,6 +48,9 @@ class Size:
     quota: str = ""
     twin: str = ""
     retired: str = ""
+    cloud: str = "azure"
+    busbw_pair: float = 0
+    fabric: str = ""
 
     @property
     def is_v100(self) -> bool:
@@ -101,12 +111,30 @@ def load_catalogue() -> Catalogue:
     Raises:
         HpcMpError: the file was not installed.
     """
-    data = tomllib.loads(asset("cyclecloud/catalogue.toml").read_text(encoding="utf-8"))
-    sizes = [_size(series, name, own) for series in data["series"] for name, own in series["sizes"].items()]
+    data = _read(AZURE)
     images = [Image(**_frozen(row, "from")) for row in data["image"]]
     heads = {arch: Heads(**row) for arch, row in data["heads"].items()}
-    return Catalogue(data["sources"], heads, {size.name.casefold(): size for size in sizes},
-                     {image.name.casefold(): image for image in images})
+    return Catalogue(data["sources"], heads, _sizes(data), {image.name.casefold(): image for image in images})
+
+
+@cache
+def load_machines() -> Catalogue:
+    """Azure's sizes and the machines of other clouds; the images are Azure's.
+
+    Raises:
+        HpcMpError: a file was not installed.
+    """
+    azure, others = load_catalogue(), _read(OTHERS)
+    return Catalogue({**azure.sources, **others["sources"]}, azure.heads, {**azure.sizes, **_sizes(others)}, azure.images)
+
+
+def _read(name: str) -> dict[str, Any]:
+    return tomllib.loads(asset(name).read_text(encoding="utf-8"))
+
+
+def _sizes(data: dict[str, Any]) -> dict[str, Size]:
+    sizes = [_size(series, name, own) for series in data["series"] for name, own in series["sizes"].items()]
+    return {size.name.casefold(): size for size in sizes}
 
 
 def _size(series: dict[str, Any], name: str, own: dict[str, Any]) -> Size:
