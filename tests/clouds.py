@@ -1,7 +1,8 @@
 """Clusters whose configurations are tested, their golden files, and what was recorded of the tools that read them.
 
 ``python tests/clouds.py`` writes the golden files anew.
-``python tests/clouds.py record PYTHON TOOLKIT`` records anew: PYTHON has aws-parallelcluster, TOOLKIT is a checkout of cluster-toolkit.
+``python tests/clouds.py record PYTHON TOOLKIT`` records anew: PYTHON has aws-parallelcluster, TOOLKIT is a checkout of
+cluster-toolkit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from hpc_mp.cloud.wish import usual_scratch
 GOLDEN = Path(__file__).parent / "golden" / "clouds"
 KEYS, VARIABLES = GOLDEN / "parallelcluster-keys.json", GOLDEN / "toolkit-variables.json"
 PROBE = Path(__file__).parent / "parallelcluster.py"
-AWS = {"region": "us-east-1", "subnet": "subnet-0123456789abcdef0", "head-subnet": "subnet-0fedcba9876543210", "bucket": "my-bucket"}
+AWS = {"region": "us-east-1", "subnet": "subnet-0123456789abcdef0", "head-subnet": "subnet-0fedcba9876543210",
+       "bucket": "my-bucket"}
 GCP = {"region": "us-central1", "zone": "us-central1-a", "project": "my-project"}
 OPTIONS = {"aws": AWS, "gcp": GCP}
 AWS_SKUS = ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "c6i.xlarge")
@@ -74,7 +76,8 @@ def unknown_settings(blueprint: Any, variables: dict[str, list[str]]) -> Iterato
             yield module["source"]
         else:
             yield from (f"{module['id']}: {key}" for key in module.get("settings", {}) if key not in variables[module["source"]])
-        yield from (f"{module['id']} uses {used}" for used in module.get("use", []) if used not in names[:names.index(module["id"])])
+        before = names[:names.index(module["id"])]
+        yield from (f"{module['id']} uses {used}" for used in module.get("use", []) if used not in before)
 
 
 def toolkit_variables(checkout: Path, modules: list[str]) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Run by a Python that has aws-parallelcluster: what its own schema says. Nobody at AWS is asked, no credentials are needed.
 
-``keys``: all keys as a tree.   ``check FILE…``: a JSON list, for each file the mistakes that the schema and those validators find that
-look at the configuration alone (sizes, Slurm's denied settings, placement groups, storage).
+``keys``: all keys as a tree.   ``check FILE…``: a JSON list, for each file the mistakes that the schema finds, and
+those validators that look at the configuration alone (sizes, Slurm's denied settings, placement groups, storage).
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def offline(config):
         "settings_level": slurm_settings_validator.CustomSlurmSettingLevel.SLURM_CONF}
     for queue in config.scheduling.queues:
         for resource in queue.compute_resources:
+            placement = queue.get_chosen_placement_group_setting_for_compute_resource(resource)
             yield cluster_validators.ComputeResourceSizeValidator(), {
                 "min_count": resource.min_count, "max_count": resource.max_count, "capacity_type": queue.capacity_type}
             yield cluster_validators.EfaPlacementGroupValidator(), {
                 "efa_enabled": resource.efa.enabled, "multi_az_enabled": False, "capacity_type": queue.capacity_type,
                 "placement_group_key": queue.get_placement_group_settings_for_compute_resource(resource).get("key"),
-                "placement_group_disabled": queue.get_chosen_placement_group_setting_for_compute_resource(resource).enabled is False,
-                "queue_name": queue.name}
+                "placement_group_disabled": placement.enabled is False, "queue_name": queue.name}
             yield cluster_validators.NameValidator(), {"name": resource.name}
         yield cluster_validators.NameValidator(), {"name": queue.name}
     for storage in config.shared_storage or []:

@@ -1,7 +1,8 @@
 """What ``hpc-mp cluster render`` writes, read by the tools that it is for: the recorded excerpts of them are no fiction.
 
-The first test installs aws-parallelcluster into an environment of its own. The second needs a checkout of Google's cluster-toolkit,
-whose modules are Terraform: name it in HPC_MP_CLUSTER_TOOLKIT. The gcluster program itself cannot be had from an index.
+The first test installs aws-parallelcluster into an environment of its own. The second needs a checkout of Google's
+cluster-toolkit, whose modules are Terraform: name it in HPC_MP_CLUSTER_TOOLKIT.
+The gcluster program itself cannot be had from an index.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def ask(python: Path, *arguments: str | Path) -> str:
 
 
 @pytest.mark.prove
-def test_parallelclusters_own_schema_takes_every_configuration_and_refuses_spoilt_ones(parallelcluster: Path, tmp_path: Path) -> None:
+def test_parallelclusters_own_schema_takes_every_configuration_and_no_spoilt_one(parallelcluster: Path, tmp_path: Path) -> None:
     assert ask(parallelcluster, "keys") == KEYS.read_text(encoding="utf-8"), "record anew: tests/clouds.py"
     texts = {name: configuration(render(wish(name))) for name in FORMS if wish(name).size.cloud == "aws"}
     assert set(AWS_SKUS) <= set(texts)

@@ -174,7 +174,8 @@ def test_every_file_reads_in_one_sitting() -> None:
     assert {name: length for name, length in lengths.items() if length >= 500} == {}
 
 
-# Not meant: /home as a place that every machine has, and where makers install what they make.
+# Not meant: /home as a place that every machine has, where makers install what they make, and the places of a cluster in the files
+# that make them there.
 MAKERS = "amazon|aws-ofi-nccl|hpcx|microsoft|slurm"
 SITE_PATH = re.compile(rf"(?<![\w.\-}}~])/((home|root|users?)/\w|opt/(?!({MAKERS})\b)\w|"
                        r"(work|scratch|lustre|gpfs|mnt|nfs|fsx)\b)", re.IGNORECASE)
@@ -182,7 +183,7 @@ SITE_PATH = re.compile(rf"(?<![\w.\-}}~])/((home|root|users?)/\w|opt/(?!({MAKERS
 
 def test_no_site_paths_in_what_is_shipped() -> None:
     files = [file for folder in (PACKAGE, *(ROOT / name for name in DATA)) for file in folder.rglob("*")
-             if file.is_file() and "__pycache__" not in file.parts]
+             if file.is_file() and "__pycache__" not in file.parts and "other-clouds" not in file.parts]
     found = [f"{file.relative_to(ROOT)}: {hit[0]}" for file in files for hit in SITE_PATH.finditer(file.read_text())]
     assert SITE_PATH.search('open("/home/me/x")')
     assert found == []
