@@ -174,7 +174,7 @@ def test_every_file_reads_in_one_sitting() -> None:
     assert {name: length for name, length in lengths.items() if length >= 500} == {}
 
 
-# Not meant: /home as a place that every machine has, where makers install what they make, and the places of a cluster in the files
+# Not meant: /home as a place that every machine has, where makers install what they make, places of a cluster in the files
 # that make them there.
 MAKERS = "amazon|aws-ofi-nccl|hpcx|microsoft|slurm"
 SITE_PATH = re.compile(rf"(?<![\w.\-}}~])/((home|root|users?)/\w|opt/(?!({MAKERS})\b)\w|"
