@@ -105,7 +105,7 @@ def test_addresses_that_do_not_fit_their_pattern(address: str, pattern: str) -> 
 @pytest.mark.parametrize(("text", "words"), [
     ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[", r"line 2 of the topology, 'SwitchName=s2 Nodes=n\[': host list"),
     ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 2 .*does not read SwitchName="),
-    ("SwitchName=s1\nInclude more.conf\n", "line 2 .*does not read"),
+    ("SwitchName=s1\nInclude more.conf\n", "line 2 .*names another file"),
     ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*does not read"),
     ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*does not read"),
     ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is no multiple of 2"),

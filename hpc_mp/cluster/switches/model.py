@@ -21,6 +21,7 @@ class Topology:
         sizes: ``BlockSizes``; empty for other kinds, and where blocks are known without it.
         joined: larger blocks, where Slurm has named them; else ``sizes`` tells.
         default: the cluster's default (``cluster_default``).
+        unread: what of it was read over, for it tells no switches; empty: nothing.
     """
 
     name: str = "default"
@@ -29,6 +30,7 @@ class Topology:
     sizes: tuple[int, ...] = ()
     joined: tuple[Switch, ...] = ()
     default: bool = False
+    unread: str = ""
 
     @property
     def tree(self) -> SwitchTree:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from hpc_mp.errors import HpcMpError
 REMEDY = "give topology.conf, topology.yaml, or what `scontrol show topology` prints"
 SHOWN = 200  # characters of a wrong text that its message repeats
 NAMES = ("switchname", "blockname", "aggregatedblock", "ringname")  # keys that begin a line, in small letters
+_PAIR = re.compile(r'\s*([\w.]+)\s*=\s*(?:"([^"]*)"|([^\s="]+))(?=\s|$)')  # as Slurm's parse_config.c has it
+_INCLUDE = re.compile(r"\s*include\b", re.IGNORECASE)
 
 
 def load_topology(path: Path) -> SwitchTree:
@@ -45,14 +49,25 @@ def read_topologies(text: str) -> tuple[Topology, ...]:
     Raises:
         HpcMpError: with the line that cannot be understood.
     """
-    first = next((words for words in map(_words, text.splitlines()) if words not in ([], ["---"])), [])
-    if not first:
+    first = next((line for line in map(_without_comment, text.splitlines()) if line.strip() not in ("", "---")), None)
+    if first is None:
         return ()
-    return (_read_lines(text),) if "=" in first[0] else _read_yaml(text)
+    found = (_read_lines(text),) if re.match(r"\s*\w+\s*=", first) or _INCLUDE.match(first) else _read_yaml(text)
+    for topology in found:
+        _refuse_repeats(switch.name for switch in topology.switches)
+    return found
 
 
-def _words(line: str) -> list[str]:
-    return line.partition("#")[0].split()
+def _without_comment(line: str) -> str:
+    return re.sub(r"(?<!\\)#.*", "", line)
+
+
+def _refuse_repeats(names: Iterable[str]) -> None:
+    """Slurm does not start with them, and the hosts of one of both would be lost."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise HpcMpError(f"{twice[0]} in the topology", "is defined twice, with which Slurm does not start",
+                         "give the second another name, or put the nodes of both into one")
 
 
 # --- lines of KEY=VALUE: topology.conf and scontrol ------------------------------------------------------------------
@@ -68,7 +83,7 @@ class _Line:
 
 
 def _read_lines(text: str) -> Topology:
-    lines = [_line(number, words) for number, words in enumerate(map(_words, _continued(text)), 1) if words]
+    lines = [_line(number, line) for number, line in enumerate(_continued(text), 1) if line.strip()]
     of = {kind: tuple(line.switch for line in lines if line.kind == kind) for kind in NAMES}
     if of["blockname"] or of["aggregatedblock"]:
         sizes = tuple(dict.fromkeys(size for line in lines for size in line.sizes))
@@ -88,12 +103,12 @@ def _without_repeats(switches: Sequence[Switch]) -> tuple[Switch, ...]:
 
 
 def _continued(text: str) -> Iterator[str]:
-    """Lines, with those that end in a backslash joined to the next; as many as there are, so that numbers stay right."""
+    """Without comments, lines that end in a backslash joined to the next; as many as there are, so that numbers stay right."""
     held = ""
     for line in text.splitlines():
-        held += line
+        held += _without_comment(line).rstrip()
         if held.endswith("\\"):
-            held = held[:-1] + " "
+            held = held[:-1]
             yield ""
         else:
             yield held
@@ -101,16 +116,18 @@ def _continued(text: str) -> Iterator[str]:
     yield held
 
 
-def _line(number: int, words: list[str]) -> _Line:
-    where = f"line {number} of the topology, {' '.join(words)[:SHOWN]!r}"
-    pairs = [word.partition("=") for word in words]
-    keys = [key.lower() for key, _, _ in pairs]
-    kind, value = keys[0], pairs[0][2]
-    fields = {key: text for key, (_, _, text) in zip(keys, pairs, strict=True)}
+def _line(number: int, line: str) -> _Line:
+    where = f"line {number} of the topology, {' '.join(line.split())[:SHOWN]!r}"
+    if _INCLUDE.match(line):
+        raise HpcMpError(where, "names another file, which is not read", "put that file's lines in its place")
+    pairs = [(key.lower(), quoted or plain) for key, quoted, plain in _PAIR.findall(line)]
+    rest = _PAIR.sub("", line).strip()
+    kind, value = pairs[0] if pairs else ("", "")
+    fields = dict(pairs)
     told = value if kind == "blocksizes" else fields.get("blocksize", "")
     sizes = tuple(int(size) for size in told.split(",") if size.isdecimal() and len(size) < 10)
     wrong = len(sizes) < len(told.split(",")) if told else kind == "blocksizes"
-    if not all(text for _, _, text in pairs) or wrong or kind not in (*NAMES, "blocksizes"):
+    if rest or not all(text for _, text in pairs) or wrong or kind not in (*NAMES, "blocksizes"):
         raise HpcMpError(where, "does not read SwitchName=…, BlockName=…, RingName=… or BlockSizes=…", REMEDY)
     try:
         children = expand(value) if kind == "aggregatedblock" else expand(fields.get("switches", ""))
@@ -152,13 +169,15 @@ class _Rings(BaseModel):
 
 
 class _Topology(BaseModel):
-    """https://slurm.schedmd.com/topology.yaml.html; torus3d is read over: it has no switches."""
+    """https://slurm.schedmd.com/topology.yaml.html; torus3d and options of flat are read over: they have no switches."""
 
     topology: str
     cluster_default: bool = False
     tree: _Tree | None = None
     block: _Blocks | None = None
     ring: _Rings | None = None
+    torus3d: Any = None
+    flat: Any = None
 
 
 class _File(BaseModel):
@@ -191,4 +210,6 @@ def _of_yaml(found: _Topology) -> Topology:
     if found.tree is not None:
         return replace(known, kind="tree", switches=tuple(Switch(each.switch, expand(each.nodes), expand(each.children))
                                                           for each in found.tree.switches))
-    return known
+    if found.torus3d is not None:
+        return replace(known, unread="torus3d")
+    return replace(known, unread="options of flat") if isinstance(found.flat, dict) else known

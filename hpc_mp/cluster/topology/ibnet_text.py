@@ -15,7 +15,8 @@ from hpc_mp.errors import HpcMpError
 _NODE = re.compile(r'(?P<kind>Switch|Ca|Rt)\s+\d+\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"(?P<name>[^"]*)")?')
 _PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*\[\d+\]'
                    r'(?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s*(?:#\s*"(?P<name>[^"]*)")?')
-_ADAPTER = re.compile(r"(HCA-\d+|(mlx|hfi|qib|ib|bnxt|irdma|ionic|cxi)\w*|\w*mlx\w*)", re.IGNORECASE)
+_ADAPTER = re.compile(r"(HCA-\d+|(mlx|hfi|qib|ib|bnxt|irdma|ionic|cxi|rdma)\w*|\w*mlx\w*)", re.IGNORECASE)
+_HOST = re.compile(r"[A-Za-z0-9]([\w-]*[A-Za-z0-9])?")
 _MAKER = re.compile(r"mellanox|voltaire|topspin|connectx|infinihost|aggregation node|^MT\d+|openib", re.IGNORECASE)
 """What stands for a name where nobody set one; ``Aggregation Node`` is a switch's own SHARP engine."""
 
@@ -59,11 +60,15 @@ def read_fabric(text: str) -> Fabric:
 
 
 def host_of(description: str) -> str | None:
-    """``node018`` of "node018 HCA-1" and "node018.site.org mlx5_0"; None where the description is the maker's own."""
-    words = description.strip().strip("'\"").split()
+    """``node018`` of "node018 HCA-1", "node018/mlx5_0" and "node018.site.org mlx5_0".
+
+    None where the description is the maker's own, or a name that every machine has before it gets one.
+    """
+    words = [word for word in re.split(r"[\s/:]+", description.strip().strip("'\"")) if word]
     if not words or _MAKER.search(description) or len(words) > 2 or (len(words) == 2 and not _ADAPTER.fullmatch(words[1])):
         return None
-    return words[0].partition(".")[0]
+    name = words[0].partition(".")[0]
+    return name if _HOST.fullmatch(name) and name != "localhost" else None
 
 
 def switch_name(description: str) -> str | None:

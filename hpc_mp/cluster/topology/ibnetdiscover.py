@@ -59,14 +59,16 @@ def _leaves(at: Mapping[str, Leaf]) -> dict[Leaf, list[str]]:
 
 
 def _above(fabric: Fabric, leaf_names: Mapping[Leaf, str], names: Mapping[str, str], taken: list[str]) -> list[Switch]:
-    """The switches above the leaves. Those as near to a host as k, and what they connect, are the k-th storey."""
+    """The switches above the leaves. Those as near to a host as k, and what they connect, are the k-th storey; what only cables
+    between switches of one storey connect, as the groups of a dragonfly+, is joined above them."""
     distance = _distances(fabric, {switch for leaf in leaf_names for switch in leaf})
     below = [(name, leaf) for leaf, name in leaf_names.items()]  # what there is so far: its name, the leaves' switches below
     found: list[Switch] = []
-    for storey in range(max(distance.values(), default=0) + 1):
+    for storey, beside in itertools.product(range(max(distance.values(), default=0) + 1), (False, True)):
         usable = {switch for switch, far in distance.items() if far <= storey}
+        level = set() if beside else {switch for switch in usable if distance[switch] == storey}
         joined: list[tuple[str, Leaf]] = []
-        parts = _parts(fabric, usable, [leaf for _, leaf in below])
+        parts = _parts(fabric, usable, level, [leaf for _, leaf in below])
         of = {switch: number for number, part in enumerate(parts) for switch in part}
         within: dict[int, list[tuple[str, Leaf]]] = {}
         for name, leaf in below:
@@ -95,8 +97,8 @@ def _distances(fabric: Fabric, leaves: Iterable[str]) -> dict[str, int]:
     return distance
 
 
-def _parts(fabric: Fabric, usable: set[str], together: Iterable[Leaf]) -> list[set[str]]:
-    """What is connected over usable switches, and through hosts that hang at several."""
+def _parts(fabric: Fabric, usable: set[str], apart: set[str], together: Iterable[Leaf]) -> list[set[str]]:
+    """What is connected over usable switches, but for cables between two of ``apart``, and through hosts that hang at several."""
     parent = {switch: switch for switch in usable}
 
     def root(switch: str) -> str:
@@ -105,7 +107,8 @@ def _parts(fabric: Fabric, usable: set[str], together: Iterable[Leaf]) -> list[s
             switch = parent[switch]
         return switch
 
-    cables = ((switch, end) for switch in usable for end in fabric.links.get(switch, ()) if end in usable)
+    cables = ((switch, end) for switch in usable for end in fabric.links.get(switch, ())
+              if end in usable and not (switch in apart and end in apart))
     hosts = ((min(leaf), switch) for leaf in together for switch in leaf)
     for one, other in itertools.chain(cables, hosts):
         parent[root(one)] = root(other)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hpc_mp.cluster.measured import Measured, of_document
@@ -13,7 +14,7 @@ from hpc_mp.cluster.switches import Topology, read_topologies
 from hpc_mp.cluster.topology import azslurm, cliques, ibnet_text
 from hpc_mp.cluster.topology.ibnetdiscover import read_ibnetdiscover
 from hpc_mp.cluster.topology.inferred import read_measured_topology
-from hpc_mp.cluster.topology.known import Known
+from hpc_mp.cluster.topology.known import Known, listed
 from hpc_mp.errors import HpcMpError
 
 
@@ -42,8 +43,26 @@ def read(text: str, where: str, kind: str | None = None) -> Known:
     known = SOURCES[found].read(text, f"{found} ({where})")
     for topology in known.topologies:
         _ = topology.tree  # refused where a switch is above itself
-    apart = tuple(note for topology in known.topologies if (note := _apart(topology)))
-    return replace(known, notes=known.notes + apart)
+    notes = [note for topology in known.topologies for note in (_apart(topology), *_amiss(topology)) if note]
+    return replace(known, notes=(*known.notes, *notes))
+
+
+def _amiss(topology: Topology) -> Iterator[str]:
+    """What Slurm does not take, or takes otherwise than it is written."""
+    names = {switch.name for switch in topology.switches}
+    for switch in topology.switches:
+        gone = [child for child in switch.children if child not in names]
+        if gone:
+            yield f"{switch.name} is above {compress(gone)}, of which nothing is said: Slurm refuses that"
+        if switch.children and switch.hosts and topology.kind == "tree":
+            yield f"{switch.name} has both switches and nodes: Slurm takes one of the two"
+    homes = Counter(host for switch in topology.switches if not switch.children for host in set(switch.hosts))
+    several = [host for host, count in homes.items() if count > 1]
+    if several:
+        what = "leaves" if topology.kind == "tree" else f"{topology.kind}s"
+        yield f"{listed(several)}: in several {what}; the first counts here"
+    if topology.unread:
+        yield f"{topology.name} has {topology.unread}, which tells no switches and is read over"
 
 
 def _apart(topology: Topology) -> str | None:

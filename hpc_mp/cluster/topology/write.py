@@ -39,7 +39,7 @@ def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
     names = [topology.name for topology in topologies]
     if len(set(names)) < len(names):
         raise HpcMpError(f"topologies {', '.join(names)}", "two have one name", "rename one: partitions know them by it")
-    entries = [_entry(_writable(topology) if topology.kind != "flat" else topology) for topology in topologies]
+    entries = [_entry(_writable(topology) if topology.kind != "flat" or topology.unread else topology) for topology in topologies]
     text = yaml.safe_dump(entries, sort_keys=False, default_flow_style=False, width=1_000_000)
     return "".join(f"{line}\n" for line in _comments(header)) + text
 
@@ -65,11 +65,21 @@ def _comments(header: Iterable[str]) -> list[str]:
 
 def _writable(topology: Topology) -> Topology:
     """With legal names. Raises HpcMpError."""
+    if topology.unread:
+        raise HpcMpError(f"topology {topology.name}", f"has {topology.unread}, which is not read and would be lost",
+                         "take that topology out of the source, and put it into the result by hand")
     if not topology.hosts:
         raise HpcMpError("the topology", "knows no node under any switch", "take another source, or other --nodes")
     names: dict[str, str] = {}
     for switch in topology.switches:
         names[switch.name] = legal(switch.name, names.values())
-    return replace(topology, joined=(), switches=tuple(
-        Switch(names[switch.name], switch.hosts, tuple(names[child] for child in switch.children if child in names))
-        for switch in topology.switches))
+    written: list[Switch] = []
+    for switch in topology.switches:
+        name, children = names[switch.name], tuple(names[child] for child in switch.children if child in names)
+        if children and switch.hosts:  # Slurm takes switches or nodes: its own nodes get a leaf below it
+            leaf = legal(f"{name}-nodes", names.values())
+            names[f"{switch.name} nodes"] = leaf
+            written += [Switch(leaf, switch.hosts), Switch(name, (), (*children, leaf))]
+        else:
+            written.append(Switch(name, switch.hosts, children))
+    return replace(topology, joined=(), switches=tuple(written))
