@@ -108,6 +108,23 @@ def test_azslurm_that_has_left_out_every_block_says_so() -> None:
     assert known.topologies == () and known.notes == ("n[1-2]: left out by azslurm, a block of fewer nodes than BlockSizes",)
 
 
+# --- NVLink ---------------------------------------------------------------------------------------------------------
+
+UUID = "5e797fc6-0f46-421a-8724-0e102c0f723c"
+
+
+def test_one_domain_is_one_block_however_its_uuid_is_spelt() -> None:
+    known = read(f"n1 {UUID} 3\nn2 {UUID.upper()} 3\nn3 N/A N/A\nn4 {UUID} 4\n", "file")
+    assert [switch.hosts for switch in known.topologies[0].switches] == [("n1", "n2"), ("n4",)]
+    assert known.notes == ("n3: in no NVLink domain, so in no block",)
+
+
+@pytest.mark.parametrize("text", [f"n1: {UUID}\nn2: {UUID}\n", "n1: State : Completed\n", "", "[]"])
+def test_a_text_without_any_clique_is_refused(text: str) -> None:
+    with pytest.raises(HpcMpError, match="tells no node's ClusterUUID and CliqueId"):
+        read(text, "file", "cliques")
+
+
 # --- InfiniBand ------------------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,9 @@ def read_cliques(text: str, origin: str) -> Known:
     """
     places: dict[str, dict[Place, None]] = {}
     for node, place in _json(text) if text.lstrip()[:1] in ("{", "[") else _lines(text):
-        places.setdefault(node, {})[place] = None
+        places.setdefault(node, {})[place[0].lower(), place[1]] = None
+    if not places:
+        raise HpcMpError("the text", "tells no node's ClusterUUID and CliqueId", REMEDY)
     torn = [node for node, found in places.items() if len(found) > 1]
     outside = [node for node, found in places.items() if len(found) == 1 and not _domain(next(iter(found)))]
     members: dict[Place, list[str]] = {}
@@ -49,7 +51,7 @@ def read_cliques(text: str, origin: str) -> Known:
         (torn, "its GPUs say more than one domain (`hpc-mp doctor` there: gpu-clique), so in no block")) if nodes]
     blocks, names = [], list[str]()
     for (uuid, clique), nodes in sorted(members.items(), key=lambda item: (-len(item[1]), item[0])):
-        names.append(legal(f"nvl-{uuid[:SHORT].lower()}-{clique}", names))
+        names.append(legal(f"nvl-{uuid[:SHORT]}-{clique}", names))
         blocks.append(group(names[-1], nodes))
     sizes = (min(len(block.hosts) for block in blocks),) if blocks else ()
     topologies = (Topology(kind="block", switches=tuple(blocks), sizes=sizes, default=True),) if blocks else ()
@@ -57,7 +59,7 @@ def read_cliques(text: str, origin: str) -> Known:
 
 
 def _domain(place: Place) -> bool:
-    return "N/A" not in place and bool(place[0].strip("0-"))
+    return "n/a" not in place and "N/A" not in place and bool(place[0].strip("0-"))
 
 
 def _lines(text: str) -> Iterator[tuple[str, Place]]:
