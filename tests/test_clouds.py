@@ -26,7 +26,7 @@ from hpc_mp.environment.profiles import profile_names
 from hpc_mp.job import resolve
 
 OTHERS = [size for size in load_machines().sizes.values() if size.cloud != "azure"]
-FIGURES = [field.name for field in fields(Size) if field.name not in ("name", "sources", "cloud")]
+FIGURES = {field.name: field.default for field in fields(Size) if field.name not in ("name", "sources", "cloud")}
 AWS_FORMS = [name for name in FORMS if wish(name).size.cloud == "aws"]
 GCP_FORMS = [name for name in FORMS if wish(name).size.cloud == "gcp"]
 DENIED = {  # aws-parallelcluster 3.16.1, slurm_settings_validator.py
@@ -60,7 +60,7 @@ def test_the_linter_of_azures_templates_sees_azures_sizes_alone() -> None:
 
 @pytest.mark.parametrize("size", OTHERS, ids=lambda size: size.name)
 def test_every_figure_has_a_source_and_fits_the_others(size: Size) -> None:
-    assert {figure for figure in FIGURES if getattr(size, figure)} <= set(size.sources) <= set(FIGURES)
+    assert {figure for figure, none in FIGURES.items() if getattr(size, figure) not in (none, 0, ())} <= set(size.sources) <= set(FIGURES)
     assert set(size.sources.values()) <= set(load_machines().sources)
     assert len({bool(each) for each in (size.gpus, size.gpu_model, size.gres, size.nics, size.rdma, size.rdma_gbps)}) == 1
     assert not size.gpus or size.gres in (f"gpu:{size.gpus}", f"gpu:{size.gpu_model.split()[0].lower()}:{size.gpus}")

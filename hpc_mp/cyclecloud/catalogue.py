@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -125,7 +125,7 @@ def load_machines() -> Catalogue:
         HpcMpError: a file was not installed.
     """
     azure, others = load_catalogue(), _read(OTHERS)
-    return Catalogue({**azure.sources, **others["sources"]}, azure.heads, {**azure.sizes, **_sizes(others)}, azure.images)
+    return replace(azure, sources={**azure.sources, **others["sources"]}, sizes={**azure.sizes, **_sizes(others)})
 
 
 def _read(name: str) -> dict[str, Any]:
