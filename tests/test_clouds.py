@@ -60,7 +60,8 @@ def test_the_linter_of_azures_templates_sees_azures_sizes_alone() -> None:
 
 @pytest.mark.parametrize("size", OTHERS, ids=lambda size: size.name)
 def test_every_figure_has_a_source_and_fits_the_others(size: Size) -> None:
-    assert {figure for figure, none in FIGURES.items() if getattr(size, figure) not in (none, 0, ())} <= set(size.sources) <= set(FIGURES)
+    given = {figure for figure, none in FIGURES.items() if getattr(size, figure) not in (none, 0, ())}
+    assert given <= set(size.sources) <= set(FIGURES)
     assert set(size.sources.values()) <= set(load_machines().sources)
     assert len({bool(each) for each in (size.gpus, size.gpu_model, size.gres, size.nics, size.rdma, size.rdma_gbps)}) == 1
     assert not size.gpus or size.gres in (f"gpu:{size.gpus}", f"gpu:{size.gpu_model.split()[0].lower()}:{size.gpus}")
