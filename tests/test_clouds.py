@@ -227,7 +227,7 @@ def test_a_capacity_block_needs_no_quota_of_vcpus() -> None:
     (("--sku", "a3-megagpu-8g", "--nodes", "2"), "examples/machine-learning/a3-megagpu-8g"),
     (("--sku", "zzz", "--nodes", "2"), "Name one of p4d.24xlarge"),
     (("--sku", "p5.48xlarge", "--nodes", "0", *given(AWS)), "--nodes 0: must be at least 1"),
-    (("--sku", "p5.48xlarge", "--nodes", "2"), "--region: is missing, and AWS needs it"),
+    (("--sku", "p5.48xlarge", "--nodes", "2"), "--region, --subnet, --bucket: missing, and AWS needs them. Give a region"),
     (("--sku", "p5.48xlarge", "--nodes", "2", *given(AWS | {"subnet": "subnet-1"})), "--subnet subnet-1: is not well formed"),
     (("--sku", "p5.48xlarge", "--nodes", "2", *given(AWS | {"region": "us-central1"})), "us-central1: is not well formed"),
     (("--sku", "p5.48xlarge", "--nodes", "2", *given(AWS | {"bucket": "My_Bucket"})), "--bucket My_Bucket: is not well formed"),

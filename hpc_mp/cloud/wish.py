@@ -79,6 +79,10 @@ def check(wish: Wish) -> None:
     _match("--name", wish.name, _NAMES[cloud], "letters, digits and hyphens, at most "
            + ("40" if cloud == "aws" else "20, in lower case"))
     _match("--partition", wish.partition, _PARTITION, "lower case letters, digits and hyphens, at most 25")
+    missing = {f"--{name}": field.words for name, field in FIELDS.items() if cloud in field.needed and name not in wish.options}
+    if missing:
+        raise HpcMpError(", ".join(missing), f"missing, and {CLOUDS[cloud]} needs {'them' if len(missing) > 1 else 'it'}",
+                         f"give {'; '.join(missing.values())}")
     for name, field in FIELDS.items():
         _check_option(name, field, cloud, wish.options.get(name))
     _check_zone(wish.options)
@@ -91,12 +95,10 @@ def check(wish: Wish) -> None:
 
 def _check_option(name: str, field: Field, cloud: str, value: str | None) -> None:
     if value is None:
-        if cloud in field.needed:
-            raise HpcMpError(f"--{name}", f"is missing, and {CLOUDS[cloud]} needs it", f"give {field.words}")
-    elif cloud not in field.patterns:
+        return
+    if cloud not in field.patterns:
         raise HpcMpError(f"--{name} {value}", f"means nothing on {CLOUDS[cloud]}", "leave it out")
-    else:
-        _match(f"--{name}", value, field.patterns[cloud], field.words)
+    _match(f"--{name}", value, field.patterns[cloud], field.words)
 
 
 def _check_zone(options: Mapping[str, str]) -> None:
