@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
 
 from hpc_mp.cli.cyclecloud_render import render_command
-from hpc_mp.cyclecloud import Finding, Severity, lint, read_given, read_project
-from hpc_mp.errors import HpcMpError
-
-COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
+from hpc_mp.cli.findings import tell, text_of
+from hpc_mp.cyclecloud import lint, read_given, read_project
 
 
 @click.group(help="Clusters on Azure CycleCloud.")
@@ -35,29 +28,6 @@ command.add_command(render_command, "render")
               help="The project whose specs the template uses (the directory with project.ini): its scripts are looked at too.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def lint_command(template: Path, params: Path | None, project: Path | None, as_json: bool) -> None:
-    findings = lint(_text(template), file=str(template), given=read_given(params) if params else None,
+    findings = lint(text_of(template, "cluster template"), file=str(template), given=read_given(params) if params else None,
                     project=read_project(project) if project else None)
-    if as_json:
-        click.echo(json.dumps({"findings": [asdict(finding) for finding in findings]}))
-    else:
-        _print(findings)
-    if any(finding.severity == "error" for finding in findings):
-        raise click.exceptions.Exit(1)
-
-
-def _text(file: Path) -> str:
-    """The file with its own line ends; bytes that are no UTF-8 stay visible as replacement characters."""
-    try:
-        return file.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name a cluster template") from None
-
-
-def _print(findings: tuple[Finding, ...]) -> None:
-    console = Console(highlight=False, emoji=False, soft_wrap=True)
-    for each in findings:
-        severity = f"[{COLOURS[each.severity]}]{each.severity}[/]"
-        console.print(f"{escape(each.file)}:{each.line}: {severity} {each.code} {escape(each.message)}\n    → {escape(each.fix)}")
-    counts = Counter(finding.severity for finding in findings)
-    console.print(", ".join(f"{counts[severity]} {severity}" + "s" * (severity != "info" and counts[severity] != 1)
-                            for severity in COLOURS if counts[severity]) or "Nothing found.")
+    tell(findings, template, as_json)
