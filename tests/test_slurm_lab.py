@@ -179,7 +179,7 @@ def test_accounting() -> None:
 def test_why_not_names_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert why_not(accounting=True) == (
-        "a Slurm lab needs these Debian packages: apt-get install slurm-wlm slurm-client munge iproute2 nftables util-linux "
+        "a Slurm lab needs these Debian packages: apt-get install slurm-wlm slurm-client munge iproute2 util-linux nftables "
         "slurmdbd mariadb-server-core mariadb-client-core"
     )
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from . import conf
+from hpc_mp.lab import conf
+
 from .cluster import Cluster
 
 CGROUPS = Path("/sys/fs/cgroup")

@@ -28,14 +28,14 @@ read -r # DIR is filled
 exec 2>"$dir/log/init.out"
 
 mount --make-rprivate /
-IFS=$'\t' read -r -a system <"$dir/etc/system" && live_in "${system[@]}"
+if IFS=$'\t' read -r -a system <"$dir/etc/system"; then live_in "${system[@]}"; fi
 mount -t proc proc /proc
 mount -t tmpfs run /run
-mkdir -p /run/netns /run/mysqld /etc/slurm
+mkdir -p /run/netns /run/mysqld
 touch /etc/hosts
 mount --bind "$dir/etc/hosts" /etc/hosts
-mount --bind "$dir/etc/passwd" /etc/passwd
-mount --bind "$dir/etc" /etc/slurm
+if [ -e "$dir/etc/passwd" ]; then mount --bind "$dir/etc/passwd" /etc/passwd; fi
+if [ -d /etc/slurm ]; then mount --bind "$dir/etc" /etc/slurm; fi # for what runs without SLURM_CONF
 while IFS=$'\t' read -r -a paths; do hide "${paths[@]}"; done <"$dir/etc/hidden"
 hostname ctl
 cd "$dir"
@@ -58,7 +58,7 @@ if [ -s etc/slurmdbd.conf ]; then
     eventually sacctmgr show cluster
     sacctmgr --immediate --quiet add cluster "$(<etc/name)" >/dev/null
     sacctmgr --immediate --quiet add account acc >/dev/null
-    sacctmgr --immediate --quiet add user root,nobody account=acc >/dev/null
+    sacctmgr --immediate --quiet add user "$(<etc/users)" account=acc >/dev/null
 fi
 
 slurmctld -D &>log/slurmctld.out &

@@ -1,0 +1,188 @@
+"""What can be done with a running cluster: nodes killed and booted, cables pulled and shaped, commands run.
+
+Nothing is noted in pid files: a process is found in the process table by its command line, which names the cluster's directory,
+and it counts only if it is root's, for any user can call a process what he likes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_mp.lab import conf
+
+HERE = Path(__file__).resolve().parent
+NAMESPACES = ("--mount", "--uts", "--ipc", "--net")
+SLURM_VARIABLES = ("SLURM_", "SBATCH_", "SALLOC_", "SRUN_", "SQUEUE_", "SACCT_", "SINFO_")
+
+
+class LabError(Exception):
+    """The cluster did not do what it should have done in time."""
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0, pause: float = 0.05) -> None:
+    """Raise LabError with ``what`` if ``condition`` is not true within ``timeout`` seconds."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise LabError(f"not within {timeout:g} s: {what}")
+        time.sleep(pause)
+
+
+class Cluster:
+    """A running cluster, by its directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.nodes = tuple((directory / "etc" / "nodes").read_text().split())
+        self.number = int((directory / "etc" / "name").read_text().strip().removeprefix("lab"))
+
+    # --- commands ----------------------------------------------------------------------------------------------------
+
+    @property
+    def conf(self) -> Path:
+        """What SLURM_CONF names."""
+        return self.directory / "etc" / "slurm.conf"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment for a Slurm client, on this machine too: this process's own without what Slurm sets."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(SLURM_VARIABLES)}
+        return kept | {"SLURM_CONF": str(self.conf)}
+
+    def inside(self, node: str) -> list[str]:
+        """What to put before a command that is to run inside a node, as root."""
+        return ["nsenter", f"--target={self._init_of(node)}", *NAMESPACES, "--pid"]
+
+    # --- nodes and cables --------------------------------------------------------------------------------------------
+
+    def runs(self, node: str) -> bool:
+        return self._find(node) is not None
+
+    def kill(self, node: str) -> None:
+        """End all processes of a node at once. Slurm calls it DOWN some 10 s later, unless it is booted again before."""
+        os.kill(self._init_of(node), signal.SIGKILL)
+        wait_until(lambda: self._find(node) is None, f"node {node} dead")
+
+    def boot(self, node: str) -> None:
+        """Start a node that was killed (its /tmp is empty again; its links are as they were)."""
+        inside = [*self._enter(), "--pid", "setsid", "--fork", *self.network_of(node)]
+        unshare = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
+        command = [*inside, *unshare, *self._command(node)]
+        with open(self.directory / "log" / f"init.{node}.out", "ab") as log:
+            subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+        wait_until(lambda: self._find(node) is not None, f"node {node} started")
+
+    def link(self, node: str, up: bool) -> None:
+        """Pull a node's cable, or put it back."""
+        self.fabric("ip", "link", "set", f"p-{node}", "up" if up else "down")
+
+    def shape(self, rate: str, nodes: Sequence[str] | None = None) -> None:
+        """Limit what nodes send and receive, each way, to a rate as tc writes it ("200mbit")."""
+        self._queue(nodes or self.nodes, "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+
+    def unshape(self, nodes: Sequence[str] | None = None) -> None:
+        """Take every limit away."""
+        self._queue(nodes or self.nodes, "noqueue")
+
+    # --- Slurm -------------------------------------------------------------------------------------------------------
+
+    def idle(self) -> int:
+        """How many nodes are idle (of those that run: 24.11 counts a cloud's sleeping nodes too)."""
+        asked = ["sinfo", "--noheader", f"--nodes={','.join(self.nodes)}", "--states=idle", "--format=%D"]
+        return int(self.ask(asked).strip() or 0)
+
+    def ask(self, argv: Sequence[str]) -> str:
+        """What a Slurm client says on standard output, "" when the controller does not answer."""
+        command = [*self._enter(), *argv]
+        done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+        return done.stdout
+
+    def wait_idle(self, timeout: float = 30.0) -> None:
+        """Until every node is idle."""
+        wait_until(lambda: self.idle() == len(self.nodes), "all nodes idle", timeout)
+
+    def logs(self, lines: int = 20) -> str:
+        """The ends of all daemons' logs."""
+        files = sorted(path for path in (self.directory / "log").iterdir() if path.stat().st_size)
+        return "\n".join(f"== {f.name}\n" + "\n".join(f.read_text().splitlines()[-lines:]) for f in files)
+
+    # --- processes ---------------------------------------------------------------------------------------------------
+
+    def _command(self, node: str | None) -> list[str]:
+        """The command line of PID 1 of a node, or of the cluster."""
+        if node is None:
+            return _first(self.directory)
+        return ["bash", f"{HERE}/node.sh", node, str(self.directory), conf.node_address(self.number, node)]
+
+    def _find(self, node: str | None) -> int | None:
+        return find_init(self._command(node))
+
+    def _init_of(self, node: str | None) -> int:
+        pid = self._find(node)
+        if pid is None:
+            raise LabError(f"{node or 'the lab'} is not running")
+        return pid
+
+    def _enter(self) -> list[str]:
+        return ["nsenter", f"--target={self._init_of(None)}", *NAMESPACES]
+
+    def fabric(self, *argv: str) -> str:
+        """Run a command where the switches are: `p-n1` is the switch's end of n1's cable, `up-s1` and `dn-s1` an uplink's."""
+        return subprocess.run([*self._enter(), *argv], check=True, capture_output=True, text=True).stdout
+
+    @staticmethod
+    def network_of(node: str) -> list[str]:
+        """What to put before a command of ``fabric`` that is to run in a node's network; its end of the cable is `eth0`."""
+        return ["nsenter", f"--net=/run/netns/{node}"]
+
+    def processes(self, node: str) -> list[int]:
+        """All processes of a node, as seen from here."""
+        space = os.readlink(f"/proc/{self._init_of(node)}/ns/pid")
+        found = []
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.readlink(process / "ns" / "pid") == space:
+                    found.append(int(process.name))
+        return found
+
+    def _queue(self, nodes: Sequence[str], *discipline: str) -> None:
+        """The queueing discipline of both ends of the nodes' cables."""
+        for node in nodes:
+            self.fabric("tc", "qdisc", "replace", "dev", f"p-{node}", "root", *discipline)
+            self.fabric(*self.network_of(node), "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
+
+
+def first_process(directory: Path) -> int | None:
+    """PID 1 of the cluster in this directory."""
+    return find_init(_first(directory))
+
+
+def _first(directory: Path) -> list[str]:
+    return ["bash", f"{HERE}/init.sh", str(directory)]
+
+
+def find_init(argv: Sequence[str]) -> int | None:
+    """Root's process with this command line that is PID 1 of its own namespace; its pid as seen from here.
+
+    Of the script only the name counts: another installation of hpc-mp may have started it.
+    """
+    wanted = _words(argv)
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if _words((process / "cmdline").read_text(errors="replace").split("\0")[:-1]) == wanted:
+                status = (process / "status").read_text().splitlines()
+                if "Uid:\t0\t0\t0\t0" in status and any(line.startswith("NSpid:") and line.endswith("\t1") for line in status):
+                    return int(process.name)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return None
+
+
+def _words(argv: Sequence[str]) -> list[str]:
+    return [*argv[:1], *(os.path.basename(script) for script in argv[1:2]), *argv[2:]]

@@ -1,0 +1,172 @@
+"""A cluster that outlives the command that made it: a process in the background keeps it until it is told to end.
+
+A cluster called NAME is the directory /var/lib/hpc-mp-NAME; it is up while a process holds a lock on that directory, which the
+keeper does for as long as it lives. When the keeper ends, however it ends, so does the cluster; when the cluster ends, the keeper
+takes away what is left. Both can be killed at once, by a power cut for one: then the next `start` clears the directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from hpc_mp.lab.cluster import Cluster, LabError, first_process, wait_until
+from hpc_mp.lab.lab import Lab
+
+STATE = Path("/var/lib")
+PREFIX = "hpc-mp-"
+ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def directory_of(name: str) -> Path:
+    return STATE / f"{PREFIX}{name}"
+
+
+def names() -> list[str]:
+    """Of all clusters that are up."""
+    return sorted(path.name.removeprefix(PREFIX) for path in STATE.glob(f"{PREFIX}*") if _held(path))
+
+
+def start(lab: Lab, tell: Callable[[str], None]) -> bool:
+    """Bring up a cluster that stays when this process ends, and return when all its nodes are idle.
+
+    Nothing is left if it cannot start, or if this process is interrupted or killed before that.
+
+    Returns:
+        False if there is a cluster in that directory already.
+    Raises:
+        LabError: it did not start; with the daemons' words.
+    """
+    lock = _claim(lab.directory)
+    if lock is None:
+        return False
+    hear, say = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # until each half knows what to do when interrupted
+    keeper = os.fork()
+    if keeper == 0:
+        os.close(hear)  # else it would not notice that nobody listens
+        _keep(lab, say)
+    os.close(say)
+    os.close(lock)  # the keeper has it too
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        with open(hear, encoding="utf-8") as said:
+            _listen(said, tell)
+    except BaseException:
+        with suppress(ProcessLookupError):
+            os.kill(keeper, signal.SIGTERM)
+        os.waitpid(keeper, 0)
+        raise
+    return True
+
+
+def stop(directory: Path) -> None:
+    """End a cluster and wait until nothing is left of it. LabError if that takes too long."""
+    traces = [directory]
+    with suppress(OSError, ValueError):  # one that has but begun to start has no number yet
+        traces.append(Path("/sys/class/net", Lab.interface(Cluster(directory).number)))
+    first = first_process(directory)
+    if first is not None:
+        os.kill(first, signal.SIGKILL)
+    wait_until(lambda: not _held(directory), f"{directory} released by all its processes")
+    shutil.rmtree(directory, ignore_errors=True)  # the keeper has done it, unless it was killed too
+    wait_until(lambda: not any(trace.exists() for trace in traces), f"gone: {', '.join(map(str, traces))}")
+
+
+def _held(directory: Path) -> bool:
+    try:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return first_process(directory) is not None  # its keeper was killed, and it is about to end
+
+
+def _claim(directory: Path) -> int | None:
+    """A lock on the empty directory, as a descriptor; None if somebody has it."""
+    while True:
+        directory.mkdir(exist_ok=True)
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            ours = first_process(directory) is None
+        except BlockingIOError:
+            ours = False
+        if not ours:
+            os.close(lock)
+            return None
+        with suppress(FileNotFoundError):  # one that was just ending may have removed it under our hands
+            if os.stat(directory).st_ino == os.fstat(lock).st_ino:
+                for left in directory.iterdir():
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                directory.chmod(0o755)
+                return lock
+        os.close(lock)
+
+
+def _listen(said: Iterable[str], tell: Callable[[str], None]) -> None:
+    """What the keeper says until the cluster is up, a JSON object per line."""
+    for line in said:
+        message = json.loads(line)
+        if "up" in message:
+            return
+        if "failed" in message:
+            raise LabError(message["failed"])
+        tell(message["tell"])
+    raise LabError("the process that was to keep the cluster was killed")
+
+
+def _keep(lab: Lab, say: int) -> NoReturn:
+    """The keeper's life: its own session, no terminal, no files of whoever started it."""
+    try:
+        os.setsid()
+        os.chdir("/")
+        os.umask(0o022)
+        for key in set(os.environ) - {"PATH"}:
+            del os.environ[key]
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(nothing, descriptor)
+        signal.signal(signal.SIGTERM, _end)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, _pass)  # not SIG_IGN: all programs of the cluster would inherit that
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
+        try:
+            lab.up(lambda what: _say(say, tell=what))
+            _say(say, up=True)
+            os.close(say)
+            lab.process.wait()
+        except Exception as error:  # also a broken pipe: nobody waits for this cluster any more
+            with suppress(OSError):
+                _say(say, failed="\n".join([str(error), *getattr(error, "__notes__", ())]))
+        finally:
+            signal.signal(signal.SIGTERM, _pass)
+            lab.down()
+            shutil.rmtree(lab.directory, ignore_errors=True)
+    finally:
+        os._exit(0)
+
+
+def _say(say: int, **message: object) -> None:
+    os.write(say, json.dumps(message).encode() + b"\n")
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit
+
+
+def _pass(number: int, frame: FrameType | None) -> None:
+    pass

@@ -1,0 +1,179 @@
+"""The making of a cluster, and its end.
+
+A cluster is one process tree below one PID 1 (`init.sh`) in namespaces of its own: when that process ends, the kernel ends every
+process, interface and mount of the cluster, and when the process that made the cluster ends, however it ends, so does `init.sh`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+from hpc_mp.lab import conf
+from hpc_mp.lab.cluster import NAMESPACES, Cluster, LabError, wait_until
+
+KEYS = ("munge/key", "etc/slurm.key")
+
+
+class Lab(Cluster):
+    """A cluster that lives from ``up`` to ``down``, or until the process that called ``up`` ends.
+
+    directory: is there and empty; all nodes see it; `down` removes it. leaves: the nodes, by leaf switch.
+    node: what each has, as slurm.conf writes it. accounting: slurmdbd with account `acc` and the ``users``.
+    overrides: lines of slurm.conf to add or replace.
+    keep: paths below /tmp that nodes see too, for every node has a /tmp of its own.
+    release: of Slurm; default: this machine's. patience: seconds for the nodes to become idle.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        leaves: Sequence[Sequence[str]],
+        *,
+        node: str = "CPUs=4 RealMemory=4000",
+        accounting: bool = False,
+        users: Sequence[str] = ("root",),
+        overrides: Mapping[str, str] | None = None,
+        keep: Sequence[Path] = (),
+        release: tuple[int, ...] | None = None,
+        patience: float = 30.0,
+    ) -> None:
+        self.directory = directory
+        self.leaves = leaves
+        self.nodes = tuple(each for leaf in leaves for each in leaf)
+        self.node = node
+        self.accounting = accounting
+        self.users = users
+        self.overrides = overrides or {}
+        self.keep = keep
+        self.release = release
+        self.patience = patience
+        self.endings = ExitStack()
+
+    def up(self, tell: Callable[[str], None] = lambda _: None) -> None:
+        """Start everything and wait until all nodes are idle. LabError with the daemons' words if that fails.
+
+        tell: is told what is being waited for.
+        """
+        with ExitStack() as endings:
+            unshare = ["unshare", *NAMESPACES, "--pid", "--fork", "--kill-child"]
+            process = subprocess.Popen(
+                [*unshare, *self._command(None)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            )
+            endings.callback(process.communicate)  # closes its standard input, and reads to its end
+            wait_until(lambda: self._find(None) is not None, "the lab's first process")
+            self.number = self._claim()
+            endings.callback(self._release)
+            endings.callback(self._evict, os.readlink(f"/proc/{process.pid}/ns/net"), process.pid)
+            self.write()
+            try:
+                assert process.stdin and process.stdout
+                tell("the database and its daemon" if self.accounting else "switches and controller")
+                process.stdin.write(b"\n")
+                process.stdin.flush()
+                if process.stdout.readline() != b"ready\n":
+                    raise LabError("the lab did not start")
+                for node in self.nodes:
+                    tell(f"node {node}")
+                    self.boot(node)
+                tell("all nodes idle")
+                self.wait_idle(self.patience)
+            except BaseException as error:
+                error.add_note(self.logs())
+                raise
+            self.process = process
+            self.endings = endings.pop_all()
+
+    def down(self) -> None:
+        """End everything; nothing is left: no process, interface, mount, directory."""
+        self.endings.close()
+
+    def _claim(self) -> int:
+        """The cluster's number: the first for which this machine's end of the cable could be made, which only one can."""
+        init = self._init_of(None)
+        for number in range(32):
+            name = self.interface(number)
+            cable = ["ip", "link", "add", name, "type", "veth", "peer", "name", "uplink", "netns", str(init)]
+            if not self._routed(number) and subprocess.run(cable, capture_output=True).returncode == 0:
+                subprocess.run(["ip", "addr", "add", f"{conf.address(number, conf.HOST)}/24", "dev", name], check=True)
+                subprocess.run(["ip", "link", "set", name, "up"], check=True)
+                return number
+        raise LabError("32 labs are running, or interfaces cannot be made")
+
+    @staticmethod
+    def _routed(number: int) -> bool:
+        """Whether this machine has something else at these addresses."""
+        show = ["ip", "route", "show", "to", "root", f"{conf.address(number, 0)}/24"]
+        return bool(subprocess.run(show, capture_output=True).stdout)
+
+    def _release(self) -> None:
+        """Take this machine's end of the cable away (the kernel would do so a little later)."""
+        subprocess.run(["ip", "link", "del", self.interface(self.number)], capture_output=True)
+
+    def _evict(self, network: str, spared: int) -> None:
+        """End what was started in the cluster's network and nobody ended: this machine's processes there, but one."""
+        here = os.readlink("/proc/self/ns/pid")
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                space = [os.readlink(process / "ns" / kind) for kind in ("net", "pid")]
+                if space == [network, here] and int(process.name) != spared:
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    @staticmethod
+    def interface(number: int) -> str:
+        """This machine's end of the cluster's cable."""
+        return f"slurmlab{number}"
+
+    def files(self) -> dict[str, str]:
+        """What stands in the directory's etc: Slurm's files, and `init.sh`'s and `node.sh`'s, where a tab separates words."""
+        at = self.directory
+        release = self.release or installed_release()
+        return {
+            "name": f"lab{self.number}\n",
+            "nodes": " ".join(self.nodes) + "\n",
+            "slurm.conf": conf.slurm_conf(at, self.number, self.nodes, self.node, self.accounting, self.overrides),
+            "slurmdbd.conf": conf.slurmdbd_conf(at, self.number) if self.accounting else "",
+            "cgroup.conf": conf.cgroup_conf(release),
+            "gres.conf": "",
+            "topology.conf": conf.topology_conf(self.leaves),
+            "hosts": conf.hosts(self.number, self.nodes, platform.node()),
+            "network": conf.network(self.number, self.leaves),
+            "users": ",".join(self.users) + "\n",
+            "system": "",
+            "kept": "\t".join(str(path) for path in (*self.keep, at) if path.is_relative_to("/tmp")) + "\n",
+            "hidden": "",
+        }
+
+    def write(self) -> None:
+        """Fill the directory."""
+        at = self.directory
+        for name in ("etc", "munge", "log", "state", "spool", *(f"spool/{n}" for n in self.nodes)):
+            (at / name).mkdir()
+        for name, text in self.files().items():
+            (at / "etc" / name).write_text(text)
+        for key in KEYS:
+            (at / key).touch(0o600)
+            (at / key).write_bytes(os.urandom(1024))
+        (at / "etc" / "slurmdbd.conf").chmod(0o600)  # slurmdbd asks for it
+
+
+def installed_release() -> tuple[int, ...]:
+    """Of this machine's Slurm, such as (22, 5, 8)."""
+    program = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
+    said = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
+    return tuple(map(int, re.findall(r"\d+", said)[:3]))
+
+
+def spread(count: int, switches: int) -> list[tuple[str, ...]]:
+    """Nodes n1 … under so many leaf switches, as evenly as can be, the first ones larger."""
+    nodes = [f"n{i}" for i in range(1, count + 1)]
+    sizes = [count // switches + (i < count % switches) for i in range(switches)]
+    ends = [sum(sizes[: i + 1]) for i in range(switches)]
+    return [tuple(nodes[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

@@ -1,0 +1,65 @@
+"""What a running cluster looks like: its nodes in Slurm's eyes, and their cables."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+
+from hpc_mp.lab import conf
+from hpc_mp.lab.cluster import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Of one node. ``rate``: bit/s each way that it is limited to; None: it is not."""
+
+    up: bool
+    rate: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """``state``: Slurm's word ("idle"); None while the controller does not answer. ``cable``: None for other than root."""
+
+    name: str
+    switch: str
+    address: str
+    state: str | None
+    cable: Cable | None
+
+
+def look(cluster: Cluster) -> list[Node]:
+    switches, states = _switches(cluster), _states(cluster)
+    cables = _cables(cluster) if os.geteuid() == 0 else {}
+    return [Node(name, switches[name], conf.node_address(cluster.number, name), states.get(name), cables.get(name))
+            for name in cluster.nodes]
+
+
+def written(rate: int) -> str:
+    """As tc writes a rate."""
+    for size, unit in ((10**9, "gbit"), (10**6, "mbit"), (10**3, "kbit")):
+        if rate >= size:
+            return f"{rate / size:g}{unit}"
+    return f"{rate}bit"
+
+
+def _switches(cluster: Cluster) -> dict[str, str]:
+    lines = (cluster.directory / "etc" / "topology.conf").read_text().splitlines()
+    leaves = (dict(word.split("=", 1) for word in line.split()) for line in lines if " Nodes=" in line)
+    return {node: leaf["SwitchName"] for leaf in leaves for node in leaf["Nodes"].split(",")}
+
+
+def _states(cluster: Cluster) -> dict[str, str]:
+    ask = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
+    said = subprocess.run(ask, env=cluster.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    return dict(line.split() for line in said.splitlines())
+
+
+def _cables(cluster: Cluster) -> dict[str, Cable]:
+    """From the switch's end of each."""
+    links = {link["ifname"]: link for link in json.loads(cluster.fabric("ip", "-json", "link", "show"))}
+    limits = {queue["dev"]: queue["options"]["rate"] * 8 for queue in json.loads(cluster.fabric("tc", "-json", "qdisc", "show"))
+              if queue["kind"] == "tbf"}
+    return {name: Cable("UP" in links[f"p-{name}"]["flags"], limits.get(f"p-{name}")) for name in cluster.nodes}

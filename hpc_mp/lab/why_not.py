@@ -1,0 +1,52 @@
+"""Why a cluster cannot run on this machine, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+
+PACKAGES = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sbatch": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+}
+"""Command → Debian package that has it."""
+
+ACCOUNTING = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server-core", "mariadb-install-db": "mariadb-server-core",
+              "mariadb": "mariadb-client-core"}  # fmt: skip
+"""The same for a cluster with accounting."""
+
+PROBE = """
+ip link add bridge0 type bridge &&
+ip link add cable0 type veth peer name cable1 &&
+tc qdisc add dev cable0 root tbf rate 1mbit burst 16kb latency 50ms
+"""
+
+
+def missing(commands: Mapping[str, str]) -> list[str]:
+    """The packages of those commands that are not there, each once."""
+    return list(dict.fromkeys(package for command, package in commands.items() if shutil.which(command) is None))
+
+
+def refused() -> str | None:
+    """What the kernel, or the container around us, says to namespaces, bridges and shaped cables; None when it lets us."""
+    unshare = ["unshare", "--mount", "--uts", "--ipc", "--net", "--pid", "--fork", "sh", "-c", PROBE]
+    probe = subprocess.run(unshare, capture_output=True, text=True)
+    return (probe.stderr.strip() or f"exit {probe.returncode}") if probe.returncode else None
+
+
+def unfit() -> str | None:
+    """Why not, whatever is installed: not Linux, not root."""
+    if sys.platform != "linux":
+        return "it is made of Linux namespaces, and this is no Linux"
+    if os.geteuid() != 0:
+        return "it needs root (it makes namespaces and network interfaces); you are not root"
+    return None
