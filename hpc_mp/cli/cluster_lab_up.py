@@ -24,8 +24,8 @@ NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 RANK_MB = 400  # of real memory, at least, that a rank of the smallest model takes on CPU
 
 
-@click.command(help="Start a Slurm cluster of several hosts on this machine, to try launches on: real daemons, hosts "
-                    "with networks of their own, switches and cables. It runs in the background until `down`. Needs root and Linux.")
+@click.command(help="Start a Slurm cluster of several hosts on this machine, to try launches on: real daemons, hosts with "
+                    "networks of their own, switches and cables. It runs in the background until `down`. Needs root and Linux.")
 @click.option("--nodes", default=4, show_default=True, type=click.IntRange(1, 16), help="Hosts n1 … nN.")
 @click.option("--cpus-per-node", default=4, show_default=True, type=click.IntRange(1, 64),
               help="CPUs that Slurm believes each to have.")
@@ -91,8 +91,8 @@ def _refuse(accounting: bool) -> None:
     if packages:
         raise HpcMpError(
             "hpc-mp cluster up", f"programs are missing, of Debian's and Ubuntu's packages {', '.join(packages)}",
-            f"install them: `apt-get install --no-install-recommends {' '.join(packages)}`. They bring daemons, which this does not "
-            "use; where systemd runs, `systemctl mask munge slurmctld slurmd slurmdbd` before that keeps them from starting")
+            f"install them: `apt-get install --no-install-recommends {' '.join(packages)}`. They bring daemons, which are not "
+            "used; where systemd runs, `systemctl mask munge slurmctld slurmd slurmdbd` before that keeps them from starting")
     words = why_not.refused()
     if words:
         raise HpcMpError(

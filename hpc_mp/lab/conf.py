@@ -18,9 +18,9 @@ def node_address(number: int, node: str) -> str:
 
 
 def cgroup_conf(release: tuple[int, ...]) -> str:
-    """cgroup.conf: no cgroups are used. Before 23.02 there is no word for that: slurmd looks for a mounted hierarchy unless
-    a plugin is named."""
-    return "CgroupPlugin=cgroup/v1\n" if release < (23, 2) else "CgroupPlugin=disabled\n"
+    """cgroup.conf: no cgroups are used. Up to 23.11 there is no word for that: slurmd looks for a mounted hierarchy unless a
+    plugin is named, which then has nothing to do."""
+    return "CgroupPlugin=cgroup/v1\n" if release < (24, 5) else "CgroupPlugin=disabled\n"
 
 
 def munge(directory: Path) -> dict[str, str]:

@@ -26,6 +26,7 @@ from hpc_mp.launch.write import begin, begin_array
 from hpc_mp.rundir import RunDirectory, write_text
 
 LOOK = 1.0  # seconds between two looks at a step of ours
+UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST = 2.0  # seconds until the next question to Slurm once the run has said how it ended
 # An interrupt during a step: the signal to the host, and what it does there (see hpc_mp.launch.host.steps.Signals).
 ON_INTERRUPT = (
@@ -175,8 +176,11 @@ def _guess(job: SlurmJob, attempt: Attempt, steps: int) -> tuple[State, Cause | 
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; its log is "
-                 f"{attempt.run.path / f'slurm-{job.id}.log'}")
+    log = attempt.run.path / f"slurm-{job.id}.log"
+    where = f"its log is {log}"
+    if job.reason == UNSTARTED and not log.exists():
+        where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"
+    said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; {where}")
     return "failed", first(reported(failure, attempt) for failure in attempt.failures().values()) or said
 
 
