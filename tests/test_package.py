@@ -116,6 +116,8 @@ def test_wheel_through_sdist_runs_from_another_directory(tmp_path: Path) -> None
     for name in DATA:
         assert contents(site / "hpc_mp" / "_assets" / name) == contents(ROOT / name) != {}
     assert (site / "hpc_mp" / "py.typed").exists()
+    scripts = {path.name: path.read_bytes() for path in (PACKAGE / "lab").glob("*.sh")}
+    assert {path.name: path.read_bytes() for path in (site / "hpc_mp" / "lab").glob("*.sh")} == scripts != {}
 
 
 # --- import arrows ---------------------------------------------------------------------------------------------------
@@ -148,6 +150,7 @@ def test_the_arrows_hold_in_an_unspoilt_copy(copy: Path) -> None:
     ("report/__init__.py", "import hpc_mp.cli.main", "hpc_mp.cli.main"),
     ("rundir/__init__.py", "def lazily():\n    import torch", "torch"),
     ("cluster/__init__.py", "from transformers import AutoConfig", "transformers"),
+    ("lab/__init__.py", "import hpc_mp.launch", "hpc_mp.launch"),
 ], ids=lambda value: value if value.endswith(".py") else "")
 def test_a_forbidden_import_is_found(copy: Path, importer: str, line: str, imported: str) -> None:
     file = copy / "hpc_mp" / importer
