@@ -18,7 +18,7 @@ from hpc_mp.cli.main import cli
 from hpc_mp.errors import HpcMpError
 from hpc_mp.job import resolve, under
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import Template, check_array, find_template, grace, render, site_defaults
+from hpc_mp.launch.render import Template, check_array, find_template, grace, render, site, site_defaults
 from hpc_mp.launch.render.values import gpu_request, limit_seconds
 from hpc_mp.launch.versions import Version, differences, releases
 
@@ -281,10 +281,13 @@ def test_a_broken_template_is_refused(content: str) -> None:
         render(job(), RUN, python=PYTHON, template=template(content))
 
 
-def test_the_nearest_template_is_taken(tmp_path: Path) -> None:
-    project, home, config = tmp_path / "project", tmp_path / "home", tmp_path / "config"
+def test_the_nearest_template_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, home, config, etc = tmp_path / "project", tmp_path / "home", tmp_path / "config", tmp_path / "etc"
     environ = {"HOME": str(home)}
+    monkeypatch.setattr(site, "SYSTEM", etc)
     assert find_template(project, environ).path == asset("slurm/job.sbatch.j2")
+    executable(etc / "hpc-mp/job.sbatch.j2", "of the machine\n")
+    assert find_template(project, environ).text == "of the machine\n"
     executable(home / ".config/hpc-mp/job.sbatch.j2", "of the home directory\n")
     assert find_template(project, environ).text == "of the home directory\n"
     executable(config / "hpc-mp/job.sbatch.j2", "of the configuration\n")
@@ -293,8 +296,11 @@ def test_the_nearest_template_is_taken(tmp_path: Path) -> None:
     assert find_template(project, environ).text == "of the project\n"
 
 
-def test_a_sites_values_stand_under_the_jobs(tmp_path: Path) -> None:
+def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "SYSTEM", tmp_path / "etc")
     assert site_defaults(tmp_path, {}) == {}
+    executable(tmp_path / "etc/hpc-mp/site.toml", '[environment]\nprofile = "azure-ndv5"\n')
+    assert site_defaults(tmp_path, {}) == {"environment": {"profile": "azure-ndv5"}}
     executable(tmp_path / "hpc-mp/site.toml", '[slurm]\naccount = "proj"\nqos = "low"\nextra = { nice = 1, comment = "site" }\n'
                '[environment]\nset = { A = "1" }\n')
     own = {"slurm": {"qos": "high", "extra": {"comment": "mine"}}, "train": {"steps": 1, "global_batch": 1},

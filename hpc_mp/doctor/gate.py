@@ -12,15 +12,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpc_mp.doctor.checks.passive import PASSIVE
+from hpc_mp.doctor.checks.fit import CODES
 from hpc_mp.doctor.local import diagnose, injected
 from hpc_mp.doctor.nccl_log import refused, taken
 
 DEADLINE_S = 5.0
-JUDGED = ("gpu-", "fabric-", "efa-", "gdr-", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
-"""What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and
-mounts are left to the site; and our own control group is that of a step with one task, not of the ranks'."""
-CODES = tuple(check.code for check in PASSIVE if check.code.startswith(JUDGED))
 
 
 def main(environ: Mapping[str, str] = os.environ) -> int:

@@ -22,6 +22,7 @@ from hpc_mp.cluster.machine.here import here
 from hpc_mp.cluster.machine.in_time import in_time
 from hpc_mp.cluster.machine.source import Source
 from hpc_mp.cluster.machine.state import keep
+from hpc_mp.doctor.checks.fit import CODES
 from hpc_mp.doctor.checks.passive import PASSIVE
 from hpc_mp.doctor.checks.table import run
 from hpc_mp.doctor.finding import Finding
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     chained = subprocess.Popen([options.chain], stdin=subprocess.DEVNULL) if options.chain else None
     source = here()
-    checks = [check for check in PASSIVE if not options.check or check.code in options.check]
+    wanted = [*options.check, *(CODES if options.fit else ())]
+    checks = [check for check in PASSIVE if not wanted or check.code in wanted]
     findings = run(checks, source, options.deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
     in_time({"findings": lambda: _publish(source, findings)}, _KEEP_S)
@@ -116,6 +118,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="hpc-mp-health", description="Look at this node; exit 1 if something is wrong.")
     parser.add_argument("--json", action="store_true", help="print all findings as one JSON document")
     parser.add_argument("--check", action="append", metavar="CODE", default=[], help="only this; may be given several times")
+    parser.add_argument("--fit", action="store_true", help="only what a job cannot do without: hardware and the fast network")
     parser.add_argument("--deadline", type=float, default=3.5, metavar="S", help="seconds for all checks together (3.5)")
     parser.add_argument("--drain", action="store_true", help="have Slurm drain this node if there is an error")
     parser.add_argument("--chain", metavar="PROGRAM", help="also run this one, which was HealthCheckProgram before")

@@ -1,6 +1,6 @@
 """What a site or a project puts in place of what is shipped: the template of the job script, and values for job files.
 
-Both lie in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``).
+Both lie in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``), else ``/etc/hpc-mp``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from hpc_mp.assets import asset
 from hpc_mp.errors import HpcMpError
 
 TEMPLATE, DEFAULTS = "job.sbatch.j2", "site.toml"
+SYSTEM = Path("/etc")
 SECTIONS = ("slurm", "environment")  # of the job file: what a site may decide
 
 
@@ -62,7 +63,7 @@ def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dic
 
 def _find(name: str, project: Path, environ: Mapping[str, str]) -> Path | None:
     config = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
-    found = (folder / "hpc-mp" / name for folder in (project, config))
+    found = (folder / "hpc-mp" / name for folder in (project, config, SYSTEM))
     return next((path for path in found if path.is_file()), None)
 
 
