@@ -1,0 +1,36 @@
+"""What scripts left on a machine: its files with their modes and contents, to compare one time with the next."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+
+def tree(root: Path, folders: Sequence[str], skip: Iterable[str] = ()) -> dict[str, str]:
+    """`path: mode and digest or target of a link` of every file below the folders; times do not count.
+
+    skip: parts of paths that are left out, such as logs.
+    """
+    found = {}
+    for folder in folders:
+        for directory, names, files in os.walk(root / folder):
+            for name in (*names, *files):
+                path = Path(directory, name)
+                shown = str(path.relative_to(root))
+                if not any(part in shown for part in skip):
+                    found[shown] = _state(path)
+    return found
+
+
+def differences(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    return sorted(f"{path}: {before.get(path, 'not there')} -> {after.get(path, 'not there')}"
+                  for path in before.keys() | after.keys() if before.get(path) != after.get(path))
+
+
+def _state(path: Path) -> str:
+    mode = f"{path.lstat().st_mode:o} {path.lstat().st_uid}:{path.lstat().st_gid}"
+    if path.is_symlink():
+        return f"{mode} -> {os.readlink(path)}"
+    return f"{mode} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}" if path.is_file() else mode
