@@ -33,7 +33,7 @@ class Machine:
     def run(self, argv: Sequence[str], *, environ: Mapping[str, str] | None = None, timeout: float = 60,
             user: str | None = None) -> tuple[int, str]:
         """Exit code and both outputs together."""
-        become = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"] if user else []
+        become = ["runuser", f"--user={user}", "--"] if user else []
         command = ["nsenter", f"--target={self.pid}", *NAMESPACES, "env", "--chdir=/", *become, *argv]
         process = subprocess.Popen(command, env=PLAIN | dict(environ or {}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                    stderr=subprocess.STDOUT, text=True, start_new_session=True)
