@@ -130,9 +130,12 @@ class Site:
         """End a machine, and start it from the image: what it wrote on its own disk is gone, /shared and /sched stay."""
         os.kill(self[name].pid, 9)
         wait_until(lambda: not self[name].root.exists(), f"{name} is gone")
-        systems = Path(f"/proc/{self.init}/root") / str(self.directory / "systems" / name)[1:]
-        shutil.rmtree(systems)
+        shutil.rmtree(self.written(name).parent)
         return self.boot(name, without)
+
+    def written(self, name: str) -> Path:
+        """What a machine has written on its own disk since it was made from the image."""
+        return Path(f"/proc/{self.init}/root") / str(self.directory / "systems" / name / "written")[1:]
 
     def _cable(self, machine: Machine) -> None:
         port = f"p{self.names.index(machine.name)}"

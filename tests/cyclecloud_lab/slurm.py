@@ -47,7 +47,7 @@ SlurmctldTimeout=30
 SchedulerParameters=max_switch_wait=24:00:00
 HealthCheckInterval={interval}
 HealthCheckNodeState=ANY
-HealthCheckProgram={program}
+HealthCheckProgram={sched}/health.sh
 Include azure.conf
 Include accounting.conf
 Include keep_alive.conf
@@ -68,18 +68,24 @@ MessageTimeout=10
 """
 
 
-def install(site: Site, partitions: Mapping[str, Sequence[str]], healthagent: bool = True, interval: int = 2) -> None:
-    """The scheduler's part, on /sched; then every machine's own links."""
+def install(site: Site, partitions: Mapping[str, Sequence[str]], interval: int = 2) -> None:
+    """The scheduler's part, on /sched, with so many seconds between health checks; then every machine's own."""
+    configure(site, partitions, interval)
+    site["scheduler"].ask("chown", "-R", "slurm:slurm", SCHED)
+    for machine in site.machines.values():
+        link(machine)
+
+
+def configure(site: Site, partitions: Mapping[str, Sequence[str]], interval: int = 60) -> None:
+    """The files on /sched."""
     sched = site.directory / SCHED[1:]
     for folder in ("prolog.d", "spool/slurmctld"):
         (sched / folder).mkdir(parents=True)
-    if healthagent:
-        shutil.copy(PROGRAMS / "health.sh", sched / "health.sh")
-    program = f"{SCHED}/health.sh" if healthagent else '""'
+    shutil.copy(PROGRAMS / "health.sh", sched / "health.sh")
     nodes = [node for nodes in partitions.values() for node in nodes]
+    scheduler = site.address("scheduler") if "scheduler" in site.names else "127.0.0.1"
     texts = {
-        "slurm.conf": TEMPLATE.format(sched=SCHED, cluster=CLUSTER, interval=interval if healthagent else 0, program=program,
-                                      lab=LAB, address=site.address("scheduler")),
+        "slurm.conf": TEMPLATE.format(sched=SCHED, cluster=CLUSTER, interval=interval, lab=LAB, address=scheduler),
         "cgroup.conf": "CgroupPlugin=cgroup/v1\n",
         "azure.conf": "".join(f"NodeName={node} NodeAddr={site.address(node)} CPUs=4 RealMemory=4000\n" for node in nodes)
         + "".join(f"PartitionName={name} Nodes={','.join(found)} Default={'YES' if name == 'hpc' else 'NO'} MaxTime=INFINITE "
@@ -91,23 +97,24 @@ def install(site: Site, partitions: Mapping[str, Sequence[str]], healthagent: bo
     }
     for name, text in texts.items():
         (sched / name).write_text(text)
-    scheduler = site["scheduler"]
-    scheduler.ask("chown", "-R", "slurm:slurm", SCHED)
-    for machine in site.machines.values():
-        link(machine)
 
 
-def link(machine: Machine) -> None:
-    """A machine's own part, after each start from the image."""
+def linked(machine: Machine) -> Machine:
+    """Its links in /etc/slurm, after each start from the image."""
     for name in LINKED:
         path = machine.root / "etc/slurm" / name
         path.parent.mkdir(exist_ok=True)
         path.unlink(missing_ok=True)
         path.symlink_to(f"{SCHED}/{name}")
+    return machine
+
+
+def link(machine: Machine) -> None:
+    """A machine's own part, after each start from the image."""
+    linked(machine)
     for folder in ("slurmctld", "slurmd"):
         machine.ask("install", "-d", "-o", "slurm", "-g", "slurm", f"/var/log/{folder}", "/var/spool/slurmd")
-    unit = "# of the packages\n[Service]\nRestart=always\n"
-    machine.write("/etc/systemd/system/slurmd.service.d/override.conf", unit)
+    machine.write("/etc/systemd/system/slurmd.service.d/override.conf", "# of the packages\n[Service]\nRestart=always\n")
     shutil.copy(PROGRAMS / "systemctl", machine.root / "usr/bin/systemctl")
 
 
@@ -138,7 +145,3 @@ def settled(scheduler: Machine, name: str, words: Sequence[str], timeout: float 
     """A node as soon as its state has one of the words."""
     wait_until(lambda: any(word in node(scheduler, name)["State"] for word in words), f"{name} is {' or '.join(words)}", timeout, 0.3)
     return node(scheduler, name)
-
-
-def specs(root: Path) -> Path:
-    return root / "cyclecloud" / "specs"

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 
-def tree(root: Path, folders: Sequence[str], skip: Iterable[str] = ()) -> dict[str, str]:
-    """`path: mode and digest or target of a link` of every file below the folders; times do not count.
+PASSING = ("opt/cycle/jetpack", "mnt/cluster-init", "var/log", "var/cache", "var/lib/munge", "spool/", "root/.cache")
+"""What jetpack, logs and daemons write by themselves."""
 
-    skip: parts of paths that are left out, such as logs.
-    """
+
+def tree(root: Path, skip: Iterable[str] = PASSING) -> dict[str, str]:
+    """`path: mode and digest or target of a link` of every file below it; times do not count. `skip`: parts of paths."""
     found = {}
-    for folder in folders:
-        for directory, names, files in os.walk(root / folder):
-            for name in (*names, *files):
-                path = Path(directory, name)
-                shown = str(path.relative_to(root))
-                if not any(part in shown for part in skip):
-                    found[shown] = _state(path)
+    for directory, names, files in os.walk(root):
+        for name in (*names, *files):
+            path = Path(directory, name)
+            shown = str(path.relative_to(root))
+            if not any(part in shown for part in skip):
+                found[shown] = _state(path)
     return found
 
 
