@@ -134,7 +134,7 @@ def test_a_script_that_is_not_idempotent_would_be_seen(node: tuple[Site, Machine
 
 
 @needs_root
-def test_without_shared_storage_a_node_fails_with_a_word_and_without_the_environment_it_does_not(node: tuple[Site, Machine]) -> None:
+def test_without_shared_storage_a_node_fails_with_a_word_without_the_environment_it_does_not(node: tuple[Site, Machine]) -> None:
     site = node[0]
     machine = slurm.linked(site.reimage("hpc-1", without=["shared"]))
     jetpack.prepare(machine, SPECS, NODE, settings())
@@ -209,7 +209,7 @@ def test_the_gate_refuses_an_ill_node_and_a_broken_doctor_refuses_nothing(node: 
     jetpack.converge(machine, NODE)
     assert machine.run([GATE]) == (0, "")
     infiniband(machine)
-    code, said = machine.run([GATE])
+    code, said = next((ran for _ in range(5) if (ran := machine.run([GATE]))[0]), (0, "five times in vain: a slow machine"))
     assert code == 1 and "error hpc-mp:fabric-port:mlx5_ib0 port 1: state 1: DOWN" in said, said
     archive = machine.root / "usr/local/libexec/hpc-mp/hpc-mp-health.pyz"
     archive.write_text("raise SystemError\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from slurm_lab.lab import wait_until
 

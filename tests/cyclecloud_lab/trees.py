@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-
 PASSING = ("opt/cycle/jetpack", "mnt/cluster-init", "var/log", "var/cache", "var/lib/munge", "spool/", "root/.cache")
 """What jetpack, logs and daemons write by themselves."""
 
