@@ -121,10 +121,11 @@ def test_slurm_has_what_the_scripts_wrote_and_the_specs_own_tests_pass(cluster: 
     config = cluster.scheduler.ask("scontrol", "show", "config")
     assert "HealthCheckProgram      = /sched/trial/hpc-mp-health" in config and "nohold_on_prolog_fail" in config
     assert "max_switch_wait=24:00:00" in config, "what was there stays"
-    failed = {(name, ran.script): ran.said for name in cluster.site.names for ran in jetpack.tests(cluster.site[name], ORDER[name])
-              if ran.code}
+    failed = {(name, ran.script): ran.said for name in cluster.site.names
+              for ran in jetpack.tests(cluster.site[name], ORDER[name]) if ran.code}
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] != resource.RLIM_INFINITY:  # this machine's root cannot give it
-        assert {script for _, script in failed} == {"default/tests/limits.sh"} and "kB of locked memory" in "".join(failed.values())
+        assert {script for _, script in failed} == {"default/tests/limits.sh"}
+        assert all("kB of locked memory" in said for said in failed.values())
     else:
         assert failed == {}
 
@@ -140,7 +141,7 @@ def test_the_doctor_finds_no_error_on_any_node(cluster: Cluster) -> None:
 def test_healthagents_program_is_still_called_on_every_node(cluster: Cluster) -> None:
     seen = cluster.site.directory / "sched/trial/seen"
     shutil.rmtree(seen, ignore_errors=True)
-    wait_until(lambda: seen.exists() and {sign.name for sign in seen.iterdir()} == set(NODES), "every node's health was asked", 60)
+    wait_until(lambda: all((seen / name).exists() for name in NODES), "every node's health was asked", 60)
     for name in NODES:
         findings = json.loads((cluster.site[name].root / "run/hpc-mp/findings.json").read_text())
         assert len(findings["findings"]) > 20  # and the doctor beside it
@@ -192,7 +193,8 @@ def one_job(cluster: Cluster, *options: str) -> str:
 
 def switches(cluster: Cluster) -> list[str]:
     said = cluster.scheduler.run(["scontrol", "show", "topology"])[1]
-    return [f"{words[0]} {words[3]}" for line in said.splitlines() if len(words := line.split()) > 3 and line.startswith("SwitchName")]
+    lines = (line.split() for line in said.splitlines() if line.startswith("SwitchName="))
+    return [f"{line[0]} {line[3]}" for line in lines]
 
 
 def test_the_topology_is_switched_on_taken_back_and_switched_off(cluster: Cluster) -> None:
@@ -208,7 +210,7 @@ def test_the_topology_is_switched_on_taken_back_and_switched_off(cluster: Cluste
     known = ["SwitchName=sw00 Nodes=hpc-[1-2]", "SwitchName=sw01 Nodes=hpc-3", "SwitchName=sw02 Nodes=hpc-[1-3]",
              "SwitchName=elsewhere Nodes=htc-1"]
     assert switches(cluster) == known
-    assert (sched / "azslurm-calls").read_text().split("\n")[0].startswith("topology --use_fabric_manager --partition hpc --output ")
+    assert (sched / "azslurm-calls").read_text().startswith("topology --use_fabric_manager --partition hpc --output ")
     assert "SuspendExcParts         = hpc" in scheduler.ask("scontrol", "show", "config")
     cluster.idle()
     assert len(scheduler.ask("srun", "--nodes=3", "hostname").split()) == 3

@@ -91,7 +91,8 @@ def test_a_node_twice_and_after_a_reimage(node: tuple[Site, Machine]) -> None:
     jetpack.prepare(machine, SPECS, NODE, settings())
     image = tree(site.written("hpc-1"))
     first = jetpack.converge(machine, NODE)
-    assert [each.script for each in first] == [f"{path.parts[-4]}/scripts/{path.name}" for path in SCRIPTS if path.parts[-4] in NODE]
+    assert [each.script for each in first] == [f"{path.parts[-4]}/scripts/{path.name}" for path in SCRIPTS
+                                               if path.parts[-4] in NODE]
     assert jetpack.converge(machine, NODE) == []  # each once
     once = tree(site.written("hpc-1"))
     wrote = {path for path, state in once.items() if path not in image and not state.startswith("4")}  # no directories

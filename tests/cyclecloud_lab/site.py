@@ -1,4 +1,4 @@
-"""Machines in namespaces of this one, each with a root of its own; shared between them are /shared and /sched, as CycleCloud exports them.
+"""Machines in namespaces of this one, each with a root of its own; they share /shared and /sched, as CycleCloud exports them.
 
 All is one process tree below one PID 1 (`site.sh`): when that ends, the kernel ends every process, interface and mount.
 """

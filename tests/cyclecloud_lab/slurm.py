@@ -1,5 +1,8 @@
-"""What cyclecloud-slurm's own specs leave behind before those of hpc-mp run, on a system that has Slurm's packages: files and links as
-its `install.py` (4.0.9) makes them. Daemons are started when all scripts have run, as its `start-services.sh` does."""
+"""What cyclecloud-slurm's own specs leave behind before those of hpc-mp run, on a system that has Slurm's packages.
+
+Files and links are as its `install.py` (4.0.9) makes them. Daemons are started when all scripts have run, as its
+`start-services.sh` does.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ MessageTimeout=10
 """
 
 
-def install(site: Site, partitions: Mapping[str, Sequence[str]], interval: int = 2) -> None:
+def install(site: Site, partitions: Mapping[str, Sequence[str]], interval: int = 30) -> None:
     """The scheduler's part, on /sched, with so many seconds between health checks; then every machine's own."""
     configure(site, partitions, interval)
     site["scheduler"].ask("chown", "-R", "slurm:slurm", SCHED)
@@ -142,5 +145,6 @@ def node(scheduler: Machine, name: str) -> dict[str, str]:
 
 def settled(scheduler: Machine, name: str, words: Sequence[str], timeout: float = 60) -> dict[str, str]:
     """A node as soon as its state has one of the words."""
-    wait_until(lambda: any(word in node(scheduler, name)["State"] for word in words), f"{name} is {' or '.join(words)}", timeout, 0.3)
+    what = f"{name} is {' or '.join(words)}"
+    wait_until(lambda: any(word in node(scheduler, name)["State"] for word in words), what, timeout, 0.3)
     return node(scheduler, name)

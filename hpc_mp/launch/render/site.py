@@ -1,6 +1,6 @@
 """What a site or a project puts in place of what is shipped: the template of the job script, and values for job files.
 
-Both lie in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``), else ``/etc/hpc-mp``.
+Both lie in a folder ``hpc-mp``: beside the job file, else in the user's configuration (``~/.config/hpc-mp``), else in ``/etc``.
 """
 
 from __future__ import annotations
