@@ -23,7 +23,7 @@ wait_for() { # COMMAND…: until it succeeds
     local end=$((SECONDS + patience))
     until "$@"; do
         ((SECONDS < end)) || return 1
-        sleep 2
+        sleep 1
     done
 }
 
