@@ -240,6 +240,36 @@ def test_the_gate_refuses_an_ill_node_and_a_broken_doctor_refuses_nothing(node: 
     assert machine.run([GATE])[0] == 0
 
 
+@needs_root
+def test_what_slurm_is_told_is_added_to_what_it_was_told_and_can_be_taken_away() -> None:
+    with Site(["scheduler", "hpc-1"], Path("/")) as site:
+        set_up(site)
+        scheduler = slurm.linked(site["scheduler"])
+        sched = site.directory / slurm.SCHED[1:]
+        script = f"{jetpack.INIT}/hpc-mp/scheduler/scripts/20-slurm.sh"
+        plain = (sched / "site_specific.conf").read_text()
+        jetpack.prepare(scheduler, SPECS, ("default", "scheduler"), settings())
+        for _ in range(2):
+            scheduler.ask(script)
+            assert (sched / "site_specific.conf").read_text() == (
+                f"{plain}\n# >>> hpc-mp slurm: written by cluster-init, change the cluster's settings instead\n"
+                "SchedulerParameters=max_switch_wait=24:00:00,nohold_on_prolog_fail\n"
+                f"HealthCheckProgram={slurm.SCHED}/hpc-mp-health\n# <<< hpc-mp slurm\n")
+        assert [path.name for path in (sched / "prolog.d").iterdir()] == ["50-hpc-mp-gate.sh"]
+        assert scheduler.ask("/etc/slurm/prolog.d/50-hpc-mp-gate.sh") == "", "no gate on this machine: nobody is asked"
+        scheduler.ask(f"{slurm.SCHED}/hpc-mp-health")
+        assert (sched / "seen/scheduler").exists(), "no doctor on this machine: healthagent's program alone"
+
+        with (sched / "slurm.conf").open("a") as conf:
+            conf.write("SchedulerParameters=defer\n")
+        assert "slurm.additional.config sets SchedulerParameters, too, and wins" in scheduler.ask(script)
+
+        jetpack.prepare(scheduler, SPECS, ("default", "scheduler"), settings(gate="false", health="False"))
+        scheduler.ask(script)
+        assert (sched / "site_specific.conf").read_text() == f"{plain}\n"
+        assert list((sched / "prolog.d").iterdir()) == [] and not (sched / "hpc-mp-health").exists()
+
+
 # --- the scheduler's environment, with a Python that only plays at installing ----------------------------------------
 
 PLAYER = """\

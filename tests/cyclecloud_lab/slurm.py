@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 
-from slurm_lab.lab import wait_until
+from slurm_lab.lab import LabError, wait_until
 
 from .converge import PROGRAMS
 from .site import Machine, Site
@@ -143,8 +143,11 @@ def node(scheduler: Machine, name: str) -> dict[str, str]:
     return shown | {"Reason": said.partition("Reason=")[2].strip()}
 
 
-def settled(scheduler: Machine, name: str, words: Sequence[str], timeout: float = 60) -> dict[str, str]:
-    """A node as soon as its state has one of the words."""
-    what = f"{name} is {' or '.join(words)}"
-    wait_until(lambda: any(word in node(scheduler, name)["State"] for word in words), what, timeout, 0.3)
+def settled(scheduler: Machine, name: str, words: Sequence[str], timeout: float = 120) -> dict[str, str]:
+    """A node as soon as its state is one of the words."""
+    try:
+        wait_until(lambda: node(scheduler, name)["State"] in words, f"{name} is {' or '.join(words)}", timeout, 0.3)
+    except LabError as error:
+        error.add_note(f"it is {node(scheduler, name)}\n{tail(scheduler)}")
+        raise
     return node(scheduler, name)

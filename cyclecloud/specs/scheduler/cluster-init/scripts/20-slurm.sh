@@ -27,7 +27,7 @@ else
 fi
 
 if enabled health; then
-    sed "s|@HEALTHAGENT@|$slurm/health.sh|" "$CYCLECLOUD_SPEC_PATH/files/health.sh" | put "$slurm/hpc-mp-health" 755
+    sed "s|@HEALTHAGENT@|$slurm/health.sh|g" "$CYCLECLOUD_SPEC_PATH/files/health.sh" | put "$slurm/hpc-mp-health" 755
     lines+=("HealthCheckProgram=$slurm/hpc-mp-health")
     interval=$(last_value HealthCheckInterval "$slurm/slurm.conf" "$others")
     if [[ ${interval:-0} == 0 ]]; then # no healthagent
@@ -38,6 +38,11 @@ else
 fi
 
 printf '%s\n' "${lines[@]}" | block "$site" slurm
+for line in "${lines[@]}"; do # slurm.additional.config of the template stands behind site_specific.conf
+    if sed '1,/^Include site_specific.conf/d' "$slurm/slurm.conf" | grep -qi "^${line%%=*}="; then
+        warn "slurm.additional.config sets ${line%%=*}, too, and wins: make it $line"
+    fi
+done
 
 # At a first start slurmctld comes after all scripts.
 if [[ $changed == yes ]] && timeout 10 scontrol ping &>/dev/null; then
