@@ -18,10 +18,9 @@ import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.site import Machine, Site
-from cyclecloud_lab.system import BOOKWORM, TORCH, wheels, why_not
+from cyclecloud_lab.system import BOOKWORM, TORCH, wheels
 from cyclecloud_lab.trees import differences, tree
 from slurm_lab.lab import wait_until
-from slurm_lab.why_not import why_not as why_no_lab
 from test_cyclecloud_init import infiniband, no_infiniband, words
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +31,7 @@ SETTINGS = {"hpc_mp.requirement": f"hpc-mp==0.1.0 {TORCH}", "hpc_mp.profile": "e
             "hpc_mp.partition": "hpc", "hpc_mp.patience": "60"}  # fmt: skip
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
 HOME = "/shared/home"
-REASON = why_no_lab() or why_not(BOOKWORM)
+REASON = why_no_machines() or why_no_system(BOOKWORM)
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(3000)]
 
 JOB = """\

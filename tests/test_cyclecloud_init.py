@@ -17,9 +17,8 @@ from click.testing import CliRunner
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.converge import Failed, Ran
-from cyclecloud_lab.site import Machine, Site
+from cyclecloud_lab.site import Machine, Site, why_not
 from cyclecloud_lab.trees import differences, tree
-from slurm_lab.why_not import why_not
 
 from hpc_mp.cli.main import cli
 
@@ -30,7 +29,7 @@ PROGRAMS = [path for path in sorted(SPECS.glob("*/cluster-init/*/*")) if path.re
 NODE = ("default", "execute")
 HERE = (ROOT, Path(sys.prefix), Path(sys.base_prefix))
 REASON = why_not()
-needs_root = pytest.mark.skipif(REASON is not None, reason=str(REASON).replace("a Slurm lab", "running cluster-init scripts"))
+needs_root = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 # --- as text ---------------------------------------------------------------------------------------------------------
 

@@ -15,11 +15,27 @@ from types import TracebackType
 from typing import Self
 
 from slurm_lab.lab import LabError, wait_until
+from slurm_lab.why_not import why_not as why_no_lab
 
 HERE = Path(__file__).resolve().parent
 NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
 SHARED = ("shared", "sched")
 PLAIN = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LC_ALL": "C.UTF-8"}
+
+
+LAYERS = """
+mount -t tmpfs tmpfs /mnt && cd /mnt && mkdir written work root &&
+mount -t overlay overlay -o lowerdir=/,upperdir=/mnt/written,workdir=/mnt/work root
+"""
+
+
+def why_not() -> str | None:
+    """Why machines cannot be made here; None where they can."""
+    if reason := why_no_lab():
+        return reason.replace("a Slurm lab", "a lab of CycleCloud's machines")
+    probe = subprocess.run(["unshare", "--mount", "sh", "-c", LAYERS], capture_output=True, text=True)
+    return f"a lab of CycleCloud's machines needs overlays, which this machine refuses: {probe.stderr.strip()}" \
+        if probe.returncode else None
 
 
 class Machine:
