@@ -18,7 +18,9 @@ import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.site import Machine, Site
+from cyclecloud_lab.site import why_not as why_no_machines
 from cyclecloud_lab.system import BOOKWORM, TORCH, wheels
+from cyclecloud_lab.system import why_not as why_no_system
 from cyclecloud_lab.trees import differences, tree
 from slurm_lab.lab import wait_until
 from test_cyclecloud_init import infiniband, no_infiniband, words
