@@ -2,7 +2,7 @@
 # Locked memory (RDMA needs it without a limit) and open files, of users who log in and of slurmd. Login nodes count too: Slurm hands
 # the limits of the shell that submits on to the job. The stack is left alone: unlimited, threads get 2 MiB, too little for NCCL.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 
 most=$(</proc/sys/fs/nr_open) # with more than the kernel allows nobody could log in
 most=$((most < 1048576 ? most : 1048576))

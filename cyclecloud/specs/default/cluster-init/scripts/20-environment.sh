@@ -2,7 +2,7 @@
 # What users find: the command on their PATH, and the platform's environment profile for what they launch. /etc/nccl.conf is the
 # image's and stays as it is: the profile decides for a job what of it counts (hpc-mp env shows it).
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 
 place=$(directory)
 profile=$(profile)

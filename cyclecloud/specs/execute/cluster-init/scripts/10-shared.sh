@@ -2,7 +2,7 @@
 # Waits for the shared environment that the scheduler installs. Without shared storage no job can run here: then the node fails, with
 # a word. Without the environment on it the node works, and only hpc-mp is missing.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 
 place=$(directory)
 patience=$(setting patience 300)

@@ -1,7 +1,7 @@
 #!/bin/bash
 # The doctor on the node's own disk: it must answer when shared storage does not. Healthagent's program is called by it, not replaced.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 : "${CYCLECLOUD_SPEC_PATH:=$CYCLECLOUD_PROJECT_PATH/execute}"
 
 own=/usr/local/libexec/hpc-mp

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Containers (pyxis and enroot, which cyclecloud-slurm installs): are they whole, and do they see the InfiniBand adapters?
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 
 plug=/etc/slurm/plugstack.conf.d/pyxis.conf
 conf=/etc/enroot/enroot.conf

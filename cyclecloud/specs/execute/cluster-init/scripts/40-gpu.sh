@@ -1,7 +1,7 @@
 #!/bin/bash
 # What a platform wants of the kernel, where its image leaves it to others: GB200 and GB300 need nvidia-peermem for GPUDirect.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 
 if [[ $(profile) != azure-gb200 ]]; then
     drop /etc/modules-load.d/hpc-mp.conf

@@ -3,7 +3,7 @@
 # environment cannot be moved) and counts when it has its mark; then the link "current" is replaced in one step. Older ones stay:
 # jobs that run use them.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 : "${CYCLECLOUD_SPEC_PATH:=$CYCLECLOUD_PROJECT_PATH/scheduler}"
 
 place=$(directory)

@@ -2,7 +2,7 @@
 # What Slurm is told: a prolog that keeps jobs off sick nodes, and the doctor beside healthagent's health check. Both are programs on
 # the nodes (spec execute); here are only the few lines that call them, and do nothing on nodes without them.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 : "${CYCLECLOUD_SPEC_PATH:=$CYCLECLOUD_PROJECT_PATH/scheduler}"
 
 slurm=$(slurm_directory)

@@ -2,7 +2,7 @@
 # Is accounting on, and does it answer? hpc-mp works without; sacct, limits and shares do not. cyclecloud-slurm sets it up
 # (slurm.accounting.enabled and its neighbours): here it is only looked at.
 # shellcheck source=../../../default/cluster-init/files/common.sh
-source "${CYCLECLOUD_PROJECT_PATH:=/mnt/cluster-init/hpc-mp}/default/files/common.sh"
+source "${CYCLECLOUD_PROJECT_PATH:=$(cd "$(dirname "$0")/../.." && pwd)}/default/files/common.sh"
 
 slurm=$(slurm_directory)
 kept=$(last_value AccountingStorageType "$slurm/slurm.conf" "$slurm"/{accounting,site_specific}.conf)
