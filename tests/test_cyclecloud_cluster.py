@@ -90,6 +90,8 @@ class Cluster:
         return said
 
     def idle(self) -> None:
+        """Without jobs: a slurmctld that was killed takes up an srun again that had ended since it last saved its state."""
+        self.scheduler.ask("scancel", "--user=root")
         for name in NODES:
             slurm.settled(self.scheduler, name, ["IDLE"])
 
