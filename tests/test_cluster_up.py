@@ -25,6 +25,7 @@ from hpc_mp.cli.cluster_lab_up import down, up
 from hpc_mp.errors import HpcMpError
 from hpc_mp.lab import keeper
 from hpc_mp.lab.cluster import first_process
+from hpc_mp.lab.lab import shared_out
 
 reason = why_not()
 needs_slurm = pytest.mark.skipif(reason is not None, reason=str(reason))
@@ -127,6 +128,27 @@ def test_but_its_keys_are_roots_and_so_are_its_faults(running: Path) -> None:
         assert slurm(running, "cat", f"{running}/{secret}", user=True).returncode != 0
         assert (running / secret).stat().st_mode & 0o077 == 0
     assert slurm(running, "touch", f"{running}/etc/mine", user=True).returncode != 0
+
+
+def test_nodes_share_the_cores_and_ranks_have_no_more_threads(running: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    shares = [line.split() for line in (running / "etc" / "cores").read_text().splitlines()]
+    assert [node for node, _ in shares] == ["n1", "n2", "n3"]
+    assert all(set(map(int, own.split(","))) <= set(cores) for _, own in shares)
+    show = ["srun", "--nodes=3", "--ntasks-per-node=1", "bash", "-c", "echo $OMP_NUM_THREADS $(env -u OMP_NUM_THREADS nproc)"]
+    conf = {**os.environ, "SLURM_CONF": str(running / "etc" / "slurm.conf")}
+    each = max(1, len(cores) // 3)
+    for asked, given in (("99", each), ("1", 1)):
+        ran = subprocess.run(show, env=conf | {"OMP_NUM_THREADS": asked}, capture_output=True, text=True, timeout=60)
+        assert ran.stdout.splitlines() == [f"{given} {each}"] * 3, ran
+
+
+@pytest.mark.parametrize(("cores", "nodes", "shares"), [
+    ([0, 1, 2, 3], "ab", [(0, 1), (2, 3)]), ([0, 2, 3], "ab", [(0,), (2,)]), ([4, 5], "abcd", [(4,), (5,), (4,), (5,)]),
+])
+def test_cores_are_shared_out(cores: list[int], nodes: str, shares: list[tuple[int, ...]]) -> None:
+    assert shared_out(cores, nodes) == dict(zip(nodes, shares, strict=True))
+    assert shared_out([], nodes) == {}
 
 
 def test_what_it_is(running: Path) -> None:

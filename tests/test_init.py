@@ -68,7 +68,7 @@ def test_the_small_model_is_small(tmp_path: Path) -> None:
     large = load(tmp_path, replace(LAPTOP, gpus=(Gpu(0, "H200", 141 * GIB),))).model.config
     assert small and large
     assert small["n_embd"] < large["n_embd"]
-    assert load(tmp_path, LAPTOP).train.steps == 50
+    assert load(tmp_path, LAPTOP).train.steps == 20
 
 
 @pytest.mark.parametrize(("found", "expected"), [

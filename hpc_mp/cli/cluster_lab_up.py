@@ -54,6 +54,7 @@ def up(nodes: int, cpus_per_node: int, memory_per_node: int, switches: int | Non
         users=tuple(dict.fromkeys(("root", os.environ.get("SUDO_USER") or "root"))),
         overrides={"DefMemPerCPU": str(min(500, memory_per_node // cpus_per_node))},
         keep=_shown(show),
+        cores=sorted(os.sched_getaffinity(0)),
     )
     console = Console(stderr=True)
     try:

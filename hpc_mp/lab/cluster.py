@@ -71,7 +71,7 @@ class Cluster:
 
     def boot(self, node: str) -> None:
         """Start a node that was killed (its /tmp is empty again; its links are as they were)."""
-        inside = [*self._enter(), "--pid", "setsid", "--fork", *self.network_of(node)]
+        inside = [*self._enter(), "--pid", "setsid", "--fork", *self.network_of(node), *self._cores_of(node)]
         unshare = ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child"]
         command = [*inside, *unshare, *self._command(node)]
         with open(self.directory / "log" / f"init.{node}.out", "ab") as log:
@@ -140,6 +140,11 @@ class Cluster:
     def network_of(node: str) -> list[str]:
         """What to put before a command of ``fabric`` that is to run in a node's network; its end of the cable is `eth0`."""
         return ["nsenter", f"--net=/run/netns/{node}"]
+
+    def _cores_of(self, node: str) -> list[str]:
+        """What to put before a command that is to run on the node's share of the cores, if it has one."""
+        shares = dict(line.split() for line in (self.directory / "etc" / "cores").read_text().splitlines())
+        return ["taskset", "--cpu-list", shares[node]] if shares else []
 
     def processes(self, node: str) -> list[int]:
         """All processes of a node, as seen from here."""

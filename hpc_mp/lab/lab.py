@@ -17,8 +17,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpc_mp.lab import conf
-from hpc_mp.lab.cluster import NAMESPACES, Cluster, LabError, wait_until
+from hpc_mp.lab.cluster import HERE, NAMESPACES, Cluster, LabError, wait_until
 
+PROLOG = "task-prolog.sh"
 KEYS = ("munge/key", "etc/slurm.key")
 
 
@@ -29,6 +30,7 @@ class Lab(Cluster):
     node: what each has, as slurm.conf writes it. accounting: slurmdbd with account `acc` and the ``users``.
     overrides: lines of slurm.conf to add or replace.
     keep: paths below /tmp that nodes see too, for every node has a /tmp of its own.
+    cores: of this machine, shared out among the nodes; default: each node runs on all.
     release: of Slurm; default: this machine's. patience: seconds for the nodes to become idle.
     """
 
@@ -42,6 +44,7 @@ class Lab(Cluster):
         users: Sequence[str] = ("root",),
         overrides: Mapping[str, str] | None = None,
         keep: Sequence[Path] = (),
+        cores: Sequence[int] = (),
         release: tuple[int, ...] | None = None,
         patience: float = 30.0,
     ) -> None:
@@ -53,6 +56,7 @@ class Lab(Cluster):
         self.users = users
         self.overrides = overrides or {}
         self.keep = keep
+        self.cores = cores
         self.release = release
         self.patience = patience
         self.endings = ExitStack()
@@ -135,10 +139,12 @@ class Lab(Cluster):
         """What stands in the directory's etc: Slurm's files, and `init.sh`'s and `node.sh`'s, where a tab separates words."""
         at = self.directory
         release = self.release or installed_release()
+        prolog = {"TaskProlog": str(at / "etc" / PROLOG)} if self.cores else {}
         return {
             "name": f"lab{self.number}\n",
             "nodes": " ".join(self.nodes) + "\n",
-            "slurm.conf": conf.slurm_conf(at, self.number, self.nodes, self.node, self.accounting, self.overrides),
+            "cores": "".join(f"{node} {','.join(map(str, own))}\n" for node, own in shared_out(self.cores, self.nodes).items()),
+            "slurm.conf": conf.slurm_conf(at, self.number, self.nodes, self.node, self.accounting, prolog | dict(self.overrides)),
             "slurmdbd.conf": conf.slurmdbd_conf(at, self.number) if self.accounting else "",
             "cgroup.conf": conf.cgroup_conf(release),
             "gres.conf": "",
@@ -149,6 +155,7 @@ class Lab(Cluster):
             "system": "",
             "kept": "\t".join(str(path) for path in (*self.keep, at) if path.is_relative_to("/tmp")) + "\n",
             "hidden": "",
+            PROLOG: (HERE / PROLOG).read_text(),  # every user runs it, and not all may read where hpc-mp lies
         }
 
     def write(self) -> None:
@@ -162,6 +169,7 @@ class Lab(Cluster):
             (at / key).touch(0o600)
             (at / key).write_bytes(os.urandom(1024))
         (at / "etc" / "slurmdbd.conf").chmod(0o600)  # slurmdbd asks for it
+        (at / "etc" / PROLOG).chmod(0o755)
 
 
 def installed_release() -> tuple[int, ...]:
@@ -169,6 +177,14 @@ def installed_release() -> tuple[int, ...]:
     program = shutil.which("slurmctld") or "/usr/sbin/slurmctld"
     said = subprocess.run([program, "-V"], capture_output=True, text=True).stdout
     return tuple(map(int, re.findall(r"\d+", said)[:3]))
+
+
+def shared_out(cores: Sequence[int], nodes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The cores of each node, the same number each; where there are fewer than nodes, neighbours have different ones."""
+    each = len(cores) // len(nodes)
+    if not each:
+        return {node: (cores[i % len(cores)],) for i, node in enumerate(nodes)} if cores else {}
+    return {node: tuple(cores[i * each : (i + 1) * each]) for i, node in enumerate(nodes)}
 
 
 def spread(count: int, switches: int) -> list[tuple[str, ...]]:
