@@ -30,7 +30,7 @@ from hpc_mp.errors import HpcMpError, RunFailed
 
 WRITTEN = {
     "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),
-    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (from Slurm 23.11 on)"),
+    "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (from Slurm 24.05 on)"),
     "yaml": ("topology.yaml", "From Slurm 25.05 on. Where this file is, Slurm passes over topology.conf."),
 }
 SCONTROL = ("scontrol", "show", "topology")

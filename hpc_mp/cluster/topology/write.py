@@ -1,4 +1,4 @@
-"""Writes topology.conf (a tree, or blocks from Slurm 23.11 on) and topology.yaml (25.05)."""
+"""Writes topology.conf (a tree, or blocks from Slurm 24.05 on: 23.11 has the plug-in, and refuses BlockSizes) and topology.yaml (25.05)."""
 
 from __future__ import annotations
 
