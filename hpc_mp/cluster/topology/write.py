@@ -1,4 +1,7 @@
-"""Writes topology.conf (a tree, or blocks from Slurm 24.05 on: 23.11 has the plug-in, and refuses BlockSizes) and topology.yaml (25.05)."""
+"""Writes topology.conf (a tree, or blocks) and topology.yaml (Slurm 25.05).
+
+Blocks are for Slurm 24.05 and later: 23.11 has the plug-in, and refuses BlockSizes.
+"""
 
 from __future__ import annotations
 
