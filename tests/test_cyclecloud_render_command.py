@@ -40,7 +40,8 @@ def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
     assert grave(lint(text, given=given, project=read_project(directory))) == []
     assert values["SubnetId"] == "hpc-mp-rg/ccw-vnet/ccw-compute-subnet" and values["Credentials"] == "azure"
     readme = (directory / "README.txt").read_text(encoding="utf-8")
-    for line in ("cyclecloud project upload azure-storage", "az deployment sub create", f"git clone --branch {RELEASE}",
+    for line in ("sudo hpc-mp-topology", "cyclecloud project upload azure-storage", "az deployment sub create",
+                 f"git clone --branch {RELEASE}",
                  "cyclecloud import_cluster hpc-mp -c hpc-mp-slurm -f templates/hpc-mp-slurm.txt -p parameters.json"):
         assert line in readme
     assert "[cluster hpc-mp-slurm]" in text and done.output.split("\nwrote")[0].strip() in readme

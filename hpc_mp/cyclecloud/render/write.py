@@ -79,6 +79,7 @@ def _make_executable(directory: Path) -> None:
 def _readme(plan: Plan, told: Told, workspace: Workspace | None, wheel: Path | None) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template("next_steps.txt.j2").render(
+        topology=parameters(plan)["HpcMpTopology"],
         told=told, wheel=wheel.name if wheel else "", wheels=WHEELS, words="\n".join(words(told)),
         workspace=workspace, release=RELEASE, version=__version__,
         database=bool(plan.choices.database), lustre=plan.choices.storage == "amlfs" and not plan.choices.storage_address)
