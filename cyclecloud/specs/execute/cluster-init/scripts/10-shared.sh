@@ -37,7 +37,7 @@ if ! ready; then
 fi
 
 # The environment's own interpreter is the system's, and must be on every node under the same path.
-python=$(awk '$1 == "executable" { print $3 }' "$place/current/pyvenv.cfg")
+python=$(sed -n 's/^executable = //p' "$place/current/pyvenv.cfg")
 if [[ ! -x $python ]] && ! install_python "$(basename "$python")"; then
     warn "$place/current needs $python, which is not here and could not be installed: put it into the node's image"
 fi
