@@ -1,4 +1,4 @@
-"""A whole cluster from the cluster-init specs: fresh machines with Debian's Slurm, hpc-mp installed by pip, a real training.
+"""A whole cluster from the cluster-init specs: fresh machines of two distributions, hpc-mp by pip, a real training.
 
 What it stands on and what stands in for Azure: docs/cluster-init.md.
 """
@@ -19,7 +19,7 @@ from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
 from cyclecloud_lab.site import Machine, Site
 from cyclecloud_lab.site import why_not as why_no_machines
-from cyclecloud_lab.system import BOOKWORM, TORCH, wheels
+from cyclecloud_lab.system import BOOKWORM, NOBLE, TORCH, System, wheels
 from cyclecloud_lab.system import why_not as why_no_system
 from cyclecloud_lab.trees import differences, tree
 from slurm_lab.lab import wait_until
@@ -33,7 +33,7 @@ SETTINGS = {"hpc_mp.requirement": f"hpc-mp==0.1.0 {TORCH}", "hpc_mp.profile": "e
             "hpc_mp.partition": "hpc", "hpc_mp.patience": "60"}  # fmt: skip
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "/wheels"}
 HOME = "/shared/home"
-REASON = why_no_machines() or why_no_system(BOOKWORM)
+REASON = why_no_machines()
 pytestmark = [pytest.mark.prove, pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(3000)]
 
 JOB = """\
@@ -100,16 +100,19 @@ class Cluster:
         return dict(word.partition("=")[::2] for word in shown.split())
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+@pytest.fixture(scope="module", params=[BOOKWORM, NOBLE], ids=lambda system: system.release)
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made_of: System = request.param
+    if reason := why_no_system(made_of):
+        pytest.skip(reason)
     place = tmp_path_factory.mktemp("cluster")
     specs, found = place / "specs", place / "wheels"
     shutil.copytree(ROOT / "cyclecloud/specs", specs)
     try:
-        system = BOOKWORM.built()
-        own = wheels(ROOT, BOOKWORM, found)
+        system = made_of.built()
+        own = wheels(ROOT, made_of, found)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"machines of a CycleCloud cluster need a mirror of Debian and PyPI: {error}")
+        pytest.skip(f"machines of a CycleCloud cluster need a mirror of {made_of.release} and PyPI: {error}")
     shutil.copy(own, specs / "scheduler/cluster-init/files")
     with Site(["scheduler", *NODES], system, wheels=found) as site:
         slurm.install(site, PARTITIONS)

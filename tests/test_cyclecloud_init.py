@@ -259,6 +259,16 @@ def test_what_slurm_is_told_is_added_to_what_it_was_told_and_can_be_taken_away()
         scheduler.ask(f"{slurm.SCHED}/hpc-mp-health")
         assert (sched / "seen/scheduler").exists(), "no doctor on this machine: healthagent's program alone"
 
+        told = (sched / "site_specific.conf").read_text()
+        tree = "# >>> hpc-mp topology: written by hpc-mp-topology\nTopologyPlugin=topology/tree\n# <<< hpc-mp topology\n"
+        (sched / "site_specific.conf").write_text(told + tree)
+        assert "changed" not in scheduler.ask(script)
+        assert (sched / "site_specific.conf").read_text() == told + tree
+        (sched / "site_specific.conf").write_text(f"{told}MaxJobCount=7\n{tree}")
+        assert "changed" in scheduler.ask(script), "what Slurm reads last wins"
+        assert (sched / "site_specific.conf").read_text() == told.replace(plain, f"{plain}\nMaxJobCount=7", 1) + tree
+        (sched / "site_specific.conf").write_text(told)
+
         with (sched / "slurm.conf").open("a") as conf:
             conf.write("SchedulerParameters=defer\n")
         assert "slurm.additional.config sets SchedulerParameters, too, and wins" in scheduler.ask(script)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,33 +17,52 @@ PACKAGES = ("slurm-wlm", "slurmdbd", "mariadb-server-core", "mariadb-client-core
 
 @dataclass(frozen=True)
 class System:
-    """A release as debootstrap knows it; `python`: its own."""
+    """A release as debootstrap knows it; `python`: its own; `keyring`: what its archive is signed with."""
 
     release: str
     mirror: str
     python: str
+    keyring: str
+    script: str  # of debootstrap, whose Debian release may be older than this one
+    components: str = "main"
 
     @property
     def directory(self) -> Path:
         return Path(f"/var/tmp/{self.release}-cyclecloud")
 
+    def command(self, target: Path, *options: str) -> list[str]:
+        """debootstrap's, to make it in the target."""
+        packages = f"--include={','.join(PACKAGES)}"
+        return ["debootstrap", "--variant=minbase", f"--components={self.components}", packages, *options, self.release,
+                str(target), self.mirror, self.script]
+
     def built(self) -> Path:
         """Made by debootstrap if it is not there yet (a minute and 500 MB); a half-made one is never left. CalledProcessError."""
         if not self.directory.exists():
             with tempfile.TemporaryDirectory(prefix=self.release, dir=self.directory.parent) as begun:
-                command = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", self.release, f"{begun}/root"]
-                subprocess.run([*command, self.mirror], check=True, stdout=sys.stderr)
-                Path(begun, "root").rename(self.directory)
+                root = Path(begun, "root")
+                subprocess.run(self.command(root, f"--keyring={self.keyring}"), check=True, stdout=sys.stderr)
+                root.rename(self.directory)
         return self.directory
 
 
-BOOKWORM = System("bookworm", "http://deb.debian.org/debian", "3.11")
+BOOKWORM = System("bookworm", "http://deb.debian.org/debian", "3.11", "/usr/share/keyrings/debian-archive-keyring.gpg", "sid")
+NOBLE = System("noble", "http://archive.ubuntu.com/ubuntu", "3.12", "/usr/share/keyrings/ubuntu-archive-keyring.gpg", "gutsy",
+               "main,universe")
+"""Slurm 22.05 and 23.11."""
 
 
 def why_not(system: System) -> str | None:
     """Why no such system can be made here; None where it is there or can be tried."""
-    if not system.directory.exists() and shutil.which("debootstrap") is None:
+    if (system.directory / "debootstrap").exists():
+        return f"debootstrap has not finished {system.directory}: remove it"
+    if system.directory.exists():
+        return None
+    if shutil.which("debootstrap") is None:
         return "machines of a CycleCloud cluster need Debian's debootstrap: apt-get install debootstrap"
+    if not Path(system.keyring).exists():
+        by_hand = shlex.join(system.command(system.directory, "--no-check-gpg"))
+        return f"{system.release} needs {system.keyring}, or, without a look at its signatures, by hand: {by_hand}"
     return None
 
 

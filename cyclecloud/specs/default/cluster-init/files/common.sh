@@ -77,13 +77,19 @@ drop() { # FILE…: removed where they are
     done
 }
 
-block() { # FILE NAME: standard input becomes a marked block at the end of FILE, in place of the one of that name; empty: none
+block() { # FILE NAME: standard input becomes a marked block of FILE, in place of the one of that name; empty: none
+    # Blocks stand at the end, where Slurm's last word is, in the order in which they came: a second run moves none.
     local file=$1 begin="# >>> hpc-mp $2" end="# <<< hpc-mp $2" text new
     text=$(cat)
+    [[ -z $text ]] || text="$begin: written by cluster-init, change the cluster's settings instead"$'\n'"$text"$'\n'"$end"$'\n'
     new=$(mktemp "$file.XXXXXX")
     cp --preserve=mode,ownership "$file" "$new"
-    outside "$file" "$2" >"$new"
-    [[ -z $text ]] || printf '%s\n' "$begin: written by cluster-init, change the cluster's settings instead" "$text" "$end" >>"$new"
+    name=$2 text=$text awk '/^# >>> hpc-mp / { inside = 1; block = $4; sub(/:$/, "", block); order[++count] = block }
+        inside { blocks[count] = blocks[count] $0 "\n" } !inside { print } /^# <<< hpc-mp / { inside = 0 }
+        END { for (at = 1; at <= count; at++) {
+                  if (order[at] != ENVIRON["name"]) printf "%s", blocks[at]
+                  else if (!put++) printf "%s", ENVIRON["text"] }
+              if (!put) printf "%s", ENVIRON["text"] }' "$file" >"$new"
     if cmp -s "$new" "$file"; then
         rm "$new"
         return
