@@ -211,6 +211,16 @@ def test_the_lines_of_slurm_are_those_of_azslurm() -> None:
     assert amd.gres.endswith("File=/dev/dri/renderD[128,136,144,152,160,168,176,184]")
 
 
+@pytest.mark.parametrize(("sku", "whole"), [("Standard_HB120-16rs_v3", 120), ("Standard_HC44-32rs", 44),
+                                            ("Standard_HB368-48rs_v5", 368), ("Standard_HX176rs", 176)])
+def test_a_quota_counts_constrained_cores_as_the_whole_machine(sku: str, whole: int) -> None:
+    plan = settle(replace(H100, sku=sku, nodes=3), CATALOGUE)
+    found = told(plan, CATALOGUE)
+    assert (found.quota[0].vcpus, found.quota[0].machines) == (3 * whole, f"3 hpc × {whole}")
+    assert any(f"{whole} vCPUs of the quota each" in note for note in found.notes) == (plan.size.vcpus < whole)
+    assert f"CPUs={plan.size.vcpus} " in found.azure_conf[1]
+
+
 def test_quota_counts_every_machine_by_family() -> None:
     found = told(settle(replace(H100, sku="Standard_D16ads_v5", nodes=3, login_nodes=2, htc_nodes=5), CATALOGUE), CATALOGUE)
     (one,) = found.quota

@@ -38,5 +38,5 @@ def _machines(plan: Plan) -> Iterable[tuple[str, int, str]]:
 
 def _quota(machines: list[tuple[Size, int, str]]) -> Quota:
     sizes = dict.fromkeys(size.name for size, _, _ in machines)
-    return Quota(machines[0][0].quota, ", ".join(sizes), sum(size.vcpus * count for size, count, _ in machines),
-                 " + ".join(f"{count} {role} × {size.vcpus}" for size, count, role in machines))
+    return Quota(machines[0][0].quota, ", ".join(sizes), sum(size.quota_vcpus * count for size, count, _ in machines),
+                 " + ".join(f"{count} {role} × {size.quota_vcpus}" for size, count, role in machines))
