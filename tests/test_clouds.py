@@ -217,6 +217,17 @@ def test_a_capacity_block_needs_no_quota_of_vcpus() -> None:
     assert [quota.name for quota in promise(wish("p5-single")).quotas] == ["All P5 Spot Instance Requests"]
 
 
+def test_a_quota_without_a_known_name_is_stated_in_numbers(tmp_path: Path) -> None:
+    code, out, error = run("--sku", "p6-b200.48xlarge", "--nodes", "3", "--capacity", "spot", *given(AWS),
+                         "--output", str(tmp_path / "new"))
+    assert code == 0, error
+    steps = (tmp_path / "new" / "NEXT-STEPS.md").read_text(encoding="utf-8")
+    assert "576 vCPUs and 24 GPUs; the catalogue names no quota for spot capacity" in out
+    assert "**576 vCPUs and 24 GPUs**" in steps and "the reservation  is" not in steps and "for a Capacity Block" not in steps
+    (quota,) = promise(wish("a4-flex")).quotas
+    assert (quota.needed, quota.unit, quota.name) == (8, "gpus", "PREEMPTIBLE-NVIDIA-B200-GPUS-per-project-region")
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

@@ -53,7 +53,10 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
     if project and not re.fullmatch(_RELEASE_URL, project):
         raise HpcMpError(f"--project-url {project}", "is no release on GitHub, which is what a workspace can fetch",
                          "write https://github.com/OWNER/REPOSITORY/releases/tag/VERSION")
-    group = resource_group or f"{choices.name}-rg"
+    group = f"{choices.name}-rg" if resource_group is None else resource_group
+    if not re.fullmatch(r"[\w.()-]{0,89}[\w()-]", group):
+        raise HpcMpError(f"--resource-group {group}", "is no name of a resource group",
+                         "use at most 90 letters, digits and _ - . ( ), without a dot at the end")
     own = replace(choices, subnet=f"{group}/{NETWORK}", credentials=CREDENTIALS)
     return own, Workspace(choices.region, group, project)
 
