@@ -18,11 +18,12 @@ from clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden, unkn
 
 from hpc_mp.assets import asset
 from hpc_mp.cli.cluster import command
-from hpc_mp.cloud import promise, render
+from hpc_mp.cloud import promise, render, write
 from hpc_mp.cluster.machine.kinds import KINDS, Kind
 from hpc_mp.cyclecloud.catalogue import Size, load_catalogue, load_machines
 from hpc_mp.doctor.fabrics import fabrics
 from hpc_mp.environment.profiles import profile_names
+from hpc_mp.errors import HpcMpError
 from hpc_mp.job import resolve
 
 OTHERS = [size for size in load_machines().sizes.values() if size.cloud != "azure"]
@@ -268,6 +269,12 @@ def test_a_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     code, _, error = run("--sku", "c6i.xlarge", "--nodes", "1", *given(AWS), "--output", str(tmp_path / "file" / "below"))
     assert code != 0 and "cannot be written" in error and (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_fails_half_way_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    with pytest.raises(HpcMpError, match="cannot be written"):
+        write(tmp_path / "new", {"one": "1", "no/such/folder": "2"})
+    assert not (tmp_path / "new").exists()
 
 
 def test_names_that_yaml_reads_as_something_else_stay_names(tmp_path: Path) -> None:

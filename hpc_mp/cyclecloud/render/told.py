@@ -120,6 +120,7 @@ def _node(found: Told) -> Iterator[str]:
         yield "Ethernet alone, no InfiniBand"
     if found.node_busbw:
         yield f"all-reduce in one healthy node: {found.node_busbw:g} GB/s (busbw) or more"
-    yield f"between nodes: hpc-mp bench all_reduce --nodes {min(found.nodes, 2)} says what to expect, and measures it"
+    if found.nodes > 1:
+        yield "between nodes: hpc-mp bench all_reduce --nodes 2 says what to expect, and measures it"
     if found.profile:
         yield f"environment profile {found.profile} (hpc-mp env --profile {found.profile})"
