@@ -180,6 +180,11 @@ def test_scripts_please_shellcheck() -> None:
     assert all("\nset -euo pipefail\n" in script.read_text(encoding="utf-8") for script in scripts)
 
 
+def test_no_script_makes_a_limit_that_the_doctor_warns_of() -> None:
+    for script in asset("cyclecloud").rglob("*.sh"):
+        assert "- stack" not in script.read_text(encoding="utf-8"), script
+
+
 # --- what a job will see ---------------------------------------------------------------------------------------------
 
 

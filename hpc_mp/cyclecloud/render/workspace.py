@@ -15,6 +15,7 @@ from hpc_mp.cyclecloud.render.parameters import EXPORT, LUSTRE_OPTIONS
 from hpc_mp.errors import HpcMpError
 
 RELEASE = "2026.07.02"
+CLUSTER = "ccw"  # of Azure's own template, which it makes
 CREDENTIALS = "azure"  # the account that the workspace's server is set up with
 NETWORK = "ccw-vnet/ccw-compute-subnet"  # what it names the network of a new one
 _SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentParameters.json#"
@@ -45,6 +46,8 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
                          "give it, such as --region westeurope")
     if choices.subnet or choices.credentials:
         raise HpcMpError("--workspace", "brings its own network and credentials", "leave --subnet and --credentials out")
+    if choices.name.casefold() == CLUSTER:
+        raise HpcMpError(f"--name {choices.name}", "is the cluster that the workspace itself makes", "give another name")
     if choices.storage == "external" and not choices.storage_address:
         raise HpcMpError("--storage external", "needs an address before the workspace is deployed", "give --storage-address")
     if choices.database and not choices.database_user:
@@ -77,7 +80,7 @@ def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
         "adminUsername": "hpcadmin",
         "ccVMName": "ccw-cyclecloud-vm",
         "ccVMSize": "Standard_D4as_v5",
-        "clusterName": "ccw",
+        "clusterName": CLUSTER,
         "acceptMarketplaceTerms": False,
         "branch": RELEASE,
         "schedFilesystem": {"type": "nfs-new", "nfsCapacityInGb": 30},
