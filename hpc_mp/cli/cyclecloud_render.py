@@ -31,8 +31,8 @@ Answer = TypeVar("Answer")
 
 
 @click.command(help="Write a directory that CycleCloud takes: a project, a Slurm template and the parameters for so many "
-                    "machines of a size. Says what quota it needs, and what a job will see. Nothing is started, and nothing "
-                    "is asked of Azure.")
+                    "machines of a size. Says what quota it needs, and what a job will see. Without --sku or --nodes "
+                    "a terminal is asked for what is missing. Nothing is started, and nothing is asked of Azure.")
 @click.option("--sku", metavar="SIZE", help="Size of the nodes that train, such as Standard_ND96isr_H100_v5.")
 @click.option("--nodes", type=int, metavar="N", help="How many of them there may be.")
 @click.option("--output", type=click.Path(path_type=Path), metavar="DIR",
