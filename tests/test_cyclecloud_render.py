@@ -27,7 +27,7 @@ from hpc_mp.cyclecloud import Finding, lint, read_project
 from hpc_mp.cyclecloud.catalogue import Size
 from hpc_mp.cyclecloud.parameters import Given, declared
 from hpc_mp.cyclecloud.parse import parse
-from hpc_mp.cyclecloud.render import Choices, settle, told
+from hpc_mp.cyclecloud.render import Choices, settle, told, words
 from hpc_mp.cyclecloud.render.slurm_lines import slurm_lines
 from hpc_mp.cyclecloud.render.write import as_json
 from hpc_mp.environment.profiles import load_profiles
@@ -227,6 +227,9 @@ def test_quota_counts_every_machine_by_family() -> None:
     assert (one.family, one.vcpus) == ("standardDADSv5Family", 3 * 16 + 8 + 2 * 8 + 5 * 16)
     two = told(settle(replace(H100, login_nodes=0, htc_nodes=0), CATALOGUE), CATALOGUE).quota
     assert [(each.family, each.vcpus) for each in two] == [("standardNDSH100v5Family", 384), ("standardDADSv5Family", 8)]
+    whole = told(settle(H100, CATALOGUE), CATALOGUE)
+    assert whole.regional_vcpus == 4 * 96 + 8 + 8 + 8 * 16
+    assert "     528  Total Regional vCPUs" in "\n".join(words(whole))
 
 
 def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:
