@@ -41,6 +41,7 @@ def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
     assert grave(lint(text, given=given, project=read_project(directory))) == []
     assert values["SubnetId"] == "hpc-mp-rg/ccw-vnet/ccw-compute-subnet" and values["Credentials"] == "azure"
     readme = (directory / "README.txt").read_text(encoding="utf-8")
+    assert "1 CycleCloud × 4" in done.output and f"{8 * 96 + 8 + 8 + 8 * 16 + 4}  Total Regional vCPUs" in readme
     for line in ("sudo hpc-mp-topology", "cyclecloud project upload azure-storage", "az deployment sub create",
                  f"git clone --branch {RELEASE}",
                  "cyclecloud import_cluster hpc-mp -c hpc-mp-slurm -f templates/hpc-mp-slurm.txt -p parameters.json"):

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from hpc_mp.cyclecloud.catalogue import Catalogue, load_catalogue
 from hpc_mp.cyclecloud.render import (
+    SERVER,
     Choices,
     Storage,
     choices_within,
@@ -78,7 +79,7 @@ def render_command(sku: str | None, nodes: int | None, output: Path | None, as_w
         option = "--resource-group" if resource_group else "--project-url"
         raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
     plan = settle(choices, catalogue)
-    found = told(plan, catalogue)
+    found = told(plan, catalogue, SERVER if workspace else None)
     written = write(directory, plan, found, workspace, wheel)
     if json_:
         click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(found)}))

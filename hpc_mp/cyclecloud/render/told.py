@@ -57,10 +57,11 @@ class Told:
     unverified: tuple[str, ...]
 
 
-def told(plan: Plan, catalogue: Catalogue) -> Told:
+def told(plan: Plan, catalogue: Catalogue, server: str | None = None) -> Told:
+    """``server``: size of the machine that is made for CycleCloud itself, if one is."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
-    arrays, asked = [hpc], quotas(plan, catalogue)
+    arrays, asked = [hpc], quotas(plan, catalogue, server)
     if choices.htc_nodes:
         of_htc = catalogue.sizes[plan.heads.htc.casefold()]
         arrays.append(slurm_lines(choices.name, "htc", of_htc, choices.htc_nodes, default=False, one_thread=True))

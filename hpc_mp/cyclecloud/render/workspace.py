@@ -15,6 +15,7 @@ from hpc_mp.cyclecloud.render.parameters import EXPORT, LUSTRE_OPTIONS
 from hpc_mp.errors import HpcMpError
 
 RELEASE = "2026.07.02"
+SERVER = "Standard_D4as_v5"  # what CycleCloud runs on
 CLUSTER = "ccw"  # of Azure's own template, which it makes
 CREDENTIALS = "azure"  # the account that the workspace's server is set up with
 NETWORK = "ccw-vnet/ccw-compute-subnet"  # what it names the network of a new one
@@ -79,7 +80,7 @@ def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
         "resourceGroup": workspace.resource_group,
         "adminUsername": "hpcadmin",
         "ccVMName": "ccw-cyclecloud-vm",
-        "ccVMSize": "Standard_D4as_v5",
+        "ccVMSize": SERVER,
         "clusterName": CLUSTER,
         "acceptMarketplaceTerms": False,
         "branch": RELEASE,
