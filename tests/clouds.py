@@ -34,6 +34,7 @@ FORMS: dict[str, tuple[str, int, str, dict[str, str]]] = {  # name: machine, nod
     "p5-single": ("p5.48xlarge", 1, "spot", {}),
     "a3-reserved": ("a3-ultragpu-8g", 2, "on-demand", {"reservation": "my-reservation", "state-bucket": "my-state"}),
     "a4-flex": ("a4-highgpu-8g", 1, "flex", {}),
+    "p6-spot": ("p6-b200.48xlarge", 2, "spot", {}),
 }
 
 

@@ -18,11 +18,12 @@ from clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden, unkn
 
 from hpc_mp.assets import asset
 from hpc_mp.cli.cluster import command
-from hpc_mp.cloud import promise, render
+from hpc_mp.cloud import promise, render, write
 from hpc_mp.cluster.machine.kinds import KINDS, Kind
 from hpc_mp.cyclecloud.catalogue import Size, load_catalogue, load_machines
 from hpc_mp.doctor.fabrics import fabrics
 from hpc_mp.environment.profiles import profile_names
+from hpc_mp.errors import HpcMpError
 from hpc_mp.job import resolve
 
 OTHERS = [size for size in load_machines().sizes.values() if size.cloud != "azure"]
@@ -179,6 +180,11 @@ def test_scripts_please_shellcheck() -> None:
     assert all("\nset -euo pipefail\n" in script.read_text(encoding="utf-8") for script in scripts)
 
 
+def test_no_script_makes_a_limit_that_the_doctor_warns_of() -> None:
+    for script in asset("cyclecloud").rglob("*.sh"):
+        assert "- stack" not in script.read_text(encoding="utf-8"), script
+
+
 # --- what a job will see ---------------------------------------------------------------------------------------------
 
 
@@ -215,6 +221,17 @@ def test_text_says_it_too_and_that_a_quota_is_not_capacity(tmp_path: Path) -> No
 def test_a_capacity_block_needs_no_quota_of_vcpus() -> None:
     assert promise(wish("p5-block")).quotas == ()
     assert [quota.name for quota in promise(wish("p5-single")).quotas] == ["All P5 Spot Instance Requests"]
+
+
+def test_a_quota_without_a_known_name_is_stated_in_numbers(tmp_path: Path) -> None:
+    code, out, error = run("--sku", "p6-b200.48xlarge", "--nodes", "3", "--capacity", "spot", *given(AWS),
+                         "--output", str(tmp_path / "new"))
+    assert code == 0, error
+    steps = (tmp_path / "new" / "NEXT-STEPS.md").read_text(encoding="utf-8")
+    assert "576 vCPUs and 24 GPUs; the catalogue names no quota for spot capacity" in out
+    assert "**576 vCPUs and 24 GPUs**" in steps and "the reservation  is" not in steps and "for a Capacity Block" not in steps
+    (quota,) = promise(wish("a4-flex")).quotas
+    assert (quota.needed, quota.unit, quota.name) == (8, "gpus", "PREEMPTIBLE-NVIDIA-B200-GPUS-per-project-region")
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -257,6 +274,12 @@ def test_a_directory_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     code, _, error = run("--sku", "c6i.xlarge", "--nodes", "1", *given(AWS), "--output", str(tmp_path / "file" / "below"))
     assert code != 0 and "cannot be written" in error and (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_fails_half_way_leaves_nothing_in_the_way(tmp_path: Path) -> None:
+    with pytest.raises(HpcMpError, match="cannot be written"):
+        write(tmp_path / "new", {"one": "1", "no/such/folder": "2"})
+    assert not (tmp_path / "new").exists()
 
 
 def test_names_that_yaml_reads_as_something_else_stay_names(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ WANTED = ("Standard_ND96asr_v4", "Standard_ND96amsr_A100_v4", "Standard_ND96isr_
           "Standard_ND96isr_MI300X_v5", "Standard_ND128isr_NDR_GB200_v6", "Standard_ND128isr_GB300_v6", "Standard_ND40rs_v2",
           "Standard_NC24rs_v3", "Standard_NC96ads_A100_v4", "Standard_NC80adis_H100_v5", "Standard_HB120rs_v3",
           "Standard_HB176rs_v4", "Standard_HC44rs", "Standard_F2s_v2", "Standard_D4ads_v5",
-          "Standard_ND96is_H100_v5", "Standard_ND96is_H200_v5")
+          "Standard_ND96is_H100_v5", "Standard_ND96is_H200_v5", "Standard_HB368rs_v5")
 
 
 def test_the_sizes_that_matter_are_there() -> None:
@@ -47,6 +47,7 @@ def test_the_figures_go_together(size: Size) -> None:
     assert bool(size.rdma) == bool(size.nics) == bool(size.rdma_gbps)
     assert bool(size.rdma) == bool(re.search(r"\d[a-z]*r[a-z]*(G\d)?(_|$)", size.name.partition("_")[2])), "r is for RDMA"
     assert not size.twin or CATALOGUE.size(size.twin)
+    assert size.quota and size.quota_vcpus >= size.vcpus
     assert re.fullmatch(r"(20\d\d-\d\d-\d\d)?", size.retired)
 
 

@@ -27,7 +27,7 @@ from hpc_mp.cyclecloud import Finding, lint, read_project
 from hpc_mp.cyclecloud.catalogue import Size
 from hpc_mp.cyclecloud.parameters import Given, declared
 from hpc_mp.cyclecloud.parse import parse
-from hpc_mp.cyclecloud.render import Choices, settle, told
+from hpc_mp.cyclecloud.render import Choices, settle, told, words
 from hpc_mp.cyclecloud.render.slurm_lines import slurm_lines
 from hpc_mp.cyclecloud.render.write import as_json
 from hpc_mp.environment.profiles import load_profiles
@@ -211,12 +211,25 @@ def test_the_lines_of_slurm_are_those_of_azslurm() -> None:
     assert amd.gres.endswith("File=/dev/dri/renderD[128,136,144,152,160,168,176,184]")
 
 
+@pytest.mark.parametrize(("sku", "whole"), [("Standard_HB120-16rs_v3", 120), ("Standard_HC44-32rs", 44),
+                                            ("Standard_HB368-48rs_v5", 368), ("Standard_HX176rs", 176)])
+def test_a_quota_counts_constrained_cores_as_the_whole_machine(sku: str, whole: int) -> None:
+    plan = settle(replace(H100, sku=sku, nodes=3), CATALOGUE)
+    found = told(plan, CATALOGUE)
+    assert (found.quota[0].vcpus, found.quota[0].machines) == (3 * whole, f"3 hpc × {whole}")
+    assert any(f"{whole} vCPUs of the quota each" in note for note in found.notes) == (plan.size.vcpus < whole)
+    assert f"CPUs={plan.size.vcpus} " in found.azure_conf[1]
+
+
 def test_quota_counts_every_machine_by_family() -> None:
     found = told(settle(replace(H100, sku="Standard_D16ads_v5", nodes=3, login_nodes=2, htc_nodes=5), CATALOGUE), CATALOGUE)
     (one,) = found.quota
     assert (one.family, one.vcpus) == ("standardDADSv5Family", 3 * 16 + 8 + 2 * 8 + 5 * 16)
     two = told(settle(replace(H100, login_nodes=0, htc_nodes=0), CATALOGUE), CATALOGUE).quota
     assert [(each.family, each.vcpus) for each in two] == [("standardNDSH100v5Family", 384), ("standardDADSv5Family", 8)]
+    whole = told(settle(H100, CATALOGUE), CATALOGUE)
+    assert whole.regional_vcpus == 4 * 96 + 8 + 8 + 8 * 16
+    assert "     528  Total Regional vCPUs" in "\n".join(words(whole))
 
 
 def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -40,6 +41,7 @@ def test_the_command_writes_a_project_that_lints_clean(tmp_path: Path) -> None:
     assert grave(lint(text, given=given, project=read_project(directory))) == []
     assert values["SubnetId"] == "hpc-mp-rg/ccw-vnet/ccw-compute-subnet" and values["Credentials"] == "azure"
     readme = (directory / "README.txt").read_text(encoding="utf-8")
+    assert "1 CycleCloud × 4" in done.output and f"{8 * 96 + 8 + 8 + 8 * 16 + 4}  Total Regional vCPUs" in readme
     for line in ("sudo hpc-mp-topology", "cyclecloud project upload azure-storage", "az deployment sub create",
                  f"git clone --branch {RELEASE}",
                  "cyclecloud import_cluster hpc-mp -c hpc-mp-slurm -f templates/hpc-mp-slurm.txt -p parameters.json"):
@@ -91,21 +93,76 @@ def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: s
     assert not (tmp_path / "out").exists()
 
 
-def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
+def answer(directory: Path, answers: str, *arguments: str) -> tuple[int, str]:
+    """Exit code and screen of somebody who types these lines, then goes away."""
     keyboard, screen = pty.openpty()
-    with subprocess.Popen([sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(tmp_path / "out")],
-                          cwd=FOLDER.parent, stdin=screen, stdout=screen, stderr=screen) as process:
+    command_line = [sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(directory), *arguments]
+    with subprocess.Popen(command_line, cwd=FOLDER.parent, stdin=screen, stdout=screen, stderr=screen) as process:
         os.close(screen)
-        os.write(keyboard, b"Standard_D8adz_v5\nStandard_D8ads_v5\n3\nnortheurope\nn\n")
+        os.write(keyboard, answers.encode() + b"\x04")
         said = b""
         while chunk := _read(keyboard):
             said += chunk
     os.close(keyboard)
-    assert process.returncode == 0, said.decode()
-    assert b"How many of them" in said and b"did you mean" in said.lower()
+    return process.returncode, said.decode()
+
+
+def test_a_terminal_is_asked_for_what_is_missing(tmp_path: Path) -> None:
+    code, said = answer(tmp_path / "out", "Standard_D8adz_v5\nStandard_D8ads_v5\n3\ny\nnortheurope\nn\n")
+    assert code == 0, said
+    assert "How many of them" in said and "did you mean" in said.lower()
     values = json.loads((tmp_path / "out" / "parameters.json").read_text(encoding="utf-8"))
     assert (values["MaxHPCExecuteNodeCount"], values["Region"]) == (3, "northeurope")
     assert values["configuration_slurm_accounting_enabled"] is False
+
+
+def test_an_answer_that_cannot_be_meant_is_asked_again_at_once(tmp_path: Path) -> None:
+    code, said = answer(tmp_path / "out", "two\n0\n101\n100\nn\n\nWest Europe\nwesteurope\ny\n", "--sku", "ND96isr_H200_v5")
+    assert code == 0, said
+    for words in ("two: is no number", "must be at least 1", "one placement group holds 100",
+                  "is no region as Azure names it"):
+        assert words in said
+    document = json.loads((tmp_path / "out" / "workspace.json").read_text(encoding="utf-8"))
+    assert document["parameters"]["location"]["value"] == "westeurope" and "what it needs" not in said
+
+
+def test_nothing_is_asked_that_an_option_says_and_nothing_in_vain(tmp_path: Path) -> None:
+    code, said = answer(tmp_path / "out", "\n", "--sku", "Standard_HC44rs", "--region", "eastus", "--no-accounting",
+                        "--subnet", "g/n/s")
+    assert code == 0 and "Region, such" not in said and "MySQL server to" not in said and "CycleCloud server" not in said, said
+    code, said = answer(tmp_path / "out", "")
+    assert code == 2 and "is no empty directory" in said and "Size of the nodes" not in said
+    code, said = answer(tmp_path / "gone", "")
+    assert code == 1 and "Size of the nodes" in said and not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("--credentials", ""), "--credentials : is no account"),
+    (("--database", "h", "--database-user", ""), "--database-user : is no user"),
+    (("--workspace", "--region", "westeurope", "--resource-group", "my group"),
+     "--resource-group my group: is no name of a resource group"),
+    (("--workspace", "--region", "westeurope", "--resource-group", ""), "--resource-group : is no name"),
+])
+def test_a_value_that_cannot_be_meant_is_named_as_it_was_given(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+    done = call("--sku", "Standard_HC44rs", "--nodes", 2, "--output", tmp_path / "out", *arguments)
+    assert isinstance(done.exception, HpcMpError) and words in str(done.exception)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_fails_half_way_leaves_nothing_in_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("--sku", "Standard_ND128isr_NDR_GB200_v6", "--nodes", 18, "--output", tmp_path / "out")
+    done = call(*arguments, "--workspace", "--region", "westeurope")  # needs an image
+    assert isinstance(done.exception, HpcMpError) and not (tmp_path / "out").exists()
+
+    def full(source: Path, target: Path, **_: object) -> None:
+        raise shutil.Error([(source, target, "No space left on device")])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copytree", full)
+        assert "cannot be written (No space left on device)" in str(call(*arguments).exception)
+    assert list((tmp_path / "out").iterdir()) == []
+    assert call(*arguments).exit_code == 0
+    assert not [path for path in (tmp_path / "out").iterdir() if path.name.startswith(".")]
 
 
 def _read(descriptor: int) -> bytes:

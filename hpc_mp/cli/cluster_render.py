@@ -59,6 +59,8 @@ def _print(found: Promise, directory: Path, files: list[str]) -> None:
     network = f"{found.adapters} × {found.network} of {found.adapter_gbps} Gb/s" if found.adapters else found.network
     quotas = "; ".join(f"{quota.needed} {'vCPUs' if quota.unit == 'vcpus' else 'GPUs'} of \"{quota.name}\""
                        + (f" ({quota.code})" if quota.code else "") for quota in found.quotas)
+    unnamed = ("none counts for a Capacity Block" if found.capacity == "block" else
+               f"{found.needs}; the catalogue names no quota for {found.capacity} capacity")
     rows = {
         "cluster": f"{found.nodes} × {found.sku}, {found.tool}, {found.capacity}",
         "partition": f"{found.partition}: {found.node_names}",
@@ -67,7 +69,7 @@ def _print(found: Promise, directory: Path, files: list[str]) -> None:
         "node": f"{found.vcpus} vCPUs, {found.memory_gib} GiB",
         "expected": found.busbw if found.gpus else "",
         "profile": f"{found.profile} (hpc-mp env --profile {found.profile})",
-        "quota": f"{quotas or 'none in the catalogue for this capacity'}. A quota is a permission, not capacity.",
+        "quota": f"{quotas or unnamed}. A quota is a permission, not capacity.",
     }
     for head, text in rows.items():
         if text:

@@ -52,6 +52,12 @@ class Promise:
     busbw_pair: float
     job: str
 
+    @property
+    def needs(self) -> str:
+        """All its machines together, whatever a quota counts."""
+        gpus = f" and {self.nodes * self.gpus} GPUs" if self.gpus else ""
+        return f"{self.nodes * self.vcpus} vCPUs{gpus}"
+
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -88,7 +94,7 @@ def _quotas(wish: Wish) -> tuple[Quota, ...]:
     rows = tomllib.loads(asset(_QUOTAS).read_text(encoding="utf-8"))["quota"]
     each = {"vcpus": wish.size.vcpus, "gpus": wish.size.gpus}
     fitting = [Quota(row["name"], row["code"], row["unit"], each[row["unit"]] * wish.nodes, row["source"]) for row in rows
-               if row["cloud"] == wish.size.cloud and row["capacity"] == wish.capacity
+               if row["cloud"] == wish.size.cloud and re.fullmatch(row["capacity"], wish.capacity)
                and re.fullmatch(row["machines"], wish.size.name)]
     return tuple(fitting[:1])
 

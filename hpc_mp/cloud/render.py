@@ -10,7 +10,7 @@ from hpc_mp.cloud.promise import promise, resource
 from hpc_mp.cloud.wish import Wish
 
 FOLDER = "cyclecloud/other-clouds"
-VERSIONS = {  # what the templates were checked with; tests/test_cloud_prove.py checks them again
+VERSIONS = {  # what the templates were checked with; tests/test_clouds_prove.py checks them again
     "pcluster": "3.16.1",
     "toolkit": "v1.95.0",
     "slurm_gcp": "6.12.1",
@@ -44,7 +44,7 @@ def _values(wish: Wish) -> dict[str, object]:
         "head_subnet": options.get("head_subnet") or options.get("subnet"),
         "arn": next((arn for begin, arn in _ARN.items() if region.startswith(f"{begin}-")), "aws"),
         "version": __version__, "wheel": wheel, "wheel_uri": f"s3://{options.get('bucket')}/{wish.name}/{wheel}",
-        "quotas": found.quotas, "busbw": found.busbw, "job": found.job,
+        "quotas": found.quotas, "needs": found.needs, "busbw": found.busbw, "job": found.job,
     }
 
 

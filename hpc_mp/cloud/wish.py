@@ -121,4 +121,4 @@ def _check_capacity(wish: Wish) -> None:
 
 def _match(option: str, value: str, pattern: str, words: str) -> None:
     if not re.fullmatch(pattern, value):
-        raise HpcMpError(f"{option} {value}", f"is not well formed: {words}", f"give {words}")
+        raise HpcMpError(f"{option} {value}", "is not well formed", f"give {words}")

@@ -53,6 +53,15 @@ class Size:
     fabric: str = ""
 
     @property
+    def quota_vcpus(self) -> int:
+        """What one machine takes of a quota: a size with constrained cores, as HB120-16rs_v3, is counted as its whole machine.
+
+        Azure's page on constrained sizes says so of the price, github.com/MicrosoftDocs/azure-docs/issues/23017 of the quota.
+        """
+        whole = re.match(r"Standard_[A-Z]+(\d+)-", self.name)
+        return int(whole[1]) if whole else self.vcpus
+
+    @property
     def is_v100(self) -> bool:
         return self.gpu_model.startswith("V100")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hpc_mp.cyclecloud.render.choices import Choices, Plan, Storage, find_size, settle, sizes_on_offer
 from hpc_mp.cyclecloud.render.told import Told, told, words
-from hpc_mp.cyclecloud.render.workspace import Workspace, choices_within
-from hpc_mp.cyclecloud.render.write import write
+from hpc_mp.cyclecloud.render.workspace import SERVER, Workspace, choices_within
+from hpc_mp.cyclecloud.render.write import refuse_full, write
 
-__all__ = ["Choices", "Plan", "Storage", "Told", "Workspace", "choices_within", "find_size", "settle", "sizes_on_offer", "told",
-           "words", "write"]
+__all__ = ["SERVER", "Choices", "Plan", "Storage", "Told", "Workspace", "choices_within", "find_size", "refuse_full", "settle",
+           "sizes_on_offer", "told", "words", "write"]

@@ -112,7 +112,7 @@ def find_size(sku: str, catalogue: Catalogue) -> Size:
         meant = [name for close in near for name in names if name.casefold() == close] or [
             size.name for size in sizes_on_offer(catalogue) if size.gpus and size.rdma]
         raise HpcMpError(f"--sku {sku}", "is no size in the catalogue",
-                         f"{'did you mean' if near else 'for training there are'} {', '.join(meant)}? "
+                         f"{'did you mean' if near else 'for training there are'} {', '.join(meant)}{'?' if near else '.'} "
                          "All of them are in cyclecloud/catalogue.toml")
     if found.is_gone:
         raise HpcMpError(f"--sku {found.name}", f"was retired on {found.retired}: no such machine can be started",
@@ -146,6 +146,8 @@ _NAMES = (
      "write it without blanks and in lower case, such as westeurope (az account list-locations -o table)"),
     ("subnet", r"[^/\s]+/[^/\s]+/[^/\s]+|/subscriptions/\S+/subnets/[^/\s]+", "is no subnet",
      "write RESOURCEGROUP/NETWORK/SUBNET"),
+    ("credentials", r"\S(.*\S)?", "is no account", "give the name that CycleCloud has for it, or leave it out"),
+    ("database_user", r"\S+", "is no user", "give the name that the MySQL server knows, or leave it out"),
     ("image", r"\S+", "is no image", "give a URN such as microsoft-dsvm:ubuntu-hpc:2404:latest, or the id of an image"),
     ("storage_address", r"[A-Za-z0-9][\w.,-]*(:/\S*)?", "is no address", "write HOST, or HOST:/PATH"),
     ("database", r"[A-Za-z0-9][\w.-]*(:\d+)?", "is no host", "give the server's host name or address, without mysql://"),

@@ -32,6 +32,9 @@ NOTES: tuple[Row, ...] = (
     (lambda plan: bool(plan.size.nvlink_block) and plan.choices.nodes % plan.size.nvlink_block > 0,
      lambda plan: f"{plan.choices.nodes} nodes are no multiple of {plan.size.nvlink_block}, the machines of one NVLink domain: "
                   "the last block stays part-filled, and a job across it goes over InfiniBand."),
+    (lambda plan: plan.size.quota_vcpus > plan.size.vcpus,
+     lambda plan: f"{plan.size.name} shows {plan.size.vcpus} cores and is counted and paid as the whole machine: "
+                  f"{plan.size.quota_vcpus} vCPUs of the quota each."),
     (lambda plan: bool(plan.size.nvlink_block),
      lambda plan: "The scheduler and the login nodes are arm64 too, because the scheduler makes the environment of all nodes."),
     (lambda plan: bool(plan.size.gpus) and not plan.infiniband and plan.choices.nodes > 1,
@@ -57,6 +60,8 @@ UNVERIFIED: tuple[Row, ...] = (
      lambda plan: "what azslurm writes: computed as the source of cyclecloud-slurm 4.0.9 does, not read from a scheduler"),
     (lambda plan: bool(plan.image), lambda plan: f"drivers and libraries in {plan.image}"),
     (lambda plan: plan.infiniband, lambda plan: f"that Azure grants {plan.group} machines in one placement group"),
+    (lambda plan: plan.size.quota_vcpus > plan.size.vcpus,
+     lambda plan: "that a quota counts whole machines: seen by users of other sizes with constrained cores"),
     (lambda plan: bool(plan.size.busbw), lambda plan: "the bandwidth in a node: the least that Azure's own health check accepts"),
     (lambda plan: bool(plan.size.nvlink_block), lambda plan: "IMEX, and NVLink between nodes"),
     (lambda plan: bool(plan.size.nvlink_block), lambda plan: "the scheduler on arm64, and PyPI's torch there"),

@@ -19,24 +19,30 @@ class Quota:
     machines: str
 
 
-def quotas(plan: Plan, catalogue: Catalogue) -> tuple[Quota, ...]:
-    """One for each family, all machines running; the family of those that train first."""
+def quotas(plan: Plan, catalogue: Catalogue, server: str | None) -> tuple[Quota, ...]:
+    """One for each family, all machines running; the family of those that train first.
+
+    Args:
+        server: size of the machine that is made for CycleCloud itself, if one is.
+    """
     wanted: dict[str, list[tuple[Size, int, str]]] = {}
-    for name, count, role in _machines(plan):
+    for name, count, role in _machines(plan, server):
         size = catalogue.sizes[name.casefold()]
         if count:
             wanted.setdefault(size.quota or f"of {size.name}", []).append((size, count, role))
     return tuple(_quota(each) for each in wanted.values())
 
 
-def _machines(plan: Plan) -> Iterable[tuple[str, int, str]]:
+def _machines(plan: Plan, server: str | None) -> Iterable[tuple[str, int, str]]:
     yield plan.size.name, plan.choices.nodes, "hpc"
     yield plan.heads.scheduler, 1, "scheduler"
     yield plan.heads.login, plan.choices.login_nodes, "login"
     yield plan.heads.htc, plan.choices.htc_nodes, "htc"
+    if server:
+        yield server, 1, "CycleCloud"
 
 
 def _quota(machines: list[tuple[Size, int, str]]) -> Quota:
     sizes = dict.fromkeys(size.name for size, _, _ in machines)
-    return Quota(machines[0][0].quota, ", ".join(sizes), sum(size.vcpus * count for size, count, _ in machines),
-                 " + ".join(f"{count} {role} × {size.vcpus}" for size, count, role in machines))
+    return Quota(machines[0][0].quota, ", ".join(sizes), sum(size.quota_vcpus * count for size, count, _ in machines),
+                 " + ".join(f"{count} {role} × {size.quota_vcpus}" for size, count, role in machines))

@@ -23,6 +23,7 @@ class Told:
         node_busbw: GB/s, all-reduce inside one healthy node, at least; None where it is not known.
         network_gbytes: GB/s that all adapters of a node carry in one direction, None without InfiniBand.
         placement_group: how many machines the one placement group may hold, None without InfiniBand.
+        regional_vcpus: of all families together, which a subscription has to grant in the region as well.
         azure_conf, gres_conf: what azslurm writes.
         job: lines for a job file.
         open: parameters that are null, to be chosen before the first start.
@@ -47,6 +48,7 @@ class Told:
     topology: str
     profile: str
     quota: tuple[Quota, ...]
+    regional_vcpus: int
     azure_conf: tuple[str, ...]
     gres_conf: tuple[str, ...]
     job: tuple[str, ...]
@@ -55,10 +57,11 @@ class Told:
     unverified: tuple[str, ...]
 
 
-def told(plan: Plan, catalogue: Catalogue) -> Told:
+def told(plan: Plan, catalogue: Catalogue, server: str | None = None) -> Told:
+    """``server``: size of the machine that is made for CycleCloud itself, if one is."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
-    arrays = [hpc]
+    arrays, asked = [hpc], quotas(plan, catalogue, server)
     if choices.htc_nodes:
         of_htc = catalogue.sizes[plan.heads.htc.casefold()]
         arrays.append(slurm_lines(choices.name, "htc", of_htc, choices.htc_nodes, default=False, one_thread=True))
@@ -67,7 +70,7 @@ def told(plan: Plan, catalogue: Catalogue) -> Told:
         gpus=size.gpus, gpu_model=size.gpu_model, vcpus=size.vcpus, memory_gib=size.memory_gib, slurm_memory_mib=hpc.memory,
         nics=size.nics, nic_gbps=size.rdma_gbps, network=size.rdma, node_busbw=size.busbw or None,
         network_gbytes=size.nics * size.rdma_gbps / 8 or None, placement_group=plan.group if plan.infiniband else None,
-        topology=topology(size), profile=size.profile, quota=quotas(plan, catalogue),
+        topology=topology(size), profile=size.profile, quota=asked, regional_vcpus=sum(each.vcpus for each in asked),
         azure_conf=tuple(line for each in arrays for line in (each.partition, each.node)),
         gres_conf=tuple(each.gres for each in arrays if each.gres), job=tuple(_job(plan)),
         open=open_parameters(parameters(plan)), notes=notes(plan), unverified=unverified(plan),
@@ -92,6 +95,7 @@ def words(found: Told) -> Iterator[str]:
     for each in found.quota:
         yield f"  {each.vcpus:>6}  {each.family or _unknown(each.size)}"
         yield f"          {each.machines}"
+    yield f"  {found.regional_vcpus:>6}  Total Regional vCPUs (cores): all families together, a quota of its own"
     yield from ("", "What a job sees on a node")
     yield from (f"  {line}" for line in _node(found))
     yield from ("", "What azslurm tells Slurm")
@@ -120,6 +124,7 @@ def _node(found: Told) -> Iterator[str]:
         yield "Ethernet alone, no InfiniBand"
     if found.node_busbw:
         yield f"all-reduce in one healthy node: {found.node_busbw:g} GB/s (busbw) or more"
-    yield f"between nodes: hpc-mp bench all_reduce --nodes {min(found.nodes, 2)} says what to expect, and measures it"
+    if found.nodes > 1:
+        yield "between nodes: hpc-mp bench all_reduce --nodes 2 says what to expect, and measures it"
     if found.profile:
         yield f"environment profile {found.profile} (hpc-mp env --profile {found.profile})"

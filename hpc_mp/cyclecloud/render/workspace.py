@@ -15,6 +15,8 @@ from hpc_mp.cyclecloud.render.parameters import EXPORT, LUSTRE_OPTIONS
 from hpc_mp.errors import HpcMpError
 
 RELEASE = "2026.07.02"
+SERVER = "Standard_D4as_v5"  # what CycleCloud runs on
+CLUSTER = "ccw"  # of Azure's own template, which it makes
 CREDENTIALS = "azure"  # the account that the workspace's server is set up with
 NETWORK = "ccw-vnet/ccw-compute-subnet"  # what it names the network of a new one
 _SCHEMA = "https://schema.management.azure.com/schemas/2019-04-01/deploymentParameters.json#"
@@ -45,6 +47,8 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
                          "give it, such as --region westeurope")
     if choices.subnet or choices.credentials:
         raise HpcMpError("--workspace", "brings its own network and credentials", "leave --subnet and --credentials out")
+    if choices.name.casefold() == CLUSTER:
+        raise HpcMpError(f"--name {choices.name}", "is the cluster that the workspace itself makes", "give another name")
     if choices.storage == "external" and not choices.storage_address:
         raise HpcMpError("--storage external", "needs an address before the workspace is deployed", "give --storage-address")
     if choices.database and not choices.database_user:
@@ -53,7 +57,10 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
     if project and not re.fullmatch(_RELEASE_URL, project):
         raise HpcMpError(f"--project-url {project}", "is no release on GitHub, which is what a workspace can fetch",
                          "write https://github.com/OWNER/REPOSITORY/releases/tag/VERSION")
-    group = resource_group or f"{choices.name}-rg"
+    group = f"{choices.name}-rg" if resource_group is None else resource_group
+    if not re.fullmatch(r"[\w.()-]{0,89}[\w()-]", group):
+        raise HpcMpError(f"--resource-group {group}", "is no name of a resource group",
+                         "use at most 90 letters, digits and _ - . ( ), without a dot at the end")
     own = replace(choices, subnet=f"{group}/{NETWORK}", credentials=CREDENTIALS)
     return own, Workspace(choices.region, group, project)
 
@@ -73,8 +80,8 @@ def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
         "resourceGroup": workspace.resource_group,
         "adminUsername": "hpcadmin",
         "ccVMName": "ccw-cyclecloud-vm",
-        "ccVMSize": "Standard_D4as_v5",
-        "clusterName": "ccw",
+        "ccVMSize": SERVER,
+        "clusterName": CLUSTER,
         "acceptMarketplaceTerms": False,
         "branch": RELEASE,
         "schedFilesystem": {"type": "nfs-new", "nfsCapacityInGb": 30},

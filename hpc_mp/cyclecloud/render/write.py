@@ -7,6 +7,7 @@ import re
 import shutil
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -36,25 +37,48 @@ def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None, 
     if wheel and not (re.fullmatch(r"hpc_mp-\S+\.whl", wheel.name) and zipfile.is_zipfile(wheel)):
         raise HpcMpError(f"--wheel {wheel}", "is no wheel of hpc-mp",
                          "make one in a checkout: `make wheel` writes dist/hpc_mp-….whl")
+    texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, told, workspace, wheel)}
+    if workspace:
+        texts["workspace.json"] = as_json(workspace_parameters(plan, workspace))
     try:
-        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-            raise HpcMpError(f"--output {directory}", "is there, and is no empty directory",
-                             "give another one: nothing is replaced")
+        refuse_full(directory)
         directory.mkdir(parents=True, exist_ok=True)
-        copied = [_copy(source, directory / source.name) for name in PROJECT if (source := asset("cyclecloud") / name).exists()]
-        _make_executable(directory)
-        if wheel:
-            (directory / WHEELS).mkdir(exist_ok=True)
-            shutil.copy(wheel, directory / WHEELS)
-        texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, told, workspace, wheel)}
-        if workspace:
-            texts["workspace.json"] = as_json(workspace_parameters(plan, workspace))
-        for name, text in texts.items():
-            (directory / name).write_text(text, encoding="utf-8")
+        with TemporaryDirectory(prefix=".unfinished-", dir=directory) as unfinished:
+            names = _fill(Path(unfinished), texts, wheel)
+            for name in names:
+                Path(unfinished, name).rename(directory / name)
     except OSError as error:
-        raise HpcMpError(f"--output {directory}", f"cannot be written ({error.strerror})",
-                         "give a path that you may write to") from None
-    return (*copied, *(directory / name for name in texts))
+        raise HpcMpError(f"--output {directory}", f"cannot be written ({_reason(error)})",
+                         "give a path that you may write to, with room for 1 MB") from None
+    return tuple(directory / name for name in names)
+
+
+def refuse_full(directory: Path) -> None:
+    """
+    Raises:
+        HpcMpError: something is there that is no empty directory.
+    """
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise HpcMpError(f"--output {directory}", "is there, and is no empty directory", "give another one: nothing is replaced")
+
+
+def _fill(directory: Path, texts: dict[str, str], wheel: Path | None) -> tuple[str, ...]:
+    """What lies in the directory then, by name."""
+    sources = [source for name in PROJECT if (source := asset("cyclecloud") / name).exists()]
+    for source in sources:
+        _copy(source, directory / source.name)
+    _make_executable(directory)
+    if wheel:
+        (directory / WHEELS).mkdir(exist_ok=True)
+        shutil.copy(wheel, directory / WHEELS)
+    for name, text in texts.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return (*(source.name for source in sources), *texts)
+
+
+def _reason(error: OSError) -> str:
+    """copytree gathers those of all files: (source, target, words) each."""
+    return str(error.args[0][0][2]) if isinstance(error, shutil.Error) else str(error.strerror)
 
 
 def as_json(values: dict[str, Any]) -> str:
