@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from click.testing import CliRunner
+from ibnet import clos
 
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.switches import read_topologies
+from hpc_mp.cluster.topology.convert import only
 from hpc_mp.cluster.topology.ibnet_text import host_of
-from hpc_mp.cluster.topology.known import Known
+from hpc_mp.cluster.topology.known import Known, listed
 from hpc_mp.cluster.topology.sources import read
 from hpc_mp.errors import HpcMpError
 
@@ -198,3 +200,23 @@ def test_groups_of_a_dragonfly_plus_are_joined_above_their_spines() -> None:
 def test_leaves_that_are_cabled_to_each_other_alone() -> None:
     leaves = {"a": ["n1"], "b": ["n2"], "c": ["n3"]}
     assert nested(fabric(leaves, [("a", "b"), ("b", "c")])) == frozenset(frozenset(hosts) for hosts in leaves.values())
+
+
+@pytest.mark.parametrize("astray", [
+    {"n2 mlx5_2": "leaf03r2"}, {"gw1 HCA-1": "leaf01r0", "gw1 HCA-2": "leaf03r0"},
+    {f"oss{leaf} HCA-{port}": f"leaf0{(leaf + port) % 4 + 1}r0" for leaf in range(4) for port in range(2)},
+    {"ubuntu mlx5_0": "leaf02r0", "ubuntu mlx5_1": "leaf04r1"}])
+def test_hosts_at_switches_of_several_leaves_join_none(astray: Mapping[str, str]) -> None:
+    """A cable at the wrong leaf, a gateway, file servers at two leaves each, two hosts of one name."""
+    pods = [[[f"n{4 * leaf + number}" for number in range(4)] for leaf in pod] for pod in ((0, 1), (2, 3))]
+    planned = clos(pods, rails=4)
+    switches = {name.split(";")[1].partition(":")[0]: identity for identity, name in planned.names.items() if ";" in name}
+    for description, switch in astray.items():
+        old = [identity for identity, name in planned.names.items() if name == description]
+        planned.cables = [cable for cable in planned.cables if not set(old) & set(cable)]
+        planned.cable(planned.add("H", description), switches[switch])
+    known = read(planned.text(), "fabric.txt")
+    guests = {description.split()[0] for description in astray} - {host for pod in pods for leaf in pod for host in leaf}
+    topology = only(known.topologies[0], {*known.topologies[0].hosts} - guests)
+    assert nested(Known((topology,), "")) == frozenset(frozenset(map(frozenset, pod)) for pod in pods)
+    assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: at switches of several") for note in known.notes)
