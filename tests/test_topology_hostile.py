@@ -121,6 +121,11 @@ def test_one_domain_is_one_block_however_its_uuid_is_spelt() -> None:
     assert known.notes == ("n3: in no NVLink domain, so in no block",)
 
 
+def test_a_label_of_kubernetes() -> None:
+    known = read(f"n1 {UUID}.32766\nn2 {UUID}.32766\nn3 {UUID}.1\n", "file")
+    assert [switch.hosts for switch in known.topologies[0].switches] == [("n1", "n2"), ("n3",)]
+
+
 @pytest.mark.parametrize("text", [f"n1: {UUID}\nn2: {UUID}\n", "n1: State : Completed\n", "", "[]"])
 def test_a_text_without_any_clique_is_refused(text: str) -> None:
     with pytest.raises(HpcMpError, match="tells no node's ClusterUUID and CliqueId"):
