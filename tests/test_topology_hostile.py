@@ -65,6 +65,11 @@ def test_blanks_quotes_comments_and_continued_lines_are_slurms(text: str, found:
     ("SwitchName=s1 Nodes=n1\nSwitchName=s1 Nodes=n2\n", "s1 in the topology: is defined twice"),
     ("BlockName=b1 Nodes=n1\nBlockName=b1 Nodes=n2\nBlockSizes=1\n", "b1 in the topology: is defined twice"),
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}\n", "a in the topology: is defined"),
+    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "the topology: names both switches and blocks"),
+    ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}]}\n  block: {blocks: [{block: b, nodes: n1}]}\n",
+     "topology t: is tree and block, where Slurm wants one"),
+    ("- topology: t\n", "topology t: is of no kind"),
+    ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", "t in the topology: is defined twice"),
     ("SwitchName=s1 Nodes=n1 rubbish\n", "line 1 of the topology"),
     ("SwitchName=s1 Nodes= Switches=s2\n", "line 1 of the topology"),
     ("- topology: t\n  tree: {switches: [{switch: a, children: [b, c]}]}\n", "Input should be a valid string"),
@@ -81,6 +86,7 @@ def test_what_slurm_does_not_start_with_is_refused_with_its_place(text: str, wor
      "n4: in several leaves; the first counts here"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-7]\nBlockSizes=4\n", "n4: in several blocks; the first counts here"),
     ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm takes one"),
+    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is no power of two times 2: Slurm refuses that"),
     (MAN_PAGE, "topo5 has torus3d, which tells no switches and is read over"),
 ])
 def test_what_slurm_takes_otherwise_than_it_is_written_is_said(text: str, note: str) -> None:

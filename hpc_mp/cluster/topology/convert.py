@@ -54,15 +54,22 @@ def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
         return replace(topology, kind="block", switches=(), sizes=tuple(sizes), joined=())
     kept = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in peopled),)
     words = f"BlockSizes={','.join(map(str, kept))}"
-    for size in kept:
-        times, rest = divmod(size, kept[0]) if kept[0] else (0, 1)
-        if rest or times & (times - 1) or not times:
-            raise HpcMpError(words, f"{size} is no power of two times {kept[0]}", "give for example 4,8,16")
+    if (wrong := unsound(kept)) is not None:
+        raise HpcMpError(words, f"{wrong} is no power of two times {kept[0]}", "give for example 4,8,16")
     small = [leaf.name for leaf in peopled if len(leaf.hosts) < kept[0]]
     if small and sizes:
         raise HpcMpError(words, f"{compress(small)} has fewer nodes than {kept[0]}",
                          "give a smaller first size, or leave its nodes out with --nodes")
     return replace(topology, kind="block", switches=tuple(leaves), sizes=kept, joined=())
+
+
+def unsound(sizes: Sequence[int]) -> int | None:
+    """The first of BlockSizes with which Slurm does not start; None: it takes all."""
+    for size in sizes:
+        times, rest = divmod(size, sizes[0]) if sizes[0] else (0, 1)
+        if rest or times & (times - 1) or not times:
+            return size
+    return None
 
 
 def only(topology: Topology, nodes: Collection[str]) -> Topology:
