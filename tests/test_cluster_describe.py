@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from slurm_lab.lab import Lab
 from test_topology_measured import leaves, measure
 
+from hpc_mp.cli import cluster_describe
+from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.ask import NoAnswer
 from hpc_mp.cluster.describe.report import RULES, describe
 from hpc_mp.cluster.describe.told import Told, ask_slurm, read_config, read_records
@@ -116,12 +119,15 @@ WRONG: dict[str, dict[str, Any]] = {
     "gres-types": first("nodes", Gres="gpu:h100:2"),
     "mixed-nodes": first("nodes", Gres="gpu:4"),
     "real-memory": first("nodes", RealMemory="1"),
+    "few-cpus": first("nodes", CPUTot="1"),
     "nodes-out": first("nodes", State="DOWN+DRAIN", Reason="hpc-mp:node-slow [root@2026-01-01T00:00:00]"),
     "slurmd-releases": first("nodes", Version="21.08.1"),
     "default-partition": each("partitions", Default="NO"),
     "partition-closed": each("partitions", State="DOWN"),
+    "max-nodes": each("partitions", MaxNodes="1"),
     "nodes-shared": each("partitions", OverSubscribe="FORCE:4"),
     "grace-time": PREEMPTS | each("partitions", PreemptMode="REQUEUE", GraceTime="30"),
+    "preempt-suspend": PREEMPTS | each("partitions", PreemptMode="GANG,SUSPEND"),
     "short-limit": each("partitions", MaxTime="00:30:00"),
     "topology-none": config(TopologyPlugin="topology/none") | {"topologies": ()},
     "topology-unknown": config(TopologyPlugin="topology/none") | {"topologies": (), "measured": None},
@@ -175,10 +181,42 @@ def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
     config(PreemptType="preempt/qos", SlurmctldParameters="preempt_send_user_signal"), config(SuspendTime="300 sec"),
     PREEMPTS | each("partitions", PreemptMode="REQUEUE", GraceTime="600"), {"measured": None},
     first("nodes", State="MIXED"), {"nodes": (), "partitions": ()}, {"topologies": None},
+    first("nodes", State="IDLE+CLOUD+POWERED_DOWN"), first("nodes", State="MIXED+CLOUD+NOT_RESPONDING+POWERING_UP"),
+    {"gres_conf": "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n"},
+    config(SelectType="select/linear") | each("nodes", Gres=""), config(TopologyPlugin="topology/flat"),
+    config(TopologyPlugin="topology/flat") | {"measured": None},
     {"measured": measure(leaves(4))}, config(SlurmdTimeout="300 sec"), each("partitions", MaxTime="7-00:00:00"),
 ])
 def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
     assert codes(replace(RIGHT, **changes)) == set()
+
+
+@pytest.mark.parametrize("changes", [
+    config(SelectTypeParameters="CR_CORE_MEMORY,CR_LLN"), each("partitions", LLN="YES"),
+    each("partitions", OverSubscribe="FORCE")])
+def test_nodes_are_shared_in_several_ways(changes: dict[str, Any]) -> None:
+    assert codes(replace(RIGHT, **changes)) == {"nodes-shared"}
+
+
+@pytest.mark.parametrize("state", [
+    "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
+    "DOWN+CLOUD+POWERED_DOWN"])
+def test_nodes_that_take_no_jobs(state: str) -> None:
+    assert codes(replace(RIGHT, **first("nodes", State=state))) == {"nodes-out"}
+
+
+@pytest.mark.parametrize(("conf", "code"), [("AutoDetect=nvml\n", 0), ("Name=gpu Count=2\n", 1)])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str, code: int,
+                                  options: list[str]) -> None:
+    """Warnings are not: what is wrong depends on the site."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(cluster_describe, "ask_slurm", lambda: ask_slurm(Answers(tmp_path)))
+    (tmp_path / "gres.conf").write_text(conf)
+    done = CliRunner().invoke(command, ["describe", *options])
+    assert done.exit_code == code, done.output
+    assert "kill-wait" in done.stdout and ("gres-file" in done.stdout) == bool(code)
+    assert not options or json.loads(done.stdout)["misfits"]
 
 
 def test_what_slurm_does_not_say_is_not_held_against_it() -> None:

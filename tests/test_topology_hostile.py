@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from click.testing import CliRunner
+from ibnet import clos
 
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.switches import read_topologies
+from hpc_mp.cluster.topology.convert import only
 from hpc_mp.cluster.topology.ibnet_text import host_of
-from hpc_mp.cluster.topology.known import Known
+from hpc_mp.cluster.topology.known import Known, listed
 from hpc_mp.cluster.topology.sources import read
 from hpc_mp.errors import HpcMpError
 
@@ -63,6 +65,11 @@ def test_blanks_quotes_comments_and_continued_lines_are_slurms(text: str, found:
     ("SwitchName=s1 Nodes=n1\nSwitchName=s1 Nodes=n2\n", "s1 in the topology: is defined twice"),
     ("BlockName=b1 Nodes=n1\nBlockName=b1 Nodes=n2\nBlockSizes=1\n", "b1 in the topology: is defined twice"),
     ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}, {switch: a, nodes: n2}]}\n", "a in the topology: is defined"),
+    ("SwitchName=s1 Nodes=n1\nBlockName=b1 Nodes=n1\n", "the topology: names both switches and blocks"),
+    ("- topology: t\n  tree: {switches: [{switch: a, nodes: n1}]}\n  block: {blocks: [{block: b, nodes: n1}]}\n",
+     "topology t: is tree and block, where Slurm wants one"),
+    ("- topology: t\n", "topology t: is of no kind"),
+    ("- topology: t\n  flat: true\n- topology: t\n  flat: true\n", "t in the topology: is defined twice"),
     ("SwitchName=s1 Nodes=n1 rubbish\n", "line 1 of the topology"),
     ("SwitchName=s1 Nodes= Switches=s2\n", "line 1 of the topology"),
     ("- topology: t\n  tree: {switches: [{switch: a, children: [b, c]}]}\n", "Input should be a valid string"),
@@ -79,6 +86,7 @@ def test_what_slurm_does_not_start_with_is_refused_with_its_place(text: str, wor
      "n4: in several leaves; the first counts here"),
     ("BlockName=b1 Nodes=n[1-4]\nBlockName=b2 Nodes=n[4-7]\nBlockSizes=4\n", "n4: in several blocks; the first counts here"),
     ("SwitchName=s1 Nodes=n1\nSwitchName=top Switches=s1 Nodes=n2\n", "top has both switches and nodes: Slurm takes one"),
+    ("BlockName=b1 Nodes=n[1-4]\nBlockSizes=2,12\n", "BlockSizes has 12, which is no power of two times 2: Slurm refuses that"),
     (MAN_PAGE, "topo5 has torus3d, which tells no switches and is read over"),
 ])
 def test_what_slurm_takes_otherwise_than_it_is_written_is_said(text: str, note: str) -> None:
@@ -117,6 +125,11 @@ def test_one_domain_is_one_block_however_its_uuid_is_spelt() -> None:
     known = read(f"n1 {UUID} 3\nn2 {UUID.upper()} 3\nn3 N/A N/A\nn4 {UUID} 4\n", "file")
     assert [switch.hosts for switch in known.topologies[0].switches] == [("n1", "n2"), ("n4",)]
     assert known.notes == ("n3: in no NVLink domain, so in no block",)
+
+
+def test_a_label_of_kubernetes() -> None:
+    known = read(f"n1 {UUID}.32766\nn2 {UUID}.32766\nn3 {UUID}.1\n", "file")
+    assert [switch.hosts for switch in known.topologies[0].switches] == [("n1", "n2"), ("n3",)]
 
 
 @pytest.mark.parametrize("text", [f"n1: {UUID}\nn2: {UUID}\n", "n1: State : Completed\n", "", "[]"])
@@ -198,3 +211,23 @@ def test_groups_of_a_dragonfly_plus_are_joined_above_their_spines() -> None:
 def test_leaves_that_are_cabled_to_each_other_alone() -> None:
     leaves = {"a": ["n1"], "b": ["n2"], "c": ["n3"]}
     assert nested(fabric(leaves, [("a", "b"), ("b", "c")])) == frozenset(frozenset(hosts) for hosts in leaves.values())
+
+
+@pytest.mark.parametrize("astray", [
+    {"n2 mlx5_2": "leaf03r2"}, {"gw1 HCA-1": "leaf01r0", "gw1 HCA-2": "leaf03r0"},
+    {f"oss{leaf} HCA-{port}": f"leaf0{(leaf + port) % 4 + 1}r0" for leaf in range(4) for port in range(2)},
+    {"ubuntu mlx5_0": "leaf02r0", "ubuntu mlx5_1": "leaf04r1"}])
+def test_hosts_at_switches_of_several_leaves_join_none(astray: Mapping[str, str]) -> None:
+    """A cable at the wrong leaf, a gateway, file servers at two leaves each, two hosts of one name."""
+    pods = [[[f"n{4 * leaf + number}" for number in range(4)] for leaf in pod] for pod in ((0, 1), (2, 3))]
+    planned = clos(pods, rails=4)
+    switches = {name.split(";")[1].partition(":")[0]: identity for identity, name in planned.names.items() if ";" in name}
+    for description, switch in astray.items():
+        old = [identity for identity, name in planned.names.items() if name == description]
+        planned.cables = [cable for cable in planned.cables if not set(old) & set(cable)]
+        planned.cable(planned.add("H", description), switches[switch])
+    known = read(planned.text(), "fabric.txt")
+    guests = {description.split()[0] for description in astray} - {host for pod in pods for leaf in pod for host in leaf}
+    topology = only(known.topologies[0], {*known.topologies[0].hosts} - guests)
+    assert nested(Known((topology,), "")) == frozenset(frozenset(map(frozenset, pod)) for pod in pods)
+    assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: at switches of several") for note in known.notes)

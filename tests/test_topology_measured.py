@@ -250,3 +250,41 @@ def test_large_clusters_of_equal_rates_say_nothing(nodes: int) -> None:
 def test_nothing_to_be_seen_is_said() -> None:
     found = agreement(believe(leaves(2, 2)), measure(leaves(4)))
     assert found.verdict == "cannot tell" and "cannot be told apart" in found.why and found.odd == ()
+
+
+def noise(spread: float, seed: int) -> Callable[[str, str, float], float]:
+    random = Random(seed)
+    return lambda _a, _b, rate: rate * random.lognormvariate(0, spread)
+
+
+def test_a_stray_pair_moves_no_node() -> None:
+    """n12 was measured with one node of the other leaf only, and by chance that was fast."""
+    groups = leaves(6, 6)
+    whole = measure(groups, 0.4)
+    met = tuple((a, b, 99.0 if (a, b) == (0, 11) else rate) for a, b, rate in whole.pairs if b < 11 or a >= 6 or a == 0)
+    rates = Measured("x", 0.0, whole.nodes, met)
+    found = infer(rates)
+    assert [{*nodes} <= {*leaf} for nodes, leaf in zip(found.groups, groups, strict=True)] == [True, True]
+    assert agreement(believe(groups), rates).verdict == "agrees"
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(64, 16), (256, 32)])
+def test_leaves_that_are_two_or_one_are_found_where_groups_are_not(nodes: int, size: int) -> None:
+    groups = leaves(*[size] * (nodes // size))
+    first, second, *others = groups
+    wrong = {
+        "two": [[*first, *second], *others],
+        "one": [first[: size // 2], first[size // 2 :], second, *others],
+        "none": [first[1:], second, *others],
+    }
+    counts = Counter[str]()
+    for seed in range(8):
+        rates = measure(groups, 0.6, 2 * (nodes.bit_length() - 1) + 6, seed, noise(0.1, seed))
+        right = agreement(believe(groups), rates)
+        assert right.verdict in ("agrees", "cannot tell") and not right.odd, seed
+        for name, belief in wrong.items():
+            found = agreement(believe(belief), rates)
+            assert {node for odd in found.odd for node in odd.nodes} <= {*first, *second}, (name, seed)
+            counts[name] += found.verdict == "disagrees"
+    assert min(counts[name] for name in wrong) >= 6, counts
+

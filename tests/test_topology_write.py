@@ -102,7 +102,7 @@ class YamlTree(Strict):
 
 class YamlBlock(Strict):
     block: Text
-    nodes: str
+    nodes: str | None = None
 
 
 class YamlBlocks(Strict):
@@ -114,7 +114,7 @@ class YamlBlocks(Strict):
         base = self.block_sizes[0]
         powers = [size / base for size in self.block_sizes]
         assert all(power in (1, 2, 4, 8, 16, 32, 64) for power in powers) and powers == sorted(powers), "not powers of two"
-        assert all(len(expand(block.nodes)) >= base for block in self.blocks), "a block smaller than the base"
+        assert all(len(expand(block.nodes)) >= base for block in self.blocks if block.nodes), "a block smaller than the base"
         return self
 
 
@@ -204,6 +204,22 @@ def test_blocks_that_are_joined_are_neighbours_of_the_tree() -> None:
     tree = read_topologies("SwitchName=a Nodes=n1\nSwitchName=b Nodes=n2\nSwitchName=c Nodes=n3\nSwitchName=d Nodes=n4\n"
                            "SwitchName=p Switches=a,c\nSwitchName=q Switches=b,d\nSwitchName=r Switches=p,q\n")[0]
     assert [block.name for block in as_block(tree, (1, 2)).switches] == ["a", "c", "b", "d"]
+
+
+PLACES = "BlockName=b1 Nodes=n[1-3]\nBlockName=b2\nBlockName=b3 Nodes=n[7-9]\nBlockName=b4 Nodes=n[10-12]\nBlockSizes=3,6\n"
+
+
+def test_a_block_without_nodes_keeps_its_place() -> None:
+    """Which blocks are joined is counted by it; a tree needs no such place, and Slurm before 25.05 does not start with one."""
+    topology = read_topologies(PLACES)[0]
+    assert to_conf(as_block(topology)) == PLACES
+    assert read_topologies(to_yaml([as_block(topology)]))[0].tree == topology.tree
+    File.validate_text(to_yaml([as_block(topology)]))
+    assert as_block(only(topology, {"n1", "n7", "n10"})).tree.above["n7"][-1] == topology.tree.above["n7"][-1]
+    tree = as_tree(topology)
+    assert "b2" not in {switch.name for switch in tree.switches} and all(each.hosts or each.children for each in tree.switches)
+    assert to_conf(as_tree(read_topologies("SwitchName=a Nodes=n1\nSwitchName=b\nSwitchName=c Switches=a,b\n")[0])) == (
+        "SwitchName=a Nodes=n1\nSwitchName=c Switches=a\n")
 
 
 @pytest.mark.parametrize(("sizes", "words"), [

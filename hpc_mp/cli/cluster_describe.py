@@ -19,7 +19,7 @@ COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 @click.command(help="Show a Slurm cluster: partitions, GPUs, networks, switches, how jobs are run; and what is set up wrongly "
-                    "for training, with the reason and the remedy. It only asks scontrol.")
+                    "for training, with the reason and the remedy. It only asks scontrol. Exit 1 if jobs fail by it (an error).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def describe(as_json: bool) -> None:
     try:
@@ -30,6 +30,8 @@ def describe(as_json: bool) -> None:
         click.echo(json.dumps(found.document()))
     else:
         _show(found)
+    if any(misfit.severity == "error" for misfit in found.misfits):
+        raise click.exceptions.Exit(1)
 
 
 def _show(found: Description) -> None:

@@ -22,7 +22,7 @@ from hpc_mp.cluster.switches import Switch, Topology
 from hpc_mp.cluster.switches.model import chosen
 from hpc_mp.cluster.topology.agree import Agreement, agreement
 from hpc_mp.cluster.topology.convert import as_block, as_tree, only
-from hpc_mp.cluster.topology.inferred import read_measured_topology
+from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
 from hpc_mp.cluster.topology.known import Known, listed
 from hpc_mp.cluster.topology.sources import SOURCES, rates, read
 from hpc_mp.cluster.topology.write import to_conf, to_yaml
@@ -232,8 +232,9 @@ def _check(known: Known, measured: Measured, as_json: bool) -> None:
         if found.unplaced and found.verdict != "cannot tell":
             console.print(escape(f"{listed(found.unplaced)}: rates do not show under which leaf"))
         if found.odd:
-            console.print("→ look which is right (cables moved? a node slow?), mend topology.conf, `scontrol reconfigure`; "
-                          "`hpc-mp cluster topology --from measured --to tree` writes what was measured")
+            console.print("→ look which is right (cables moved? a node slow?), mend topology.conf, `scontrol reconfigure`"
+                          + ("; `hpc-mp cluster topology --from measured --to tree` writes what was measured"
+                             if infer(measured).groups else ""))
     if found.verdict == "disagrees":
         raise click.exceptions.Exit(1)
 

@@ -8,20 +8,22 @@ from collections.abc import Iterator
 
 from hpc_mp.cluster.describe.misfit import Rule
 from hpc_mp.cluster.describe.rules_jobs import GRACE_S
-from hpc_mp.cluster.describe.told import Told, number
+from hpc_mp.cluster.describe.told import Told, Words, number
 from hpc_mp.cluster.nodelist import expand
 from hpc_mp.cluster.slurm_limits import seconds
+from hpc_mp.cluster.slurm_query import parse_gpus
 from hpc_mp.cluster.switches.model import chosen
 from hpc_mp.cluster.topology.agree import agreement
 from hpc_mp.cluster.topology.known import listed
 from hpc_mp.errors import HpcMpError
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
+OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # of a node's state
 NODES_SHOWN = 3  # reasons of broken nodes that are repeated
 
 
 def _select(told: Told) -> Iterator[str]:
-    if (found := told.says("SelectType")) and found != "select/cons_tres":
+    if told.gpu_nodes and (found := told.says("SelectType")) and found != "select/cons_tres":
         yield f"SelectType={found}"
 
 
@@ -31,12 +33,12 @@ def _memory(told: Told) -> Iterator[str]:
 
 
 def _gres_file(told: Told) -> Iterator[str]:
-    """In gres.conf a GPU needs File= or AutoDetect=, of its own or as a line for all."""
+    """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
     lines = [line.partition("#")[0].strip().lower() for line in (told.gres_conf or "").splitlines()]
     if not told.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
         return
     for line in lines:
-        if re.search(r"\bname=gpu\b", line) and "file=" not in line and not re.search(r"autodetect=(?!off)", line):
+        if re.search(r"\bname=gpu\b", line) and not re.search("files?=", line) and not re.search(r"autodetect=(?!off)", line):
             yield f"gres.conf: {line}"
 
 
@@ -68,10 +70,22 @@ def _tiny(told: Told) -> Iterator[str]:
         yield f"{listed(node['NodeName'] for node in small)}: RealMemory=1"
 
 
+def _few_cpus(told: Told) -> Iterator[str]:
+    few: dict[str, list[str]] = {}
+    for node in told.nodes:
+        cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
+        if cpus is not None and cpus < max(gpus, 2):
+            few.setdefault(f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else ""), []).append(node["NodeName"])
+    for words, nodes in few.items():
+        yield f"{listed(nodes)}: {words}"
+
+
 def _broken(told: Told) -> Iterator[str]:
+    """A cloud's node that is off is started for a job, and does not answer before."""
     reasons: dict[str, list[str]] = {}
     for node in told.nodes:
-        if re.search(r"DOWN|DRAIN|FAIL|INVAL|NOT_RESPONDING", node.get("State", "")):
+        states = {*re.findall(r"[A-Z_]+", node.get("State", ""))}
+        if states & OUT or ("NOT_RESPONDING" in states and not any(state.startswith("POWER") for state in states)):
             words = re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason is given"
             reasons.setdefault(f"{node['State']}: {words}", []).append(node["NodeName"])
     for reason, nodes in list(reasons.items())[:NODES_SHOWN]:
@@ -97,19 +111,40 @@ def _closed(told: Told) -> Iterator[str]:
             yield f"{partition['PartitionName']}: State={partition['State']}"
 
 
+def _max_nodes(told: Told) -> Iterator[str]:
+    for partition in told.partitions:
+        most, there = number(partition, "MaxNodes"), number(partition, "TotalNodes")
+        if most is not None and there is not None and most < there:
+            yield f"{partition['PartitionName']}: MaxNodes={most} of {there}"
+
+
 def _shared(told: Told) -> Iterator[str]:
+    if "CR_LLN" in told.says("SelectTypeParameters").upper():
+        yield f"SelectTypeParameters={told.says('SelectTypeParameters')}"
     for partition in told.partitions:
         if partition.get("OverSubscribe", "NO").startswith("FORCE") or partition.get("LLN") == "YES":
             words = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
             yield f"{partition['PartitionName']}: {words}"
 
 
+def _preemptable(told: Told) -> Iterator[tuple[Words, set[str]]]:
+    """Partitions from which jobs are taken away, and by what modes."""
+    if told.says("PreemptType") not in ("", "preempt/none"):
+        for partition in told.partitions:
+            yield partition, {*partition.get("PreemptMode", "OFF").split(",")} - {"OFF"}
+
+
 def _grace(told: Told) -> Iterator[str]:
-    for partition in told.partitions:
-        mode = partition.get("PreemptMode", "OFF")
-        if told.says("PreemptType") not in ("", "preempt/none") and mode not in ("OFF", "SUSPEND", "GANG") and (
-                (number(partition, "GraceTime") or 0) < GRACE_S):
-            yield f"{partition['PartitionName']}: PreemptMode={mode} GraceTime={partition.get('GraceTime', '0')}"
+    for partition, modes in _preemptable(told):
+        if modes - {"SUSPEND", "GANG"} and (number(partition, "GraceTime") or 0) < GRACE_S:
+            words = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
+            yield f"{partition['PartitionName']}: {words}"
+
+
+def _suspends(told: Told) -> Iterator[str]:
+    for partition, modes in _preemptable(told):
+        if "SUSPEND" in modes:
+            yield f"{partition['PartitionName']}: PreemptMode={partition['PreemptMode']}"
 
 
 def _short(told: Told) -> Iterator[str]:
@@ -119,20 +154,25 @@ def _short(told: Told) -> Iterator[str]:
             yield f"{partition['PartitionName']}: MaxTime={limit}"
 
 
+def _knows_none(told: Told) -> bool:
+    """With a topology.yaml Slurm shows the plugin of slurm.conf still, which it passes over."""
+    return told.says("TopologyPlugin") in FLAT and not told.tree.above
+
+
 def _flat(told: Told) -> Iterator[str]:
-    if told.measured is not None and told.says("TopologyPlugin") in FLAT:
+    if told.measured is not None and _knows_none(told):
         found = agreement(told.tree, told.measured)
         if found.verdict == "disagrees":
             yield f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}; {found.why}"
 
 
 def _unmeasured(told: Told) -> Iterator[str]:
-    if told.measured is None and told.says("TopologyPlugin") in FLAT and len(told.nodes) > 1:
+    if told.measured is None and _knows_none(told) and len(told.nodes) > 1:
         yield f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}"
 
 
 def _disagrees(told: Told) -> Iterator[str]:
-    if told.measured is not None and told.says("TopologyPlugin") not in FLAT and told.topologies:
+    if told.measured is not None and told.topologies and not _knows_none(told):
         for odd in agreement(told.tree, told.measured).odd:
             yield str(odd)
 
@@ -208,6 +248,9 @@ RULES = (
     Rule("real-memory", "warning", _tiny,
          "no job that asks for memory fits these nodes",
          "RealMemory as `slurmd -C` prints it there"),
+    Rule("few-cpus", "warning", _few_cpus,
+         "ranks have no processor of their own: they wait for each other, and for their data",
+         "CPUs=, Sockets= and CoresPerSocket= as `slurmd -C` prints them there"),
     Rule("nodes-out", "info", _broken,
          "these nodes take no jobs",
          "`hpc-mp doctor` on them, then scontrol update … State=RESUME"),
@@ -220,12 +263,18 @@ RULES = (
     Rule("partition-closed", "info", _closed,
          "it starts no jobs",
          "take another; `scontrol update PartitionName=… State=UP`"),
+    Rule("max-nodes", "info", _max_nodes,
+         "a job gets no more of its nodes",
+         "MaxNodes=UNLIMITED, or a partition for large runs"),
     Rule("nodes-shared", "warning", _shared,
          "ranks of several jobs share cores, or are spread over least loaded nodes: speed becomes a matter of luck",
          "OverSubscribe=NO LLN=NO for partitions with GPUs; else --exclusive (slurm.extra)"),
     Rule("grace-time", "warning", _grace,
          f"a preempted job is ended before it has saved (ranks want {GRACE_S} s)",
          f"GraceTime={GRACE_S} for this partition or its QOS"),
+    Rule("preempt-suspend", "warning", _suspends,
+         "a suspended job keeps its GPUs' memory, in which the next one does not fit, and its ranks run into timeouts",
+         "PreemptMode=REQUEUE for this partition or its QOS"),
     Rule("short-limit", "info", _short,
          "a run needs many jobs, one after the other",
          "slurm.chain"),

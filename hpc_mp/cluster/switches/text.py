@@ -85,6 +85,9 @@ class _Line:
 def _read_lines(text: str) -> Topology:
     lines = [_line(number, line) for number, line in enumerate(_continued(text), 1) if line.strip()]
     of = {kind: tuple(line.switch for line in lines if line.kind == kind) for kind in NAMES}
+    if of["switchname"] and of["blockname"]:
+        raise HpcMpError("the topology", "names both switches and blocks, of which Slurm's plugins take one",
+                         "take one of them out, or write a topology.yaml with two topologies")
     if of["blockname"] or of["aggregatedblock"]:
         sizes = tuple(dict.fromkeys(size for line in lines for size in line.sizes))
         return Topology(kind="block", switches=of["blockname"], sizes=sizes, joined=of["aggregatedblock"], default=True)
@@ -197,10 +200,15 @@ def _read_yaml(text: str) -> tuple[Topology, ...]:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"][1:])) or "the whole"
         raise HpcMpError(f"the topology, {place}", f"is not as topology.yaml has it ({first['msg']})", REMEDY) from None
+    _refuse_repeats(each.topology for each in found)
     return tuple(map(_of_yaml, found))
 
 
 def _of_yaml(found: _Topology) -> Topology:
+    kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(found, kind) is not None]
+    if len(kinds) != 1:
+        raise HpcMpError(f"topology {found.topology}", f"is {' and '.join(kinds) or 'of no kind'}, where Slurm wants one",
+                         "give it one of tree, block, ring, torus3d and flat")
     known = Topology(found.topology, default=found.cluster_default)
     if found.block is not None:
         return replace(known, kind="block", sizes=tuple(found.block.block_sizes),

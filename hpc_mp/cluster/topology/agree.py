@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
 from hpc_mp.cluster.measured import Measured
 from hpc_mp.cluster.switches import SwitchTree
-from hpc_mp.cluster.topology.inferred import APART, EDGE, Seen, infer
+from hpc_mp.cluster.topology.inferred import APART, COVERED, EDGE, Pair, Seen, groups_of, infer
 from hpc_mp.cluster.topology.known import listed, natural
 
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
@@ -20,6 +20,9 @@ ENOUGH = 12
 
 DECIDES = 2
 """So many more pairs must say a thing of a node than the contrary."""
+
+SURE = 2 * DECIDES
+"""So many more, to say it of a leaf."""
 
 NONE = ""  # the switch of a host that Slurm knows under none
 
@@ -75,35 +78,73 @@ def agreement(tree: SwitchTree, measured: Measured) -> Agreement:
 def _leaf_by_leaf(tree: SwitchTree, measured: Measured) -> Agreement | None:
     """Where too few pairs were measured to find groups, Slurm's own leaves may still be told by them; None: they cannot.
 
-    A node is elsewhere when most of its pairs under its leaf are slow, and most of those with another leaf fast.
+    A node is elsewhere when most of its pairs under its leaf are slow, and most of those with another leaf fast. Of what is left,
+    a leaf is two where it has groups that pairs part, and two leaves are one where pairs join them.
     """
-    leaf = {node: name for node in measured.nodes if (name := tree.leaf(node)) is not None}
+    leaf = {node: tree.leaf(node) or NONE for node in measured.nodes}
     pairs = [(measured.nodes[i], measured.nodes[j], rate) for i, j, rate in measured.pairs]
-    pairs = [(a, b, rate) for a, b, rate in pairs if rate > 0 and a in leaf and b in leaf]
-    inside = [rate for a, b, rate in pairs if leaf[a] == leaf[b]]
-    across = [rate for a, b, rate in pairs if leaf[a] != leaf[b]]
+    inside = [rate for a, b, rate in pairs if leaf[a] == leaf[b] != NONE]
+    across = [rate for a, b, rate in pairs if leaf[a] != leaf[b] and NONE not in (leaf[a], leaf[b])]
     if len(inside) < ENOUGH or len(across) < ENOUGH or median(inside) < APART * median(across):
         return None
     limit = math.sqrt(median(inside) * median(across))
+    signs = {(a, b): 1 if rate > limit else -1 for a, b, rate in pairs}
     votes: dict[str, Counter[str]] = {node: Counter() for node in leaf}  # by the other's leaf: fast pairs less slow ones
-    for a, b, rate in pairs:
-        for one, other in ((a, b), (b, a)):
-            votes[one][leaf[other]] += 1 if rate > limit else -1
-    odd, unplaced = [], []
+    for (a, b), sign in signs.items():
+        votes[a][leaf[b]] += sign
+        votes[b][leaf[a]] += sign
+    odd: list[Odd] = []
+    unplaced: list[str] = []
     for node, found in votes.items():
-        (home, most), own = found.most_common(1)[0] if found else ("", 0), found[leaf[node]]
+        own = -DECIDES if leaf[node] == NONE else found[leaf[node]]
+        home, most = max(((name, count) for name, count in found.items() if name not in (NONE, leaf[node])),
+                         key=lambda claim: claim[1], default=(NONE, 0))
         if own <= -DECIDES and most >= DECIDES:
-            mate = next(b if a == node else a for a, b, rate in pairs
-                        if node in (a, b) and rate > limit and home == leaf[b if a == node else a])
+            mate = next(other for pair, sign in signs.items() if node in pair and sign > 0
+                        for other in pair if leaf[other] == home)
             odd.append(Odd((node,), leaf[node], mate, home))
         elif own < DECIDES:
             unplaced.append(node)
-    gone = {node for each in odd for node in each.nodes} | set(unplaced)
-    known = [(leaf[a] == leaf[b], rate > limit) for a, b, rate in pairs if a not in gone and b not in gone]
-    if sum(same == fast for same, fast in known) < (1 - 2 * EDGE) * len(known) or not known:
+    gone = {node for each in odd for node in each.nodes}
+    settled = {pair: sign for pair, sign in signs.items() if gone.isdisjoint(pair) and NONE not in (leaf[pair[0]], leaf[pair[1]])}
+    odd += _whole_leaves(leaf, settled)
+    gone |= {node for each in odd for node in each.nodes}
+    unplaced = [node for node in unplaced if node not in gone]
+    placed = {pair: sign for pair, sign in settled.items() if gone.union(unplaced).isdisjoint(pair)}
+    if not _fits(leaf, placed) or (len(unplaced) > (1 - COVERED) * len(leaf) and not _fits(leaf, settled)):
         return None
     why = f"{median(inside):.3g} GB/s under one switch, {median(across):.3g} GB/s across ({len(inside)} and {len(across)} pairs)"
     return Agreement("disagrees" if odd else "agrees", why, tuple(odd), tuple(sorted(unplaced, key=natural)))
+
+
+def _fits(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> bool:
+    """Whether pairs under one leaf are fast and others slow, but for a few."""
+    fit = sum((leaf[a] == leaf[b]) == (sign > 0) for (a, b), sign in signs.items())
+    return fit >= (1 - 2 * EDGE) * len(signs) > 0
+
+
+def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterator[Odd]:
+    """Leaves that are two, and leaves that are one with another; the smaller part is named."""
+    inside: dict[str, dict[Pair, int]] = {}
+    between: Counter[frozenset[str]] = Counter()
+    members: dict[str, dict[str, None]] = {}
+    for (a, b), sign in signs.items():
+        members.setdefault(leaf[a], {})[a] = None
+        members.setdefault(leaf[b], {})[b] = None
+        if leaf[a] == leaf[b]:
+            inside.setdefault(leaf[a], {})[a, b] = sign
+        else:
+            between[frozenset((leaf[a], leaf[b]))] += sign
+    for name, pairs in inside.items():
+        largest, *others = sorted(groups_of(pairs), key=len, reverse=True)
+        for group in others:
+            parted = sum(sign for (a, b), sign in pairs.items() if (a in largest and b in group) or (b in largest and a in group))
+            if len(group) > 1 and parted <= -SURE:
+                yield Odd(tuple(sorted(group, key=natural)), name, min(group, key=natural), NONE)
+    for names, votes in between.items():
+        if votes >= SURE:
+            one, other = sorted(names, key=lambda name: (-len(members[name]), natural(name)))
+            yield Odd(tuple(sorted(members[other], key=natural)), other, min(members[one], key=natural), one)
 
 
 def _strangers(odd: Sequence[Odd]) -> int:

@@ -1,6 +1,7 @@
 """NVLink domains as blocks: nodes whose GPUs have one ClusterUUID and CliqueId reach each other over NVLink.
 
-``nvidia-smi -q`` prints both under Fabric; a GPU outside of any domain has N/A, or a UUID of zeros.
+``nvidia-smi -q`` prints both under Fabric; a GPU outside of any domain has N/A, or a UUID of zeros. Kubernetes' label
+nvidia.com/gpu.clique is both with a dot between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from hpc_mp.errors import HpcMpError
 REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
 SHORT = 8  # characters of a UUID in the name of a block
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
-_TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:]\s*(?P<clique>\d+|N/A)")
+_TABLE = re.compile(rf"(?P<node>[^\s,:]+)\s*[\s,:]\s*(?P<uuid>{_UUID}|N/A)\s*[\s,:.]\s*(?P<clique>\d+|N/A)")
 _SMI = re.compile(r"(?P<node>[^\s,:]+):\s+(?P<key>ClusterUUID|CliqueId)\s*:\s*(?P<value>\S+)")
 _HEAD = re.compile(r"(node|host(name)?)\b.*(uuid).*(clique)", re.IGNORECASE)
 

@@ -16,10 +16,11 @@ def as_tree(topology: Topology) -> Topology:
     """Blocks and rings become leaves, joined blocks the switches above them, and a root is put above all.
 
     Without the root Slurm would start no job across them; nodes of two NVLink domains or rings do reach each other. A tree
-    stays as it is: where it has no root, its parts may be fabrics of their own.
+    stays as it is: where it has no root, its parts may be fabrics of their own. What has no nodes below it is left out: Slurm
+    before 25.05 does not start with it.
     """
     if topology.kind == "tree" or not topology.switches:
-        return replace(topology, kind="tree")
+        return _peopled(replace(topology, kind="tree"))
     chains = [(switch, topology.tree.above.get(next(iter(switch.hosts), ""), (switch.name,))) for switch in topology.switches]
     below: dict[str, dict[str, None]] = {}
     for _, chain in chains:
@@ -33,11 +34,13 @@ def as_tree(topology: Topology) -> Topology:
     tops = tuple(dict.fromkeys(names[chain[-1]] for _, chain in chains))
     if len(tops) > 1:
         switches.append(Switch(legal("root", names.values()), (), tops))
-    return replace(topology, kind="tree", switches=tuple(switches), sizes=(), joined=())
+    return _peopled(replace(topology, kind="tree", switches=tuple(switches), sizes=(), joined=()))
 
 
 def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
     """Leaves become blocks, in the order of the tree, so that blocks which are joined are neighbours there.
+
+    A block without nodes keeps its place: which blocks are joined is counted by it.
 
     Args:
         sizes: ``BlockSizes``; default: the topology's, else the size of the smallest block.
@@ -45,26 +48,35 @@ def as_block(topology: Topology, sizes: Sequence[int] = ()) -> Topology:
     Raises:
         HpcMpError: a size is no power of two times the first, or a block has fewer nodes than the first.
     """
-    leaves = [Switch(switch.name, switch.hosts) for switch in _in_order(topology) if switch.hosts]
-    if not leaves:
+    leaves = [Switch(switch.name, switch.hosts) for switch in _in_order(topology) if switch.hosts or topology.kind == "block"]
+    peopled = [leaf for leaf in leaves if leaf.hosts]
+    if not peopled:
         return replace(topology, kind="block", switches=(), sizes=tuple(sizes), joined=())
-    kept = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in leaves),)
+    kept = tuple(sizes) or topology.sizes or (min(len(leaf.hosts) for leaf in peopled),)
     words = f"BlockSizes={','.join(map(str, kept))}"
-    for size in kept:
-        times, rest = divmod(size, kept[0]) if kept[0] else (0, 1)
-        if rest or times & (times - 1) or not times:
-            raise HpcMpError(words, f"{size} is no power of two times {kept[0]}", "give for example 4,8,16")
-    small = [leaf.name for leaf in leaves if len(leaf.hosts) < kept[0]]
+    if (wrong := unsound(kept)) is not None:
+        raise HpcMpError(words, f"{wrong} is no power of two times {kept[0]}", "give for example 4,8,16")
+    small = [leaf.name for leaf in peopled if len(leaf.hosts) < kept[0]]
     if small and sizes:
         raise HpcMpError(words, f"{compress(small)} has fewer nodes than {kept[0]}",
                          "give a smaller first size, or leave its nodes out with --nodes")
     return replace(topology, kind="block", switches=tuple(leaves), sizes=kept, joined=())
 
 
+def unsound(sizes: Sequence[int]) -> int | None:
+    """The first of BlockSizes with which Slurm does not start; None: it takes all."""
+    for size in sizes:
+        times, rest = divmod(size, sizes[0]) if sizes[0] else (0, 1)
+        if rest or times & (times - 1) or not times:
+            return size
+    return None
+
+
 def only(topology: Topology, nodes: Collection[str]) -> Topology:
-    """Without other hosts, and without switches that so have nothing below them."""
+    """Without other hosts, and without switches that so have nothing below them; of several block sizes each block keeps its
+    place."""
     kept = {switch.name: tuple(host for host in switch.hosts if host in nodes) for switch in topology.switches}
-    alive = {name for name, hosts in kept.items() if hosts}
+    alive = {name for name, hosts in kept.items() if hosts or (topology.kind == "block" and len(topology.sizes) > 1)}
     for _ in topology.switches:  # a switch is as deep as there are switches, at most
         more = {switch.name for switch in topology.switches if alive.intersection(switch.children)}
         if more <= alive:
@@ -73,6 +85,10 @@ def only(topology: Topology, nodes: Collection[str]) -> Topology:
     return replace(topology, joined=(), switches=tuple(
         Switch(switch.name, kept[switch.name], tuple(child for child in switch.children if child in alive))
         for switch in topology.switches if switch.name in alive))
+
+
+def _peopled(tree: Topology) -> Topology:
+    return only(tree, frozenset(tree.hosts))
 
 
 def _in_order(topology: Topology) -> list[Switch]:

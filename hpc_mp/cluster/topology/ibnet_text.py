@@ -33,7 +33,7 @@ class Fabric:
 
 
 def looks_like(text: str) -> bool:
-    return any(map(_NODE.match, text.splitlines()))
+    return any(_NODE.match(line.strip()) for line in text.splitlines())
 
 
 def read_fabric(text: str) -> Fabric:
@@ -41,7 +41,7 @@ def read_fabric(text: str) -> Fabric:
     links: dict[str, set[str]] = {}
     names: dict[str, str] = {}
     here = ""
-    for line in text.splitlines():
+    for line in map(str.strip, text.splitlines()):
         if found := _NODE.match(line):
             here = found["id"]
             if found["kind"] == "Switch":

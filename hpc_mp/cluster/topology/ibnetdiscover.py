@@ -1,17 +1,19 @@
 """A tree from InfiniBand's own view: leaves are switches with hosts, higher switches join them by distance.
 
 Hosts with several adapters hang at several leaves (one per rail): hosts at the same set of them form one leaf of the tree.
+A cable at the wrong leaf, or a host at two, makes no leaf of its own and joins none.
 A fat tree has more than one way up, Slurm's tree one: switches of one distance that are connected below count as one.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from hpc_mp.cluster.switches import Switch, Topology
 from hpc_mp.cluster.topology.ibnet_text import Fabric, host_of, read_fabric, switch_name
-from hpc_mp.cluster.topology.known import Known, group, legal, natural
+from hpc_mp.cluster.topology.known import Known, group, legal, listed, natural
 
 Leaf = frozenset[str]  # the switches at which the hosts of one leaf hang
 
@@ -30,6 +32,10 @@ def read_ibnetdiscover(text: str, origin: str) -> Known:
                 unnamed += 1
     notes = [f"left out, for their description names no host: {unnamed} adapters"] if unnamed else []
     leaves = _leaves({host: frozenset(switches) for host, switches in at.items()})
+    astray = [host for leaf, hosts in leaves.items() for host in hosts if not at[host] <= leaf]
+    if astray:
+        notes.append(f"{listed(astray)}: at switches of several leaves (a cable at the wrong one, a gateway, a name that two "
+                     "hosts have?), and put under the one with most of them")
     if not leaves:
         words = "no adapter has a host's name: set node descriptions, or give ibnetdiscover a --node-name-map"
         return Known((), origin, (*notes, words))
@@ -49,13 +55,33 @@ def read_ibnetdiscover(text: str, origin: str) -> Known:
 
 
 def _leaves(at: Mapping[str, Leaf]) -> dict[Leaf, list[str]]:
-    """Hosts by the switches they hang at; a host that lacks a rail joins those that have it, where they are one leaf alone."""
-    sets = set(at.values())
+    """Hosts by the switches they hang at, or by those of the leaf that they are taken to be of."""
+    hosts = Counter(at.values())
+    homes = {switches: _home(switches, hosts) for switches in hosts}
     leaves: dict[Leaf, list[str]] = {}
     for host, switches in at.items():
-        larger = [other for other in sets if switches < other and not any(other < third for third in sets)]
-        leaves.setdefault(larger[0] if len(larger) == 1 else switches, []).append(host)
+        while homes[switches] != switches:
+            switches = homes[switches]
+        leaves.setdefault(switches, []).append(host)
     return leaves
+
+
+def _home(own: Leaf, hosts: Mapping[Leaf, int]) -> Leaf:
+    """The leaf of hosts that hang at ``own``, for not every set of switches is one.
+
+    Where other sets with more hosts hold each of its switches (a cable at the wrong leaf, a gateway at two leaves), it is of
+    the one with which it shares most. A set that lacks rails is of the only wider one.
+    """
+    larger = _larger(own, hosts)
+    if own <= frozenset().union(*larger):
+        return min(larger, key=lambda other: (-len(own & other), -hosts[other], sorted(other)))
+    wider = [other for other in hosts if own < other and not other <= frozenset().union(*_larger(other, hosts))]
+    widest = [other for other in wider if not any(other < third for third in wider)]
+    return widest[0] if len(widest) == 1 else own
+
+
+def _larger(own: Leaf, hosts: Mapping[Leaf, int]) -> list[Leaf]:
+    return [other for other, count in hosts.items() if own & other and count > hosts[own]]
 
 
 def _above(fabric: Fabric, leaf_names: Mapping[Leaf, str], names: Mapping[str, str], taken: list[str]) -> list[Switch]:

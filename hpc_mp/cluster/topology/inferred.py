@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -88,7 +88,8 @@ class _Trial:
 
 
 def _try(rates: Mapping[Pair, float], limit: float) -> _Trial:
-    groups = _witnessed([found for found in _groups(rates, limit) if len(found) > 1], rates)
+    signs = {pair: 1 if rate > limit else -1 for pair, rate in rates.items()}
+    groups = _witnessed([found for found in _settled(groups_of(signs), signs) if len(found) > 1], signs)
     of = {node: number for number, found in enumerate(groups) for node in found}
     known = [(of[a] == of[b], rate) for (a, b), rate in rates.items() if a in of and b in of]
     trial = _Trial(tuple(groups), tuple(sorted(rate for same, rate in known if same)),
@@ -126,12 +127,13 @@ def _limits(rates: Sequence[float]) -> list[float]:
     return [math.sqrt(rates[cut - 1] * rates[cut]) for cut in dict.fromkeys(cuts)]
 
 
-def _groups(rates: Mapping[Pair, float], limit: float) -> list[set[str]]:
-    """Nodes that more of their pairs join than part: of each two groups the pairs decide by majority, the clearest first."""
-    groups = {node: {node} for pair in rates for node in pair}
+def groups_of(signs: Mapping[Pair, int]) -> list[set[str]]:
+    """Nodes that more of their pairs join (1) than part (-1): of each two groups the pairs decide by majority, the clearest
+    first. One pair alone joins no two groups of several nodes."""
+    groups = {node: {node} for pair in signs for node in pair}
     votes: dict[str, Counter[str]] = {node: Counter() for node in groups}
-    for (a, b), rate in rates.items():
-        votes[a][b] += 1 if rate > limit else -1
+    for (a, b), sign in signs.items():
+        votes[a][b] += sign
         votes[b][a] = votes[a][b]
     waiting = [(-most, a, b) for a in votes for b, most in votes[a].items() if most > 0 and a < b]
     heapq.heapify(waiting)
@@ -139,6 +141,8 @@ def _groups(rates: Mapping[Pair, float], limit: float) -> list[set[str]]:
         most, one, other = heapq.heappop(waiting)
         if one not in groups or other not in groups or -most != votes[one][other]:
             continue  # it was joined, or outvoted, meanwhile
+        if most == -1 and len(groups[one]) > 1 and len(groups[other]) > 1:
+            continue
         groups[one] |= groups.pop(other)
         del votes[one][other]
         for third, count in votes.pop(other).items():
@@ -151,13 +155,27 @@ def _groups(rates: Mapping[Pair, float], limit: float) -> list[set[str]]:
     return list(groups.values())
 
 
-def _witnessed(groups: Sequence[set[str]], rates: Iterable[Pair]) -> list[set[str]]:
-    """Without groups that no measured pair parts from a larger one: both may be under one leaf."""
+def _settled(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[str]]:
+    """Without nodes that other groups claim no less: the first pair that joined them may have been a stray one."""
+    of = {node: number for number, found in enumerate(groups) for node in found}
+    votes: dict[str, Counter[int]] = {node: Counter() for node in of}
+    for (a, b), sign in signs.items():
+        votes[a][of[b]] += sign
+        votes[b][of[a]] += sign
+    return [{node for node in found if not any(count >= votes[node][number] for other, count in votes[node].items()
+                                               if other != number)} for number, found in enumerate(groups)]
+
+
+def _witnessed(groups: Sequence[set[str]], signs: Mapping[Pair, int]) -> list[set[str]]:
+    """Without groups that the measured pairs do not part from a larger one: both may be under one leaf."""
     ordered = sorted(groups, key=len, reverse=True)
     of = {node: number for number, found in enumerate(ordered) for node in found}
-    met = {(of[a], of[b]) for a, b in rates if a in of and b in of}
+    votes = Counter[tuple[int, int]]()
+    for (a, b), sign in signs.items():
+        if a in of and b in of:
+            votes[min(of[a], of[b]), max(of[a], of[b])] += sign
     kept: list[int] = []
     for number in range(len(ordered)):
-        if all((number, other) in met or (other, number) in met for other in kept):
+        if all(votes[other, number] < 0 for other in kept):
             kept.append(number)
     return [ordered[number] for number in kept]

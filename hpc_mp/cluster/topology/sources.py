@@ -12,6 +12,7 @@ from hpc_mp.cluster.measured import Measured, of_document
 from hpc_mp.cluster.nodelist import compress
 from hpc_mp.cluster.switches import Topology, read_topologies
 from hpc_mp.cluster.topology import azslurm, cliques, ibnet_text
+from hpc_mp.cluster.topology.convert import unsound
 from hpc_mp.cluster.topology.ibnetdiscover import read_ibnetdiscover
 from hpc_mp.cluster.topology.inferred import read_measured_topology
 from hpc_mp.cluster.topology.known import Known, listed
@@ -56,6 +57,8 @@ def _amiss(topology: Topology) -> Iterator[str]:
             yield f"{switch.name} is above {compress(gone)}, of which nothing is said: Slurm refuses that"
         if switch.children and switch.hosts and topology.kind == "tree":
             yield f"{switch.name} has both switches and nodes: Slurm takes one of the two"
+    if (wrong := unsound(topology.sizes)) is not None:
+        yield f"BlockSizes has {wrong}, which is no power of two times {topology.sizes[0]}: Slurm refuses that"
     homes = Counter(host for switch in topology.switches if not switch.children for host in set(switch.hosts))
     several = [host for host, count in homes.items() if count > 1]
     if several:

@@ -25,7 +25,8 @@ def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:
     """
     known = _writable(topology)
     if known.kind == "block":
-        lines = [f"BlockName={block.name} Nodes={compress(block.hosts)}" for block in known.switches]
+        lines = [f"BlockName={block.name}" + (f" Nodes={compress(block.hosts)}" if block.hosts else "")
+                 for block in known.switches]
         lines += [f"BlockSizes={','.join(map(str, known.sizes))}"] if known.sizes else []
     else:
         lines = [f"SwitchName={switch.name}" + (f" Switches={compress(switch.children)}" if switch.children else "")
@@ -50,7 +51,8 @@ def to_yaml(topologies: Sequence[Topology], header: Sequence[str] = ()) -> str:
 def _entry(topology: Topology) -> dict[str, Any]:
     entry: dict[str, Any] = {"topology": topology.name, "cluster_default": topology.default}
     if topology.kind == "block":
-        blocks = [{"block": block.name, "nodes": compress(block.hosts)} for block in topology.switches]
+        blocks = [{"block": block.name} | ({"nodes": compress(block.hosts)} if block.hosts else {})
+                  for block in topology.switches]
         return entry | {"block": {"block_sizes": list(topology.sizes), "blocks": blocks}}
     if topology.kind == "ring":
         return entry | {"ring": {"rings": [{"ring": ring.name, "nodes": compress(ring.hosts)} for ring in topology.switches]}}
