@@ -110,6 +110,6 @@ class Reference:
 
 
 def reference(section: Section) -> Reference | None:
-    """What a section of that kind refers to; None if its name has another form."""
-    found = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
+    """What a section of that kind refers to; None if its name has another form, such as a version in the place of the spec."""
+    found = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):(?!\d+\.\d)([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
     return Reference(found[1], found[2], found[3] or "", section.line) if found else None

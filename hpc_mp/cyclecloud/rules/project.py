@@ -10,7 +10,9 @@ from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.finding import Hit, Rule
 from hpc_mp.cyclecloud.project import Project, Reference, Script, Spec, reference
 from hpc_mp.cyclecloud.tree import Attribute
+from hpc_mp.cyclecloud.words import meant
 
+_AZURES = ("slurm", "healthagent", "monitoring")  # projects that cyclecloud/ holds and clusters of Slurm use
 _TYPES = ("application", "scheduler", "")
 _PIP = re.compile(r"^[^#\n]*\b(?:pip3?|uv pip|conda|mamba)\s+install\b.*?(\b(?:torch|transformers|jax|vllm)\b|-r\s+\S+)",
                   re.MULTILINE)
@@ -72,6 +74,15 @@ def _no_spec(case: Case) -> Iterable[Hit]:
     for project, found in _own(case):
         if project.spec(found.spec) is None:
             yield Hit(found.line, found.spec, ", ".join(spec.name for spec in project.specs) or "none")
+
+
+def _misspelt(case: Case) -> Iterable[Hit]:
+    own = case.project.value("name") if case.project else ""
+    for section in case.sections:
+        found = reference(section) if section.kind.casefold() == "cluster-init" else None
+        known = _AZURES if section.name.casefold().startswith("cyclecloud/") else tuple(filter(None, (own,)))
+        if found and (near := meant(found.project, known, 0.8)):
+            yield Hit(found.line, found.project, near)
 
 
 def _version(case: Case) -> Iterable[Hit]:
@@ -182,4 +193,7 @@ RULES = (
     Rule("CC716", "warning", _installs,
          "Every node installs {it} while it starts: that takes minutes of the 30 that Slurm waits, and fails with the network.",
          "Install once, on /shared or in the image."),
+    Rule("CC717", "warning", _misspelt,
+         "cluster-init of the project {it}, whose name looks like a misspelling: the node stops while it starts.",
+         "Write {advice}."),
 )
