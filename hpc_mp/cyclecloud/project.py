@@ -27,11 +27,12 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """``specs/NAME``; ``files``: the paths below ``cluster-init/files``."""
+    """``specs/NAME``; ``folders``: those in ``cluster-init``; ``files``: the paths below ``cluster-init/files``."""
 
     name: str
     file: str
     has_init: bool
+    folders: tuple[str, ...]
     scripts: tuple[Script, ...]
     files: frozenset[str]
 
@@ -56,7 +57,8 @@ class Project:
         return given.get(name, "")
 
     def spec(self, name: str) -> Spec | None:
-        return next((each for each in self.specs if each.name.casefold() == name.casefold()), None)
+        """By its name letter by letter: it is a part of paths on the node."""
+        return next((each for each in self.specs if each.name == name), None)
 
 
 def read_project(directory: Path) -> Project:
@@ -85,7 +87,8 @@ def _entries(folder: Path) -> list[Path]:
 def _spec(path: Path) -> Spec:
     init = path / "cluster-init"
     scripts = tuple(_script(each) for each in _entries(init / "scripts") if each.is_file())
-    return Spec(path.name, str(path), init.is_dir(), scripts, frozenset(_below(init / "files")))
+    folders = tuple(each.name for each in _entries(init) if each.is_dir())
+    return Spec(path.name, str(path), init.is_dir(), folders, scripts, frozenset(_below(init / "files")))
 
 
 def _below(folder: Path) -> Iterator[str]:

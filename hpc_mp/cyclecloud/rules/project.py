@@ -14,9 +14,11 @@ from hpc_mp.cyclecloud.words import meant
 
 _AZURES = ("slurm", "healthagent", "monitoring")  # projects that cyclecloud/ holds and clusters of Slurm use
 _TYPES = ("application", "scheduler", "")
-_PIP = re.compile(r"^[^#\n]*\b(?:pip3?|uv pip|conda|mamba)\s+install\b.*?(\b(?:torch|transformers|jax|vllm)\b|-r\s+\S+)",
+_PIP = re.compile(r"^[^#\n]*\b(?:pip3?|uv pip|conda|mamba)\s+install\b(?:\\\n|.)*?(\b(?:torch|transformers|jax|vllm)\b|-r\s+\S+)",
                   re.MULTILINE)
-_FILE = re.compile(r"\$\{?CYCLECLOUD_SPEC_PATH\}?/files/([\w./-]*[\w-])")
+_FILE = re.compile(r"\$\{?CYCLECLOUD_SPEC_PATH(?::?-[^}]*)?\}?/files/([\w./-]*[\w-])")
+_SHEBANG = re.compile(r"#![ \t]*/\S")
+_FOLDERS = ("scripts", "files", "tests")
 _BACKUP = re.compile(r".*(~|\.(?:bak|orig|swp|rej|old|tmp))|#.*#|\..*")
 
 
@@ -97,15 +99,20 @@ def _no_init(case: Case) -> Iterable[Hit]:
             yield Hit(1, spec.name, file=spec.file)
 
 
+def _folders(case: Case) -> Iterable[Hit]:
+    for spec in case.project.specs if case.project else ():
+        yield from (Hit(1, name, ", ".join(_FOLDERS), spec.file) for name in spec.folders if name not in _FOLDERS)
+
+
 def _not_used(case: Case) -> Iterable[Hit]:
-    used = {found.spec.casefold() for _, found in _own(case)}
+    used = {found.spec for _, found in _own(case)}
     for spec in case.project.specs if case.project and case.project.value("name") else ():
-        if spec.name.casefold() not in used | {"default"}:
+        if spec.name not in used | {"default"}:
             yield Hit(1, spec.name, file=spec.file)
 
 
 def _no_shebang(script: Script) -> bool:
-    return not script.name.endswith((".bat", ".ps1", ".cmd")) and not script.text.removeprefix("\ufeff").startswith("#!")
+    return not script.name.endswith((".bat", ".ps1", ".cmd")) and not _SHEBANG.match(script.text)
 
 
 def _order(case: Case) -> Iterable[Hit]:
@@ -134,7 +141,8 @@ def _blobs(case: Case) -> Iterable[Hit]:
 def _missing_file(case: Case) -> Iterable[Hit]:
     for spec, script in _scripts(case):
         for found in _FILE.finditer(script.text):
-            if found[1] not in spec.files:
+            is_comment = script.text[:found.start()].rpartition("\n")[2].lstrip().startswith("#")
+            if found[1] not in spec.files and not is_comment:
                 yield Hit(script.text[:found.start()].count("\n") + 1, found[1], spec.name, script.file)
 
 
@@ -167,8 +175,8 @@ RULES = (
          "No cluster-init of the template names the spec {it}.",
          "Add [[[cluster-init PROJECT:{it}]]] to a node, or delete the spec."),
     Rule("CC708", "error", _of_scripts(lambda script: not _BACKUP.fullmatch(script.name) and _no_shebang(script)),
-         "{it} does not begin with #!, so the kernel does not know what to run it with.",
-         "Begin it with #!/bin/bash."),
+         "{it} does not begin with #! and the path of a program, so the kernel does not know what to run it with.",
+         "Begin it with #!/bin/bash, with nothing before it, no mark of the byte order either."),
     Rule("CC709", "warning", _of_scripts(lambda script: not script.executable and not _BACKUP.fullmatch(script.name)),
          "{it} is not executable: it runs only because CycleCloud sets the mode of what it downloads, and nowhere else.",
          "chmod +x it, and git update-index --chmod=+x."),
@@ -196,4 +204,7 @@ RULES = (
     Rule("CC717", "warning", _misspelt,
          "cluster-init of the project {it}, whose name looks like a misspelling: the node stops while it starts.",
          "Write {advice}."),
+    Rule("CC718", "warning", _folders,
+         "cluster-init has a folder {it}, which CycleCloud does not look into: what is in it is neither run nor found.",
+         "Name it as it is meant, letter by letter: {advice}."),
 )
