@@ -74,8 +74,8 @@ def _ini_type(case: Case) -> Iterable[Hit]:
 
 def _no_spec(case: Case) -> Iterable[Hit]:
     for project, found in _own(case):
-        if project.spec(found.spec) is None:
-            yield Hit(found.line, found.spec, ", ".join(spec.name for spec in project.specs) or "none")
+        if found.spec not in project.names:
+            yield Hit(found.line, found.spec, ", ".join(project.names) or "none")
 
 
 def _misspelt(case: Case) -> Iterable[Hit]:
@@ -95,13 +95,16 @@ def _version(case: Case) -> Iterable[Hit]:
 
 def _no_init(case: Case) -> Iterable[Hit]:
     for spec in case.project.specs if case.project else ():
-        if not spec.has_init or not (spec.scripts or spec.files):
+        if case.project and spec.is_empty and spec.name not in case.project.declared:
             yield Hit(1, spec.name, file=spec.file)
 
 
 def _folders(case: Case) -> Iterable[Hit]:
     for spec in case.project.specs if case.project else ():
-        yield from (Hit(1, name, ", ".join(_FOLDERS), spec.file) for name in spec.folders if name not in _FOLDERS)
+        for name in spec.folders:
+            right = next((each for each in _FOLDERS if each == name.casefold() != name), meant(name, _FOLDERS))
+            if right:
+                yield Hit(1, name, right, spec.file)
 
 
 def _not_used(case: Case) -> Iterable[Hit]:
@@ -159,7 +162,7 @@ RULES = (
     Rule("CC702", "error", _ini,
          "project.ini has {it}: the project cannot be uploaded.",
          "Add it: [project] with name = … and version = 1.0.0."),
-    Rule("CC703", "error", _ini_type,
+    Rule("CC703", "warning", _ini_type,
          "type = {it} is no type of project.",
          "Write application or scheduler."),
     Rule("CC704", "error", _no_spec,
@@ -169,7 +172,7 @@ RULES = (
          "{it} is asked for, and the project here is version {advice}: the node runs other scripts than these, or finds none.",
          "Write {advice}, or leave the version out for the newest."),
     Rule("CC706", "warning", _no_init,
-         "The spec {it} has no cluster-init with scripts or files: it does nothing.",
+         "The spec {it} has no cluster-init or chef with files, and no run_list in project.ini: it does nothing.",
          "Put scripts into specs/{it}/cluster-init/scripts, or delete it."),
     Rule("CC707", "info", _not_used,
          "No cluster-init of the template names the spec {it}.",
@@ -206,5 +209,5 @@ RULES = (
          "Write {advice}."),
     Rule("CC718", "warning", _folders,
          "cluster-init has a folder {it}, which CycleCloud does not look into: what is in it is neither run nor found.",
-         "Name it as it is meant, letter by letter: {advice}."),
+         "Name it {advice}."),
 )
