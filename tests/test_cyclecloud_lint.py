@@ -145,7 +145,8 @@ def test_a_message_quotes_a_long_value_in_part() -> None:
 
 def test_what_projects_of_azure_hold_beside_scripts(tmp_path: Path) -> None:
     extra = {"specs/execute/cluster-init/stages/install.sh": "#!/bin/bash\n",
-             "specs/execute/cluster-init/templates/a.conf": "a\n", "specs/chef/chef/site-cookbooks/a.rb": "a\n", "blobs/more/x.zip": "x",
+             "specs/execute/cluster-init/templates/a.conf": "a\n", "specs/chef/chef/site-cookbooks/a.rb": "a\n",
+             "blobs/more/x.zip": "x",
              "project.ini": PROJECT["project.ini"].replace("Files = wheel.tgz", "Files = wheel.tgz, more/x.zip")
              + "[spec storage]\nrun_list = recipe[disks::oss]\n"}
     text = CLEAN.replace("[[[cluster-init training:execute:1.2.0]]]", "[[[cluster-init training:execute:1.2.0]]]\n"
