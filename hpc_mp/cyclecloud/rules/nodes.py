@@ -238,8 +238,8 @@ def _names(cluster: Cluster) -> Iterable[Hit]:
 
 def _init_form(case: Case) -> Iterable[Hit]:
     for section in case.sections:
-        odd = ":" in section.name or " " in section.name  # a bare name is one that attributes describe
-        if section.kind.casefold() == "cluster-init" and odd and reference(section) is None:
+        said = any(sign in section.name for sign in ":/ ")  # a bare name is one that attributes describe
+        if section.kind.casefold() == "cluster-init" and said and reference(section) is None:
             yield Hit(section.line, section.name)
 
 
