@@ -87,6 +87,12 @@ def test_case_and_line_ends_do_not_count() -> None:
     assert lint(loud.replace("Extends = base", "EXTENDS = BASE").replace("    ", "\t")) == ()
 
 
+def test_a_line_is_counted_the_same_whichever_its_end() -> None:
+    broken = CLEAN.replace("MaxCount = 10", "MaxCount = 10\ufffd")
+    lines = {tuple((each.code, each.line) for each in lint(broken.replace("\n", end))) for end in ("\n", "\r\n", "\r")}
+    assert len(lines) == 1
+
+
 # --- what real templates do and nothing is wrong with ------------------------------------------------------------------
 
 

@@ -155,7 +155,7 @@ def _no_cluster(case: Case) -> Iterable[Hit]:
 
 
 def _bytes(case: Case) -> Iterable[Hit]:
-    for number, line in enumerate(case.text.split("\n"), 1):
+    for number, line in enumerate(split_lines(case.text), 1):
         if "\ufffd" in line or "\0" in line:
             yield Hit(number)
 
