@@ -87,6 +87,79 @@ def test_case_and_line_ends_do_not_count() -> None:
     assert lint(loud.replace("Extends = base", "EXTENDS = BASE").replace("    ", "\t")) == ()
 
 
+def test_a_line_is_counted_the_same_whichever_its_end() -> None:
+    broken = CLEAN.replace("MaxCount = 10", "MaxCount = 10\ufffd")
+    lines = {tuple((each.code, each.line) for each in lint(broken.replace("\n", end))) for end in ("\n", "\r\n", "\r")}
+    assert len(lines) == 1
+
+
+# --- what real templates do and nothing is wrong with ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("find", "put"), [
+    ("slurm.dampen_memory = 5", "slurm.dampen_memory = ${Shares[GpuMachineType]}"),
+    ("slurm.dampen_memory = 5", "slurm.dampen_memory = ${Shares.Standard_ND96isr_H100_v5}"),
+    ("MaxCount = 10", "MaxCount = ${regexp(\"_HB\", GpuMachineType) ? 10 : Shares[\"x\"]}"),
+    ("MaxCount = 10", "MaxCount = ${Shares.x}\n    Tags.Sum = $HtcPrice-$Region"),
+], ids=range(4))
+def test_records_their_entries_and_the_functions_of_expressions(find: str, put: str) -> None:
+    record = "        [[[parameter Shares]]]\n        ParameterType = hidden\n            [[[[record DefaultValue]]]]\n" \
+             "            Standard_ND96isr_H100_v5 = 5\n\n        [[[parameter HtcSpot]]]\n"
+    assert lint(CLEAN.replace("        [[[parameter HtcSpot]]]\n", record).replace(find, put)) == ()
+
+
+@pytest.mark.parametrize("spec", ["pyxis:4.0.2", "master:2.1.4"])
+def test_specs_that_older_releases_of_slurm_had(spec: str) -> None:
+    extra = f"[[[cluster-init cyclecloud/slurm:login]]]\n        [[[cluster-init cyclecloud/slurm:{spec}]]]"
+    assert lint(CLEAN.replace("[[[cluster-init cyclecloud/slurm:login]]]", extra)) == ()
+    (one,) = lint(CLEAN.replace("[[[cluster-init cyclecloud/slurm:login]]]", extra.replace(f":{spec}", f":{spec.split(':')[0]}")))
+    assert one.code == "CC424", "the newest release has it no more"
+
+
+def test_an_old_scheduler_and_an_image_in_four_attributes() -> None:
+    old = CLEAN.replace("        slurm.role = scheduler\n", "").replace("cyclecloud/slurm:scheduler", "slurm:master:2.1.4")
+    assert lint(old) == ()
+    parts = "    Azure.Publisher = OpenLogic\n    Azure.Offer = CentOS\n    Azure.Sku = 7.3\n    Azure.ImageVersion = latest\n"
+    login = CLEAN.index("[[nodearray login]]")
+    image = "    ImageName = microsoft-dsvm:ubuntu-hpc:2204:22.04.2025081901\n"
+    assert lint(CLEAN[:login] + CLEAN[login:].replace(image, parts, 1)) == ()
+
+
+def test_a_second_scheduler_may_be_reached_and_nothing_scales_where_autoscale_is_left_out() -> None:
+    second = "    [[nodearray second]]\n    Extends = scheduler\n    MaxCount = 1\n    ComputerName := undefined\n\n" \
+             "    [[nodearray login]]\n"
+    public = CLEAN.replace("[[[parameter PublicScheduler]]]\n        Label = Public Head Node\n        ParameterType = Boolean\n"
+                           "        DefaultValue = false", "[[[parameter PublicScheduler]]]\n        DefaultValue = true")
+    assert lint(public.replace("    [[nodearray login]]\n", second)) == ()
+    storage = "[cluster Storage]\n[[nodearray disks]]\nInitialCount = 4\nMachineType = Standard_D8as_v5\n" \
+              "ImageName = cycle.image.ubuntu22\nSubnetId = g/v/s\nRegion = westeurope\nCredentials = azure\n"
+    assert lint(storage) == ()
+    assert [each.code for each in lint(storage.replace("[[nodearray", "Autoscale = true\n[[nodearray"))] == ["CC310"]
+
+
+def test_a_placement_group_that_is_off_is_said_once() -> None:
+    text = CLEAN.replace("slurm.hpc = true", "slurm.hpc = false")
+    text = text.replace("    Azure.MaxScalesetSize = 64", "    Azure.SinglePlacementGroup = false")
+    assert [finding.code for finding in lint(text)] == ["CC507"]
+
+
+def test_a_message_quotes_a_long_value_in_part() -> None:
+    found = lint(CLEAN.replace("DefaultValue = westeurope", "DefaultValue = " + "Far " * 5000))
+    (one,) = (each for each in found if each.code == "CC323")
+    assert len(one.message) < 400
+
+
+def test_what_projects_of_azure_hold_beside_scripts(tmp_path: Path) -> None:
+    extra = {"specs/execute/cluster-init/stages/install.sh": "#!/bin/bash\n",
+             "specs/execute/cluster-init/templates/a.conf": "a\n", "specs/chef/chef/site-cookbooks/a.rb": "a\n",
+             "blobs/more/x.zip": "x",
+             "project.ini": PROJECT["project.ini"].replace("Files = wheel.tgz", "Files = wheel.tgz, more/x.zip")
+             + "[spec storage]\nrun_list = recipe[disks::oss]\n"}
+    text = CLEAN.replace("[[[cluster-init training:execute:1.2.0]]]", "[[[cluster-init training:execute:1.2.0]]]\n"
+                         "        [[[cluster-init training:storage]]]\n        [[[cluster-init training:chef]]]\n")
+    assert found({"project": extra}, text, tmp_path) == ()
+
+
 # --- resolution -------------------------------------------------------------------------------------------------------
 
 

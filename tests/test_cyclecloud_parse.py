@@ -23,9 +23,9 @@ TEXTS = [CLEAN, *(planted(case) for case in CASES if "find" in case)]
 
 
 def value(line: str) -> object:
-    """What an attribute, as it is written, comes to where P is 4, Yes is true and Text is "a b"."""
+    """What an attribute, as it is written, comes to where P is 4, Yes is true, Text is "a b" and R a record."""
     (section,) = parse(f"[cluster c]\n{line}\n").template.sections
-    return evaluate(read_value(section.attributes[0]), {"p": 4, "yes": True, "text": "a b"})
+    return evaluate(read_value(section.attributes[0]), {"p": 4, "yes": True, "text": "a b", "r": {"B": 7}})
 
 
 # --- sections and attributes ------------------------------------------------------------------------------------------
@@ -92,6 +92,8 @@ def test_what_is_never_closed_swallows_nothing(written: str) -> None:
     ("A = ${ifThenElse(Nobody, 1, 2)}", UNKNOWN),
     ("A = ${StrJoin(\"-\", \"x\", P, \"y\")}", "x-4-y"), ("A = ${strcat(Text, P)}", "a b4"), ("A = ${toLower(\"ABC\")}", "abc"),
     ("A = ${toUpper(Trim(\" a \"))}", "A"), ("A = ${Size(Text)}", 3), ("A = ${regexps(\"(a+)+b\", Text, \"\")}", UNKNOWN),
+    ("A = ${[a=1; B=7][\"b\"]}", 7), ("A = ${R[\"b\"]}", 7), ("A = ${R[Text]}", UNKNOWN), ("A = ${(R).B + 1}", 8),
+    ("A = ${Nobody[1]}", UNKNOWN), ("A = ${Cluster().Name =!= true}", UNKNOWN), ("A = ${P =?= 4}", True),
     ("A = ${someday(P)}", UNKNOWN), ("A = ${Text + 1}", UNKNOWN), ("A = ${Yes + 1}", UNKNOWN),
     ("A := {[Label=\"Any\"; Value=undefined], [Value=1]}", ({"Label": "Any", "Value": None}, {"Value": 1})), ("A := []", {}),
 ])
@@ -104,7 +106,8 @@ def test_what_a_value_comes_to(line: str, known: object) -> None:
     "A = ${", "A = ${P", "A = ${}", "A = ${P +}", "A = ${f(P}", "A = ${(P}", "A = ${P P}", "A = ${P ? 1}", "A = ${@}",
     "A = ${\"x}", "A = x${P", "A := a b", "A := [1]", "A := [a=1 b=2]",
     "A = ${" + "(" * 60 + "1" + ")" * 60 + "}", "A = ${" + "!" * 200 + "P}",
-    "A = ${" + "1 + " * 300 + "1}", "A = ${a.}",
+    "A = ${" + "1 + " * 300 + "1}", "A = ${a.}", "A = ${a[1}", "A = ${a[]}", "A = ${a.1}",
+    "A = ${a" + "[1]" * 300 + "}", "A = $!P", "A = $(P)", "A = $",
 ])
 def test_what_is_no_expression(line: str) -> None:
     with pytest.raises(Unreadable):
@@ -123,6 +126,7 @@ def _grown(inner: st.SearchStrategy[ex.Expression]) -> st.SearchStrategy[ex.Expr
     return st.one_of(
         st.builds(ex.Call, st.sampled_from(["ifThenElse", "strcat", "f"]), several),
         st.builds(ex.Unary, st.sampled_from("!-"), inner),
+        st.builds(ex.Index, inner, inner),
         st.builds(ex.Binary, signs, inner, inner), st.builds(ex.Choice, inner, inner, inner), st.builds(ex.Items, several),
         st.builds(ex.Record, st.lists(st.tuples(st.sampled_from(["Label", "Value"]), inner), max_size=2).map(tuple)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from hpc_mp.cyclecloud.expression import Binary, Call, Choice, Items, Literal, Name, Record, Unary
+from hpc_mp.cyclecloud.expression import Binary, Call, Choice, Index, Items, Literal, Name, Record, Unary
 from hpc_mp.cyclecloud.value import Mixed, Value
 
 
@@ -36,6 +36,8 @@ def evaluate(value: Value, parameters: Mapping[str, Known]) -> Known:
             return tuple(evaluate(item, parameters) for item in items)
         case Record(fields):
             return {name: evaluate(inner, parameters) for name, inner in fields}
+        case Index(of, at):
+            return _entry(evaluate(of, parameters), evaluate(at, parameters))
         case Unary(sign, of):
             return _unary(sign, evaluate(of, parameters))
         case Choice(condition, yes, no):
@@ -55,6 +57,12 @@ def _chosen(condition: Known, yes: Known, no: Known) -> Known:
     if (known := _truth(condition)) is not None:
         return yes if known else no
     return yes if yes == no else UNKNOWN
+
+
+def _entry(of: Known, at: Known) -> Known:
+    """An entry of a record, which is found without regard to case."""
+    named = {name.casefold(): value for name, value in of.items()} if isinstance(of, dict) else {}
+    return named.get(at.casefold(), UNKNOWN) if isinstance(at, str) else UNKNOWN
 
 
 def _unary(sign: str, of: Known) -> Known:
@@ -84,9 +92,9 @@ def _binary(sign: str, left: Known, right: Known) -> Known:
         return UNKNOWN if None in (_truth(left), _truth(right)) else not decides
     if isinstance(left, Unknown) or isinstance(right, Unknown):
         return UNKNOWN
-    if sign in ("==", "===", "is"):
+    if sign in ("==", "===", "=?=", "is"):
         return _same(left, right)
-    if sign in ("!=", "!==", "isnt"):
+    if sign in ("!=", "!==", "=!=", "isnt"):
         return not _same(left, right)
     if sign == "in":
         return _among(left, right) if isinstance(right, tuple) else UNKNOWN

@@ -1,7 +1,7 @@
 """The expressions of templates: what stands in ``${…}``, behind ``:=`` and behind ``= =``.
 
-Literals, names, calls, lists ``{a, b}`` and records ``[Name=a; Other=b]``; then, what binds closest first: ``!  -``, ``*  /  %``,
-``+  -``, ``<  <=  >  >=``, ``==  !=  ===  !==  is  isnt  in``, ``&&``, ``||``, ``? :``.
+Literals, names, calls, lists ``{a, b}`` and records ``[Name=a; Other=b]``; then, what binds closest first: ``a[b]  a.b``,
+``!  -``, ``*  /  %``, ``+  -``, ``<  <=  >  >=``, ``==  !=  ===  !==  =?=  =!=  is  isnt  in``, ``&&``, ``||``, ``? :``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ class Name:
 class Call:
     function: str
     arguments: tuple[Expression, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """``of[at]``: an entry of a record or list; ``f().Name`` is ``f()["Name"]``."""
+
+    of: Expression
+    at: Expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +82,10 @@ class Record:
     fields: tuple[tuple[str, Expression], ...]
 
 
-Expression = Literal | Name | Call | Unary | Binary | Choice | Items | Record
+Expression = Literal | Name | Call | Index | Unary | Binary | Choice | Items | Record
 
 _LEVELS: tuple[frozenset[str], ...] = (
-    frozenset(("||",)), frozenset(("&&",)), frozenset(("==", "!=", "===", "!==", "is", "isnt", "in")),
+    frozenset(("||",)), frozenset(("&&",)), frozenset(("==", "!=", "===", "!==", "=?=", "=!=", "is", "isnt", "in")),
     frozenset(("<", "<=", ">", ">=")), frozenset(("+", "-")), frozenset(("*", "/", "%")),
 )
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "undefined": None, "null": None}
@@ -85,7 +93,7 @@ _TOKEN = re.compile(r"""\s*(?:
     (?P<string>"(?:[^"\\]|\\.)*"|'[^']*')
   | (?P<number>\d+\.\d+|\d+)
   | (?P<name>\$?[^\W\d]\w*(?:\.[^\W\d]\w*)*)
-  | (?P<sign>===|!==|==|!=|<=|>=|&&|\|\||[-+*/%<>!?:(){}\[\],;=])
+  | (?P<sign>===|!==|=\?=|=!=|==|!=|<=|>=|&&|\|\||[-+*/%<>!?:(){}\[\],;=.])
 )""", re.VERBOSE | re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
@@ -136,6 +144,8 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
     match expression:
         case Call(_, inner) | Items(inner):
             return inner
+        case Index(of, at):
+            return (of, at)
         case Unary(_, of):
             return (of,)
         case Binary(_, left, right):
@@ -159,6 +169,8 @@ def expression_text(expression: Expression) -> str:
             return name
         case Call(function, inner):
             return f"{function}({', '.join(map(expression_text, inner))})"
+        case Index(of, at):
+            return f"({expression_text(of)})[{expression_text(at)}]"
         case Unary(sign, of):
             return f"({sign}{expression_text(of)})"
         case Binary(sign, left, right):
@@ -203,6 +215,12 @@ class _Tokens:
             self.advance()
         return there
 
+    def count(self) -> None:
+        """One more operator."""
+        self.operators += 1
+        if self.operators > MOST:
+            raise Unreadable(f"it has more than {MOST} operators")
+
     def need(self, sign: str) -> None:
         if not self.take(sign):
             raise Unreadable(f"\"{sign}\" is missing" + (f" before \"{self.text[:20]}\"" if self.text else ""))
@@ -226,9 +244,7 @@ def _binary(tokens: _Tokens, level: int, depth: int) -> Expression:
     while tokens.sign in _LEVELS[level]:
         sign = str(tokens.sign)
         tokens.advance()
-        tokens.operators += 1
-        if tokens.operators > MOST:
-            raise Unreadable(f"it has more than {MOST} operators")
+        tokens.count()
         left = Binary(sign, left, _binary(tokens, level + 1, depth))
     return left
 
@@ -239,7 +255,7 @@ def _unary(tokens: _Tokens, depth: int) -> Expression:
     for sign in ("!", "-"):
         if tokens.take(sign):
             return Unary(sign, _unary(tokens, depth + 1))
-    return _primary(tokens, depth)
+    return _indexed(tokens, _primary(tokens, depth), depth)
 
 
 def _primary(tokens: _Tokens, depth: int) -> Expression:
@@ -266,6 +282,21 @@ def _primary(tokens: _Tokens, depth: int) -> Expression:
     if tokens.take("["):
         return _record(tokens, depth)
     raise Unreadable("it ends too early" if kind == "end" else f"nothing can stand at \"{text[:20]}\"")
+
+
+def _indexed(tokens: _Tokens, found: Expression, depth: int) -> Expression:
+    """``found`` with what stands behind it in brackets and behind dots."""
+    while tokens.sign in ("[", "."):
+        tokens.count()
+        if tokens.take("["):
+            found = Index(found, _choice(tokens, depth + 1))
+            tokens.need("]")
+        elif tokens.take(".") and tokens.kind == "name":
+            found = Index(found, Literal(tokens.text))
+            tokens.advance()
+        else:
+            raise Unreadable("a name is missing behind \".\"")
+    return found
 
 
 def _series(tokens: _Tokens, between: str, end: str, depth: int) -> tuple[Expression, ...]:

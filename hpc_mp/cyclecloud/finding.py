@@ -11,6 +11,8 @@ from hpc_mp.environment.rule import Hit, Severity, filled
 if TYPE_CHECKING:
     from hpc_mp.cyclecloud.case import Case
 
+_LONGEST = 240
+
 __all__ = ["Finding", "Hit", "Rule", "Severity"]
 
 
@@ -46,5 +48,11 @@ class Rule:
     fix: str
 
     def findings(self, case: Case) -> list[Finding]:
+        hits = (hit._replace(it=_short(hit.it), advice=_short(hit.advice)) for hit in self.find(case))
         return [Finding(self.code, hit.file or case.file, max(hit.line, 1), self.severity, filled(self.message, hit),
-                        filled(self.fix, hit)) for hit in self.find(case)]
+                        filled(self.fix, hit)) for hit in hits]
+
+
+def _short(text: str) -> str:
+    """A value is quoted up to a length at which the line can still be read."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

@@ -35,9 +35,14 @@ Item = Header | Attribute | Fault
 Taken = tuple[str, int, list[Fault]]  # a value, how many lines below its first one it takes, what is wrong with it
 
 
+def split_lines(text: str) -> list[str]:
+    """The lines, whichever their ends, without a mark of the byte order."""
+    return _NEWLINE.split(text.removeprefix("\ufeff"))
+
+
 def read_lines(text: str) -> Iterator[Item]:
     """Headers and attributes in their order, with a fault before what it spoils."""
-    lines = _NEWLINE.split(text.removeprefix("\ufeff"))
+    lines = split_lines(text)
     at = 0
     while at < len(lines):
         line, number = lines[at].strip(), at + 1

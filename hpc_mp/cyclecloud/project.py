@@ -27,18 +27,25 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """``specs/NAME``; ``files``: the paths below ``cluster-init/files``."""
+    """``specs/NAME``.
+
+    Attributes:
+        is_empty: its ``cluster-init`` and ``chef`` hold no file but tests.
+        folders: those in ``cluster-init``.
+        files: the paths below ``cluster-init/files``.
+    """
 
     name: str
     file: str
-    has_init: bool
+    is_empty: bool
+    folders: tuple[str, ...]
     scripts: tuple[Script, ...]
     files: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """``ini``: the sections of project.ini, None where there is none; ``blobs``: the files in ``blobs/``."""
+    """``ini``: the sections of project.ini, None where there is none; ``blobs``: the paths below ``blobs/``."""
 
     directory: Path
     ini_file: str
@@ -55,8 +62,16 @@ class Project:
         given: Mapping[str, str] = {each.key: each.raw.strip("\"'") for each in found.attributes} if found else {}
         return given.get(name, "")
 
-    def spec(self, name: str) -> Spec | None:
-        return next((each for each in self.specs if each.name.casefold() == name.casefold()), None)
+    @property
+    def declared(self) -> frozenset[str]:
+        """The specs of project.ini that a run_list makes, with a directory or without."""
+        return frozenset(each.name for each in self.ini or () if each.kind.casefold() == "spec"
+                         and any(attribute.key == "run_list" and attribute.raw for attribute in each.attributes))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All its specs; letter by letter, for they are parts of paths on the node."""
+        return tuple(sorted({spec.name for spec in self.specs} | self.declared))
 
 
 def read_project(directory: Path) -> Project:
@@ -70,7 +85,7 @@ def read_project(directory: Path) -> Project:
     try:
         text = ini.read_bytes().decode("utf-8", "replace") if ini.is_file() else None
         specs = tuple(_spec(path) for path in _entries(directory / "specs") if path.is_dir())
-        blobs = frozenset(path.name for path in _entries(directory / "blobs"))
+        blobs = frozenset(_below(directory / "blobs"))
     except OSError as error:
         raise HpcMpError(f"--project {directory}", f"cannot be read ({error.strerror}: {error.filename})",
                          "make it readable") from None
@@ -85,7 +100,10 @@ def _entries(folder: Path) -> list[Path]:
 def _spec(path: Path) -> Spec:
     init = path / "cluster-init"
     scripts = tuple(_script(each) for each in _entries(init / "scripts") if each.is_file())
-    return Spec(path.name, str(path), init.is_dir(), scripts, frozenset(_below(init / "files")))
+    folders = tuple(each.name for each in _entries(init) if each.is_dir())
+    used = (each for folder in ("cluster-init", "chef") for each in _below(path / folder) if (path / folder / each).is_file())
+    is_empty = all(each.startswith("tests/") or each.rpartition("/")[2].startswith(".") for each in used)
+    return Spec(path.name, str(path), is_empty, folders, scripts, frozenset(_below(init / "files")))
 
 
 def _below(folder: Path) -> Iterator[str]:
@@ -110,6 +128,6 @@ class Reference:
 
 
 def reference(section: Section) -> Reference | None:
-    """What a section of that kind refers to; None if its name has another form."""
-    found = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
+    """What a section of that kind refers to; None if its name has another form, such as a version in the place of the spec."""
+    found = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):(?!\d+\.\d)([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
     return Reference(found[1], found[2], found[3] or "", section.line) if found else None

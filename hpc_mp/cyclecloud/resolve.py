@@ -68,8 +68,12 @@ class Setting:
     def words(self) -> tuple[str, ...]:
         """The texts in it: of a list, of a text with commas, or the one."""
         if isinstance(self.value, tuple):
-            return tuple(each.strip() for each in self.value if isinstance(each, str))
+            return tuple(str(each).strip() for each in self.value if isinstance(each, str | int))
         return tuple(part.strip() for part in self.text.split(",") if part.strip())
+
+    def line_at(self, at: int) -> int:
+        """The line of a place in the text: below the first where the value spans lines, not where \\n stands in it."""
+        return self.line + (self.written[:at].count("\n") if "\n" in self.raw else 0)
 
     @property
     def via(self) -> str:

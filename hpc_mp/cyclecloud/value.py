@@ -12,6 +12,7 @@ from hpc_mp.cyclecloud.tree import Attribute
 
 _WORDS: dict[str, bool] = {"true": True, "false": False}
 _WHOLE = re.compile(r"\$([^\W\d][\w.]*)")
+_REFERENCE = re.compile(r"\$[\w{]")
 _INNER = re.compile(r"\$\{([^{}]*(?:\{[^{}]*\}[^{}]*)*)\}")
 _INTEGER = re.compile(r"-?\d{1,18}")
 _FLOAT = re.compile(r"-?\d+\.\d+")
@@ -46,6 +47,8 @@ def read_value(attribute: Attribute) -> Value:
 
 def _plain(raw: str) -> Value:
     """What stands behind ``=``."""
+    if raw.startswith("$") and not _REFERENCE.match(raw):
+        raise Unreadable("behind \"$\" stands a parameter's name or {…}")
     if raw.startswith("${"):
         if "}" not in raw:
             raise Unreadable("\"}\" is missing")

@@ -9,15 +9,17 @@ from difflib import get_close_matches
 RANKS: dict[str, tuple[int, ...]] = {
     "cluster": (1,), "environment": (1,), "noderef": (1, 2), "node": (2,), "nodearray": (2,),
     "configuration": (3,), "volume": (3,), "network-interface": (3,), "cluster-init": (3,), "input-endpoint": (3,),
-    "parameters": (1, 2, 3, 4), "parameter": (1, 2, 3, 4, 5), "list": (2, 3, 4, 5, 6),
+    "parameters": (1, 2, 3, 4), "parameter": (1, 2, 3, 4, 5), **dict.fromkeys(("list", "record"), (2, 3, 4, 5, 6)),
 }
 # kind: the kinds that it may stand in; at rank 1 there is none.
 PARENTS: dict[str, tuple[str, ...]] = {
     "node": ("cluster",), "nodearray": ("cluster",), "noderef": ("cluster",),
     **dict.fromkeys(("configuration", "volume", "network-interface", "cluster-init", "input-endpoint"), ("node", "nodearray")),
-    "parameters": ("parameters", "cluster"), "parameter": ("parameters", "cluster"), "list": ("parameter",),
+    "parameters": ("parameters", "cluster"), "parameter": ("parameters", "cluster"),
+    **dict.fromkeys(("list", "record"), ("parameter",)),
 }
-NAMED = ("cluster", "node", "nodearray", "volume", "network-interface", "cluster-init", "input-endpoint", "parameter", "list")
+NAMED = ("cluster", "node", "nodearray", "volume", "network-interface", "cluster-init", "input-endpoint", "parameter", "list",
+         "record")
 NODE_KINDS = ("node", "nodearray")
 
 NODE_ATTRIBUTES = (
@@ -37,7 +39,29 @@ ARRAY_ATTRIBUTES = (
 PARAMETER_ATTRIBUTES = (
     "Label", "Description", "Required", "Optional", "DefaultValue", "Disabled", "Hidden", "HideLabel", "Order",
     "ParameterType", "Value", "Tooltip",
+    "Conditions.Disabled", "Conditions.Excluded", "Conditions.Hidden", "Conditions.Required", "Conditions.Value",
+    "Config.Entries", "Config.Filter", "Config.FreeForm", "Config.Increment", "Config.IntegerOnly", "Config.Label",
+    "Config.MaxValue", "Config.MinValue", "Config.MultiSelect", "Config.NumLines", "Config.Options", "Config.OS",
+    "Config.Parameters", "Config.ParameterType", "Config.PlaceholderText", "Config.Plugin", "Config.Query", "Config.Required",
+    "Config.SetDefault", "Config.Template", "Widget.FalseValue", "Widget.Label", "Widget.Plugin", "Widget.Warning",
+    "Widget.WarnOnCheck",
 )
+# kind of section: its attributes, where those are few. Those of nodes and parameters are above.
+SECTION_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "cluster": ("AutoScale", "Category", "CategoryOrder", "FormLayout", "IconUrl"),
+    "volume": ("Azure.Caching", "Azure.Lun", "Disabled", "Mount", "Persistent", "Size", "SSD", "StorageAccountType", "VolumeId"),
+    "network-interface": ("AssociatePublicIpAddress", "NetworkInterfaceId", "PrivateIp", "PublicIp", "SubnetId"),
+    "input-endpoint": ("PrivatePort", "Protocol", "PublicPort"),
+}
+# what is true or false; settings of a configuration have their names in full
+BOOLEANS = frozenset(name.casefold() for name in (
+    "Abstract", "AssociatePublicIpAddress", "AutoScale", "AwaitInstallation", "Azure.Overprovision",
+    "Azure.SinglePlacementGroup", "Azure.SingleScaleset", "Disabled", "EnableAcceleratedNetworking", "EnableNodeHealthChecks",
+    "EnableTerminateNotification", "InstallJetpack", "Interruptible", "IsReturnProxy", "KeepAlive", "Persistent", "SSD",
+    "UsePublicNetwork", "autoscale.enabled", "slurm.accounting.enabled", "slurm.autoscale", "slurm.default_partition",
+    "slurm.enable_healthchecks", "slurm.ha_enabled", "slurm.hpc", "slurm.imex.enabled", "slurm.use_nodename_as_hostname",
+    "slurm.use_pcpu",
+))
 PARAMETER_TYPES = (
     "Boolean", "String", "StringList", "Text", "Integer", "Float", "Number", "Password", "Record", "Expression",
     "HtmlTemplate", "Cloud.Region", "Cloud.MachineType", "Cloud.Image", "Cloud.ClusterInitSpecs", "Cloud.Credentials",
@@ -55,7 +79,12 @@ SLURM_SETTINGS = (
     "slurm.slurmrestd.user.uid", "slurm.suspend_timeout", "slurm.use_nodename_as_hostname", "slurm.use_pcpu",
     "slurm.user.gid", "slurm.user.name", "slurm.user.uid", "slurm.version",
 )
-FUNCTIONS = ("ifThenElse", "strcat", "StrJoin", "toLower", "toUpper", "regexps", "Size", "Trim")
+FUNCTIONS = (
+    "Cluster", "StrJoin", "Size", "Trim", "avg", "bool", "ceiling", "endsWith", "floor", "ifThenElse", "int", "isBoolean",
+    "isError", "isInteger", "isList", "isReal", "isString", "isUndefined", "join", "max", "member", "min", "pow", "random",
+    "real", "regexp", "regexps", "round", "split", "startsWith", "strcat", "strcmp", "string", "substr", "sum", "time",
+    "toLower", "toUpper",
+)
 GIVEN_NAMES = ("clustername",)  # what CycleCloud itself provides
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.expression import Call, Unreadable, calls
 from hpc_mp.cyclecloud.finding import Hit, Rule
+from hpc_mp.cyclecloud.lines import split_lines
 from hpc_mp.cyclecloud.tree import Attribute, Section
 from hpc_mp.cyclecloud.value import Mixed, read_value
 from hpc_mp.cyclecloud.words import FUNCTIONS, NAMED, NODE_KINDS, PARENTS, RANKS, meant
 
+_INVISIBLE = re.compile(r"[\u00a0\u00ad\u2000-\u200f\u2028\u2029\u202f\u205f\u2060\u3000\ufeff]")
+_BEFORE_VALUE = re.compile(r"[^=#]*=?\s*")
 _TEXTS = ("label", "description")  # shown as they are: nothing in them is evaluated
 
 
@@ -109,11 +113,19 @@ def _nameless(case: Case) -> Iterable[Hit]:
 
 def _twice(case: Case) -> Iterable[Hit]:
     for section in case.sections:
-        first: dict[str, int] = {}
-        for each in section.attributes:
-            if each.key in first:
-                yield Hit(each.line, each.name, f"line {first[each.key]}")
-            first.setdefault(each.key, each.line)
+        of_node = section.kind.casefold() in NODE_KINDS
+        configured = [(f"{part.name}.{each.name}".lstrip("."), each) for part in section.sections if of_node
+                      for each in part.attributes if part.kind.casefold() == "configuration"]
+        own = [(each.name, each) for each in section.attributes if section.kind.casefold() != "configuration"]
+        yield from (*_repeated(own), *_repeated(configured))
+
+
+def _repeated(named: Iterable[tuple[str, Attribute]]) -> Iterable[Hit]:
+    first: dict[str, int] = {}
+    for name, each in named:
+        if name.casefold() in first:
+            yield Hit(each.line, name, f"line {first[name.casefold()]}")
+        first.setdefault(name.casefold(), each.line)
 
 
 def _same_sections(case: Case) -> Iterable[Hit]:
@@ -143,9 +155,19 @@ def _no_cluster(case: Case) -> Iterable[Hit]:
 
 
 def _bytes(case: Case) -> Iterable[Hit]:
-    for number, line in enumerate(case.text.split("\n"), 1):
+    for number, line in enumerate(split_lines(case.text), 1):
         if "\ufffd" in line or "\0" in line:
             yield Hit(number)
+
+
+def _invisible(case: Case) -> Iterable[Hit]:
+    """In front of a value: inside of it such a sign may be meant."""
+    lines = split_lines(case.text)
+    starts = {line for section in case.sections for line in (section.line, *(each.line for each in section.attributes))}
+    starts |= {fault.line for fault in case.parsed.faults}
+    for number in sorted(starts):
+        if found := _INVISIBLE.search(_BEFORE_VALUE.findall(lines[number - 1])[0]):
+            yield Hit(number, f"U+{ord(found[0]):04X}")
 
 
 def _same_clusters(case: Case) -> Iterable[Hit]:
@@ -201,7 +223,7 @@ RULES = (
          "The line holds bytes that are no text in UTF-8, which the import refuses or garbles.",
          "Save the file as UTF-8."),
     Rule("CC115", "warning", _twice,
-         "{it} is set twice in one section ({advice} is the first): only one of them counts.",
+         "{it} is set twice in one section or configuration ({advice} is the first): only one of them counts.",
          "Keep one of them."),
     Rule("CC116", "warning", _same_sections,
          "{it} stands twice in one node ({advice} is the first): the second replaces or repeats the first.",
@@ -221,4 +243,7 @@ RULES = (
     Rule("CC121", "error", _same_clusters,
          "A second cluster is called {it}: import_cluster -c cannot tell which one is meant.",
          "Give it another name."),
+    Rule("CC122", "warning", _invisible,
+         "The sign {it} before the value looks like a blank or like nothing, and may be taken for a part of the name.",
+         "Delete it, and write blanks anew; it comes from a web page or a text processor."),
 )

@@ -10,10 +10,11 @@ from hpc_mp.cyclecloud.finding import Hit, Rule
 from hpc_mp.cyclecloud.partitions import partitions
 from hpc_mp.cyclecloud.project import reference
 from hpc_mp.cyclecloud.resolve import DEFAULTS, Cluster, Node, Setting, extends, setting
-from hpc_mp.cyclecloud.words import ARRAY_ATTRIBUTES, NODE_ATTRIBUTES, NODE_KINDS, meant
+from hpc_mp.cyclecloud.rules.parameters import names_of
+from hpc_mp.cyclecloud.words import ARRAY_ATTRIBUTES, BOOLEANS, NODE_ATTRIBUTES, NODE_KINDS, SECTION_ATTRIBUTES, meant
 
 REQUIRED = ("MachineType", "SubnetId", "Credentials", "Region")
-IMAGES = ("ImageName", "Image", "ImageId", "Azure.ImageId")
+IMAGES = ("ImageName", "Image", "ImageId", "Azure.ImageId", "Azure.Publisher")
 _COUNTS = ("MaxCount", "MaxCoreCount", "InitialCount", "InitialCoreCount", "Azure.MaxScalesetSize")
 _SUBNET = re.compile(r"[^/\s]+/[^/\s]+/[^/\s]+|/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.Network/"
                      r"virtualNetworks/[^/]+/subnets/[^/]+", re.IGNORECASE)
@@ -78,11 +79,36 @@ def _image_form(case: Case) -> Iterable[Hit]:
 
 
 def _misspelt(case: Case) -> Iterable[Hit]:
-    for node in case.nodes:
-        for each in node.section.attributes:
-            known = [name for name in (*NODE_ATTRIBUTES, *ARRAY_ATTRIBUTES) if ("." in name) == ("." in each.name)]
-            if near := meant(each.name, known, 0.85):
+    known = SECTION_ATTRIBUTES | dict.fromkeys(NODE_KINDS, (*NODE_ATTRIBUTES, *ARRAY_ATTRIBUTES))
+    for section in case.sections:
+        for each in section.attributes:
+            alike = [name for name in known.get(section.kind.casefold(), ()) if ("." in name) == ("." in each.name)]
+            if near := meant(each.name, alike, 0.85):
                 yield Hit(each.line, each.name, near)
+
+
+def _no_boolean(case: Case) -> Iterable[Hit]:
+    """The value of a parameter that is to be true or false is judged where it is given."""
+    judged = {each.name.casefold() for each in case.parameters if each.kind == "boolean"}
+    for section in case.sections:
+        kind = section.kind.casefold()
+        prefix = section.name if kind == "configuration" else ""
+        for each in section.attributes if kind in (*NODE_KINDS, *SECTION_ATTRIBUTES, "configuration") else ():
+            found = setting(each, case.values, prefix)
+            said = found.known and found.value is not None and each.raw and found.parameter.casefold() not in judged
+            if found.name.casefold() in BOOLEANS and said and not found.is_true and not found.is_false:
+                yield Hit(each.line, f"{found.name} = {each.raw[:30]}{found.via}")
+
+
+def _stored(case: Case) -> Iterable[Hit]:
+    """A literal of a node that names a parameter."""
+    known = {each.name.casefold() for each in case.parameters}
+    for node in case.nodes:
+        for section in (node.section, *node.section.sections):
+            for each in section.attributes:
+                named = [name for name in names_of(each) if name.casefold() in known] if each.assign == ":=" else []
+                if named:
+                    yield Hit(each.line, f"{each.name} := {each.raw[:40]}", named[0])
 
 
 def _no_count(case: Case) -> Iterable[Hit]:
@@ -102,8 +128,12 @@ def _more_than_most(case: Case) -> Iterable[Hit]:
 
 
 def _unlimited(case: Case) -> Iterable[Hit]:
-    return (Hit(node.line, node.name) for node in case.real if node.is_array and not node.is_false("autoscale.enabled")
-            and not node.get("MaxCount") and not node.get("MaxCoreCount"))
+    for cluster in case.clusters:
+        scaled = cluster.attributes.get("autoscale")
+        for node in cluster.real if scaled and not scaled.is_false else ():
+            open_ended = not node.get("MaxCount") and not node.get("MaxCoreCount")
+            if node.is_array and open_ended and not node.is_false("autoscale.enabled"):
+                yield Hit(node.line, node.name)
 
 
 def _nothing_to_scale(case: Case) -> Iterable[Hit]:
@@ -161,7 +191,7 @@ def _price_alone(case: Case) -> Iterable[Hit]:
 def _public(case: Case) -> Iterable[Hit]:
     open_: dict[int, list[str]] = {}
     for node in case.real:
-        for (kind, _), part in node.parts.items() if node.is_array else ():
+        for (kind, _), part in node.parts.items() if node.is_array and not _is_head(node) else ():
             for each in part.attributes if kind == "network-interface" else ():
                 if each.key == "associatepublicipaddress" and setting(each, case.values).is_true:
                     open_.setdefault(each.line, []).append(node.name)
@@ -178,7 +208,14 @@ def _schedules(node: Node) -> bool:
     """By its role, or by the spec that it runs, as older templates have it."""
     role = node.configured("slurm.role")
     specs = [name.split(":") for kind, name in node.parts if kind == "cluster-init"]
-    return any("scheduler" in spec for spec in specs) or (role is not None and (not role.known or role.text == "scheduler"))
+    named = any("scheduler" in spec or "master" in spec for spec in specs)
+    return named or (role is not None and (not role.known or role.text == "scheduler"))
+
+
+def _is_head(node: Node) -> bool:
+    """Whether users are meant to reach it: a second scheduler, or a login node."""
+    role = node.configured("slurm.role")
+    return _schedules(node) or (role is not None and role.text == "login") or node.name.casefold() == "login"
 
 
 def _no_nodes(case: Case) -> Iterable[Hit]:
@@ -201,8 +238,8 @@ def _names(cluster: Cluster) -> Iterable[Hit]:
 
 def _init_form(case: Case) -> Iterable[Hit]:
     for section in case.sections:
-        odd = ":" in section.name or " " in section.name  # a bare name is one that attributes describe
-        if section.kind.casefold() == "cluster-init" and odd and reference(section) is None:
+        said = any(sign in section.name for sign in ":/ ")  # a bare name is one that attributes describe
+        if section.kind.casefold() == "cluster-init" and said and reference(section) is None:
             yield Hit(section.line, section.name)
 
 
@@ -292,4 +329,10 @@ RULES = (
     Rule("CC324", "warning", _unconfigured,
          "{it} stands in the node itself, where it is no setting of the software: nothing reads it.",
          "Put it under [[[configuration]]]."),
+    Rule("CC325", "error", _no_boolean,
+         "{it} is neither true nor false: CycleCloud and cyclecloud-slurm take some of such words for true and some for false.",
+         "Write true or false; an expression stands in ${…}."),
+    Rule("CC326", "error", _stored,
+         "{it} stores these words in the node, and not the parameter's value: a literal is not worked out.",
+         "Write = ${advice}, or = ${…} for an expression."),
 )

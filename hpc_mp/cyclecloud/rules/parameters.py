@@ -16,10 +16,11 @@ from hpc_mp.cyclecloud.tree import Attribute, Section
 from hpc_mp.cyclecloud.value import Mixed, read_value
 from hpc_mp.cyclecloud.words import GIVEN_NAMES, PARAMETER_ATTRIBUTES, PARAMETER_TYPES, meant
 
+_DOLLAR = re.compile(r"\$\{?([^\W\d]\w*)")
 _SECRET = re.compile(r"(?i)(^|[._])(password|passwd|secret|token|accountkey|access_key|sas)$")
 
 
-def _names(attribute: Attribute) -> list[str]:
+def names_of(attribute: Attribute) -> list[str]:
     """The names that a value refers to."""
     try:
         value = read_value(attribute)
@@ -35,31 +36,32 @@ def _mentioned(attribute: Attribute) -> list[str]:
         read_value(attribute)
     except Unreadable:
         return re.findall(r"[^\W\d]\w*", attribute.raw)
-    return _names(attribute)
+    return names_of(attribute)
 
 
 def _references(section: Section) -> Iterator[tuple[Attribute, str]]:
     """(attribute, parameter) of what a section takes from parameters; a literal (:=) names them in conditions only."""
     for each in evaluated(section):
         if each.assign == "=" or each.key.startswith("conditions."):
-            yield from ((each, name) for name in _names(each))
+            yield from ((each, name) for name in names_of(each))
 
 
 def _undefined(case: Case) -> Iterable[Hit]:
     known = {each.name.casefold() for each in case.parameters} | set(GIVEN_NAMES)
     for section in case.sections:
-        for each, name in _references(section):
+        versions = _DOLLAR.findall(section.name) if section.kind.casefold() == "cluster-init" else ()
+        named = [*((section.line, name) for name in versions), *((each.line, name) for each, name in _references(section))]
+        for line, name in named:
             if "." not in name and name.casefold() not in known:  # with a dot: of a node or the cluster
                 near = meant(name, [parameter.name for parameter in case.parameters], 0.7)
-                yield Hit(each.line, name, f"Did you mean {near}? Else declare it" if near else "Declare it")
+                yield Hit(line, name, f"Did you mean {near}? Else declare it" if near else "Declare it")
 
 
 def _used(case: Case) -> set[str]:
-    found = {name.casefold() for section in case.sections for each in evaluated(section) for name in _mentioned(each)}
-    found |= {name.casefold() for section in case.sections for name in re.findall(r"\$\{?([^\W\d]\w*)", section.name)}
-    inner = [attribute for section in case.sections for attribute in section.attributes if attribute.key.startswith("config.")]
-    found |= {name.casefold() for each in inner for name in re.findall(r"\$\{?([^\W\d]\w*)", each.raw)}
-    return found
+    found = {part.casefold() for section in case.sections for each in evaluated(section) for name in _mentioned(each)
+             for part in (name, name.partition(".")[0])}  # $Subnet.Name is a part of the parameter Subnet
+    texts = [text for section in case.sections for text in (section.name, *(each.raw for each in section.attributes))]
+    return found | {name.casefold() for text in texts for name in _DOLLAR.findall(text)}
 
 
 def _unused(case: Case) -> Iterable[Hit]:
@@ -90,8 +92,10 @@ _FITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "float": (lambda value: isinstance(value, float) or _whole(value), "a number"),
     "number": (lambda value: isinstance(value, float) or _whole(value), "a number"),
     "record": (lambda value: isinstance(value, dict), "a record"),
-    **dict.fromkeys(("string", "text", "password", "cloud.region", "cloud.image", "azure.subnet", "cloud.credentials"),
-                    (lambda value: not isinstance(value, dict | tuple), "one text")),
+    **dict.fromkeys(("string", "text", "password"), (lambda value: not isinstance(value, dict | tuple), "one text")),
+    **dict.fromkeys(("cloud.region", "cloud.image", "azure.subnet", "cloud.credentials"),
+                    (lambda value: isinstance(value, str), "one text")),
+    "cloud.machinetype": (lambda value: isinstance(value, str | tuple), "the name of a size"),
 }
 
 
@@ -177,7 +181,9 @@ def _left_open(case: Case) -> Iterable[Hit]:
 def _attributes(case: Case) -> Iterable[Hit]:
     for parameter in case.parameters:
         for each in parameter.section.attributes:
-            if "." not in each.name and (near := meant(each.name, PARAMETER_ATTRIBUTES)):
+            dotted = "." in each.name
+            alike = [name for name in PARAMETER_ATTRIBUTES if ("." in name) == dotted]
+            if near := meant(each.name, alike, 0.9 if dotted else 0.82):
                 yield Hit(each.line, each.name, near)
 
 
@@ -198,7 +204,7 @@ def _secret_default(case: Case) -> Iterable[Hit]:
 def _secret_setting(case: Case) -> Iterable[Hit]:
     for section in case.sections:
         for each in section.attributes if section.kind.casefold() not in ("parameter", "parameters") else ():
-            if _SECRET.search(each.name) and each.raw.strip("\"'") and not _names(each) and each.raw.casefold() != "undefined":
+            if _SECRET.search(each.name) and each.raw.strip("\"'") and not names_of(each) and each.raw.casefold() != "undefined":
                 yield Hit(each.line, each.name)
 
 

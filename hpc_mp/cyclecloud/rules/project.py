@@ -10,11 +10,15 @@ from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.finding import Hit, Rule
 from hpc_mp.cyclecloud.project import Project, Reference, Script, Spec, reference
 from hpc_mp.cyclecloud.tree import Attribute
+from hpc_mp.cyclecloud.words import meant
 
+_AZURES = ("slurm", "healthagent", "monitoring")  # projects that cyclecloud/ holds and clusters of Slurm use
 _TYPES = ("application", "scheduler", "")
-_PIP = re.compile(r"^[^#\n]*\b(?:pip3?|uv pip|conda|mamba)\s+install\b.*?(\b(?:torch|transformers|jax|vllm)\b|-r\s+\S+)",
+_PIP = re.compile(r"^[^#\n]*\b(?:pip3?|uv pip|conda|mamba)\s+install\b(?:\\\n|.)*?(\b(?:torch|transformers|jax|vllm)\b|-r\s+\S+)",
                   re.MULTILINE)
-_FILE = re.compile(r"\$\{?CYCLECLOUD_SPEC_PATH\}?/files/([\w./-]*[\w-])")
+_FILE = re.compile(r"\$\{?CYCLECLOUD_SPEC_PATH(?::?-[^}]*)?\}?/files/([\w./-]*[\w-])")
+_SHEBANG = re.compile(r"#![ \t]*/\S")
+_FOLDERS = ("scripts", "files", "tests")
 _BACKUP = re.compile(r".*(~|\.(?:bak|orig|swp|rej|old|tmp))|#.*#|\..*")
 
 
@@ -70,8 +74,17 @@ def _ini_type(case: Case) -> Iterable[Hit]:
 
 def _no_spec(case: Case) -> Iterable[Hit]:
     for project, found in _own(case):
-        if project.spec(found.spec) is None:
-            yield Hit(found.line, found.spec, ", ".join(spec.name for spec in project.specs) or "none")
+        if found.spec not in project.names:
+            yield Hit(found.line, found.spec, ", ".join(project.names) or "none")
+
+
+def _misspelt(case: Case) -> Iterable[Hit]:
+    own = case.project.value("name") if case.project else ""
+    for section in case.sections:
+        found = reference(section) if section.kind.casefold() == "cluster-init" else None
+        known = _AZURES if section.name.casefold().startswith("cyclecloud/") else tuple(filter(None, (own,)))
+        if found and (near := meant(found.project, known, 0.8)):
+            yield Hit(found.line, found.project, near)
 
 
 def _version(case: Case) -> Iterable[Hit]:
@@ -82,19 +95,27 @@ def _version(case: Case) -> Iterable[Hit]:
 
 def _no_init(case: Case) -> Iterable[Hit]:
     for spec in case.project.specs if case.project else ():
-        if not spec.has_init or not (spec.scripts or spec.files):
+        if case.project and spec.is_empty and spec.name not in case.project.declared:
             yield Hit(1, spec.name, file=spec.file)
 
 
+def _folders(case: Case) -> Iterable[Hit]:
+    for spec in case.project.specs if case.project else ():
+        for name in spec.folders:
+            right = next((each for each in _FOLDERS if each == name.casefold() != name), meant(name, _FOLDERS))
+            if right:
+                yield Hit(1, name, right, spec.file)
+
+
 def _not_used(case: Case) -> Iterable[Hit]:
-    used = {found.spec.casefold() for _, found in _own(case)}
+    used = {found.spec for _, found in _own(case)}
     for spec in case.project.specs if case.project and case.project.value("name") else ():
-        if spec.name.casefold() not in used | {"default"}:
+        if spec.name not in used | {"default"}:
             yield Hit(1, spec.name, file=spec.file)
 
 
 def _no_shebang(script: Script) -> bool:
-    return not script.name.endswith((".bat", ".ps1", ".cmd")) and not script.text.removeprefix("\ufeff").startswith("#!")
+    return not script.name.endswith((".bat", ".ps1", ".cmd")) and not _SHEBANG.match(script.text)
 
 
 def _order(case: Case) -> Iterable[Hit]:
@@ -123,7 +144,8 @@ def _blobs(case: Case) -> Iterable[Hit]:
 def _missing_file(case: Case) -> Iterable[Hit]:
     for spec, script in _scripts(case):
         for found in _FILE.finditer(script.text):
-            if found[1] not in spec.files:
+            is_comment = script.text[:found.start()].rpartition("\n")[2].lstrip().startswith("#")
+            if found[1] not in spec.files and not is_comment:
                 yield Hit(script.text[:found.start()].count("\n") + 1, found[1], spec.name, script.file)
 
 
@@ -140,7 +162,7 @@ RULES = (
     Rule("CC702", "error", _ini,
          "project.ini has {it}: the project cannot be uploaded.",
          "Add it: [project] with name = … and version = 1.0.0."),
-    Rule("CC703", "error", _ini_type,
+    Rule("CC703", "warning", _ini_type,
          "type = {it} is no type of project.",
          "Write application or scheduler."),
     Rule("CC704", "error", _no_spec,
@@ -150,14 +172,14 @@ RULES = (
          "{it} is asked for, and the project here is version {advice}: the node runs other scripts than these, or finds none.",
          "Write {advice}, or leave the version out for the newest."),
     Rule("CC706", "warning", _no_init,
-         "The spec {it} has no cluster-init with scripts or files: it does nothing.",
+         "The spec {it} has no cluster-init or chef with files, and no run_list in project.ini: it does nothing.",
          "Put scripts into specs/{it}/cluster-init/scripts, or delete it."),
     Rule("CC707", "info", _not_used,
          "No cluster-init of the template names the spec {it}.",
          "Add [[[cluster-init PROJECT:{it}]]] to a node, or delete the spec."),
     Rule("CC708", "error", _of_scripts(lambda script: not _BACKUP.fullmatch(script.name) and _no_shebang(script)),
-         "{it} does not begin with #!, so the kernel does not know what to run it with.",
-         "Begin it with #!/bin/bash."),
+         "{it} does not begin with #! and the path of a program, so the kernel does not know what to run it with.",
+         "Begin it with #!/bin/bash, with nothing before it, no mark of the byte order either."),
     Rule("CC709", "warning", _of_scripts(lambda script: not script.executable and not _BACKUP.fullmatch(script.name)),
          "{it} is not executable: it runs only because CycleCloud sets the mode of what it downloads, and nowhere else.",
          "chmod +x it, and git update-index --chmod=+x."),
@@ -182,4 +204,10 @@ RULES = (
     Rule("CC716", "warning", _installs,
          "Every node installs {it} while it starts: that takes minutes of the 30 that Slurm waits, and fails with the network.",
          "Install once, on /shared or in the image."),
+    Rule("CC717", "warning", _misspelt,
+         "cluster-init of the project {it}, whose name looks like a misspelling: the node stops while it starts.",
+         "Write {advice}."),
+    Rule("CC718", "warning", _folders,
+         "cluster-init has a folder {it}, which CycleCloud does not look into: what is in it is neither run nor found.",
+         "Name it {advice}."),
 )

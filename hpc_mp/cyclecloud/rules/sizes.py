@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.catalogue import Size
 from hpc_mp.cyclecloud.finding import Hit, Rule
-from hpc_mp.cyclecloud.partitions import SCALE_SET_DEFAULT
+from hpc_mp.cyclecloud.partitions import SCALE_SET_DEFAULT, Partition
 from hpc_mp.cyclecloud.resolve import Setting
 from hpc_mp.cyclecloud.words import meant
 
@@ -72,11 +72,19 @@ def _rdma_without_hpc(case: Case) -> Iterable[Hit]:
 
 def _beyond_scale_set(case: Case) -> Iterable[Hit]:
     for each in case.partitions:
-        most, held = each.node.get("MaxCount"), each.scale_set
-        if each.is_hpc and most and most.number is not None and held is not None and most.number > held:
+        most, held = each.node.get("MaxCount") or each.node.get("MaxCoreCount"), each.scale_set
+        count = _machines_of(most, each) if most else None
+        if each.is_hpc and most and count is not None and held is not None and count > held:
             given = each.node.get("Azure.MaxScalesetSize")
             where = f"Azure.MaxScalesetSize = {held}" if given else f"Azure.MaxScalesetSize, {SCALE_SET_DEFAULT} by default"
-            yield Hit(most.line, f"MaxCount = {most.number}{most.via}", f"{where}")
+            yield Hit(most.line, f"{most.name} = {most.number}{most.via}", where)
+
+
+def _machines_of(most: Setting, partition: Partition) -> int | None:
+    """How many machines MaxCount or MaxCoreCount allow; None where that is not known."""
+    if most.number is None or most.name.casefold() == "maxcount":
+        return most.number
+    return most.number // partition.sizes[0].vcpus if partition.sizes else None
 
 
 def _beyond_group(case: Case) -> Iterable[Hit]:
@@ -105,7 +113,7 @@ def _proximity(case: Case) -> Iterable[Hit]:
 def _split_group(case: Case) -> Iterable[Hit]:
     for each in case.partitions:
         found = each.node.get("Azure.SinglePlacementGroup")
-        if found and found.is_false and (each.has_rdma or each.is_hpc):
+        if found and found.is_false and each.is_hpc:
             yield Hit(found.line, each.name)
 
 
@@ -165,7 +173,7 @@ RULES = (
          "Set slurm.hpc = true."),
     Rule("CC508", "warning", _beyond_scale_set,
          "{it} is more than one placement group holds ({advice}): nodes beyond share no InfiniBand, or never come.",
-         "Lower MaxCount, or raise Azure.MaxScalesetSize as far as the size allows."),
+         "Lower it, or raise Azure.MaxScalesetSize as far as the size allows."),
     Rule("CC509", "warning", _beyond_group,
          "Azure.MaxScalesetSize = {it} is more than a placement group is known to hold ({advice}): Azure may refuse it.",
          "Lower it to that."),

@@ -16,6 +16,7 @@ _RESERVED = ("default", "all")
 _LEAST, _MOST = 1, 20  # per cent of memory held back
 _ROLES = ("scheduler", "login", "execute")
 _SPECS = ("default", *_ROLES)
+_PAST_SPECS = {"master": ("1.", "2.0.", "2.1."), "pyxis": ("4.0.0", "4.0.1", "4.0.2")}  # and the releases that had them
 _PROJECT = "cyclecloud/slurm:"
 _UIDS = ("slurm.user.uid", "slurm.user.gid", "munge.user.uid", "munge.user.gid")
 _DEVICES = re.compile(r"(?:nvidia|renderD)\[([^\]]+)\]|(?:nvidia|renderD)\d+")
@@ -110,7 +111,7 @@ def _in_config(pattern: str) -> Callable[[Case], Iterable[Hit]]:
     def find(case: Case) -> Iterable[Hit]:
         for each in _config(case):
             for found in re.finditer(pattern, each.written, re.IGNORECASE | re.MULTILINE):
-                yield Hit(each.line + each.written[:found.start()].count("\n"), found[0].strip())
+                yield Hit(each.line_at(found.start()), found[0].strip())
     return find
 
 
@@ -186,12 +187,13 @@ def _gres(case: Case) -> Iterable[Hit]:
 def _gres_of_config(case: Case) -> Iterable[Hit]:
     sizes = {each.node.name.casefold(): each.sizes[0] for each in case.partitions if len(each.sizes) == 1}
     for each in _config(case):
-        for at, line in enumerate(each.written.split("\n")):
+        for found_line in re.finditer(r".+", each.written):
+            line = found_line[0]
             named = re.match(r"(?i)\s*nodename=\S*?([a-z][\w]*)-\[?\d", line)
             size = sizes.get(named[1].casefold()) if named else None
             found = _GRES.search(line)
             if size and found and int(found[1]) != size.gpus:
-                yield Hit(each.line + at, found[1], f"{size.name} has {size.gpus}")
+                yield Hit(each.line_at(found_line.start()), found[1], f"{size.name} has {size.gpus}")
 
 
 def _devices(case: Case) -> Iterable[Hit]:
@@ -213,7 +215,10 @@ def _role(case: Case) -> Iterable[Hit]:
 def _slurm_spec(case: Case) -> Iterable[Hit]:
     for section in case.sections:
         found = reference(section) if section.kind.casefold() == "cluster-init" else None
-        if found and section.name.casefold().startswith(_PROJECT) and found.spec.casefold() not in _SPECS:
+        if not found or not section.name.casefold().startswith(_PROJECT):
+            continue
+        past = found.version.startswith(_PAST_SPECS.get(found.spec.casefold(), ()))
+        if found.spec.casefold() not in _SPECS and not past:
             yield Hit(found.line, found.spec, meant(found.spec, _SPECS, 0.6) or "default, scheduler, login or execute")
 
 
@@ -288,7 +293,7 @@ RULES = (
     Rule("CC420", "warning", _in_config(r"^[ \t]*TaskPlugin\s*=(?!.*cgroup).*"),
          "\"{it}\" takes cgroups away: a job is no longer kept to its GPUs and memory.",
          "Leave TaskPlugin as it is, or name task/cgroup in it."),
-    Rule("CC421", "warning", _in_config(r"^[ \t]*(SuspendTime|ResumeTimeout)\s*=\s*(-1|\d{1,2})\s*$"),
+    Rule("CC421", "warning", _in_config(r"^[ \t]*(SuspendTime|ResumeTimeout)\s*=\s*(-1|\d{1,2})[ \t]*(?:#.*)?$"),
          "\"{it}\": machines take minutes to start, so they are given up before they are there, or paid for for ever.",
          "Keep SuspendTime = 300 and ResumeTimeout = 1800 or more."),
     Rule("CC422", "error", _role,
