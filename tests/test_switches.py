@@ -146,6 +146,8 @@ FRAGMENTS = st.sampled_from([
 @example("- " * 2000)
 @example(f"BlockName={'1' * 5000} Nodes=a\nBlockName={'2' * 5000} Nodes=b\nBlockSizes=1,2\n")
 @example("[" * 500)
+@example(f"- topology: {'1' * 5000}\n")
+@example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
 def test_any_text_is_a_topology_or_is_refused(text: str) -> None:
     try:
         assert isinstance(read_topology(text), SwitchTree)

@@ -66,7 +66,7 @@ def _refuse_repeats(names: Iterable[str]) -> None:
     """Slurm does not start with them, and the hosts of one of both would be lost."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise HpcMpError(f"{twice[0]} in the topology", "is defined twice, with which Slurm does not start",
+        raise HpcMpError(f"{twice[0][:SHOWN]} in the topology", "is defined twice, with which Slurm does not start",
                          "give the second another name, or put the nodes of both into one")
 
 
@@ -207,7 +207,7 @@ def _read_yaml(text: str) -> tuple[Topology, ...]:
 def _of_yaml(found: _Topology) -> Topology:
     kinds = [kind for kind in ("tree", "block", "ring", "torus3d", "flat") if getattr(found, kind) is not None]
     if len(kinds) != 1:
-        raise HpcMpError(f"topology {found.topology}", f"is {' and '.join(kinds) or 'of no kind'}, where Slurm wants one",
+        raise HpcMpError(f"topology {found.topology[:SHOWN]}", f"is {' and '.join(kinds) or 'of no kind'}, where Slurm wants one",
                          "give it one of tree, block, ring, torus3d and flat")
     known = Topology(found.topology, default=found.cluster_default)
     if found.block is not None:
