@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hpc_mp.cyclecloud.expression import Expression, Items, Literal, Name, Unreadable, parse_expression, unquoted
+from hpc_mp.cyclecloud.expression import Expression, Items, Literal, Name, Unreadable, names, parse_expression, unquoted
 from hpc_mp.cyclecloud.lines import TRIPLE
 from hpc_mp.cyclecloud.tree import Attribute
 
@@ -43,6 +43,16 @@ def read_value(attribute: Attribute) -> Value:
     if raw.startswith("="):
         return parse_expression(raw[1:])
     return _plain(raw)
+
+
+def names_of(attribute: Attribute) -> list[str]:
+    """The names that a value refers to; none if it cannot be read."""
+    try:
+        value = read_value(attribute)
+    except Unreadable:
+        return []
+    parts = [part for part in value.parts if not isinstance(part, str)] if isinstance(value, Mixed) else [value]
+    return [name for part in parts for name in names(part)]
 
 
 def _plain(raw: str) -> Value:

@@ -10,7 +10,7 @@ from hpc_mp.cyclecloud.finding import Hit, Rule
 from hpc_mp.cyclecloud.partitions import partitions
 from hpc_mp.cyclecloud.project import reference
 from hpc_mp.cyclecloud.resolve import DEFAULTS, Cluster, Node, Setting, extends, setting
-from hpc_mp.cyclecloud.rules.parameters import names_of
+from hpc_mp.cyclecloud.value import names_of
 from hpc_mp.cyclecloud.words import ARRAY_ATTRIBUTES, BOOLEANS, NODE_ATTRIBUTES, NODE_KINDS, SECTION_ATTRIBUTES, meant
 
 REQUIRED = ("MachineType", "SubnetId", "Credentials", "Region")

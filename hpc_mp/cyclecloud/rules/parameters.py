@@ -8,26 +8,16 @@ from typing import Any
 
 from hpc_mp.cyclecloud.case import Case
 from hpc_mp.cyclecloud.evaluate import Known, Unknown
-from hpc_mp.cyclecloud.expression import Name, Unreadable, names
+from hpc_mp.cyclecloud.expression import Name, Unreadable
 from hpc_mp.cyclecloud.finding import Hit, Rule
 from hpc_mp.cyclecloud.parameters import Given, Parameter, is_given
 from hpc_mp.cyclecloud.rules.form import evaluated
 from hpc_mp.cyclecloud.tree import Attribute, Section
-from hpc_mp.cyclecloud.value import Mixed, read_value
+from hpc_mp.cyclecloud.value import names_of, read_value
 from hpc_mp.cyclecloud.words import GIVEN_NAMES, PARAMETER_ATTRIBUTES, PARAMETER_TYPES, meant
 
 _DOLLAR = re.compile(r"\$\{?([^\W\d]\w*)")
 _SECRET = re.compile(r"(?i)(^|[._])(password|passwd|secret|token|accountkey|access_key|sas)$")
-
-
-def names_of(attribute: Attribute) -> list[str]:
-    """The names that a value refers to."""
-    try:
-        value = read_value(attribute)
-    except Unreadable:
-        return []
-    parts = [part for part in value.parts if not isinstance(part, str)] if isinstance(value, Mixed) else [value]
-    return [name for part in parts for name in names(part)]
 
 
 def _mentioned(attribute: Attribute) -> list[str]:
