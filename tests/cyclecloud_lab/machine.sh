@@ -1,6 +1,6 @@
 #!/bin/bash
-# PID 1 of a machine: NAME DIR SYSTEM PATH…; the paths of this machine are seen there too. Its root is SYSTEM under a layer of its own: what it writes, no other machine sees. Shared are
-# /shared and /sched alone, as the scheduler of CycleCloud exports them.
+# PID 1 of a machine: NAME DIR SYSTEM PATH…; the paths of this machine are seen there too. Its root is SYSTEM under a layer of its own:
+# what it writes, no other machine sees. Shared are /shared and /sched alone, as the scheduler of CycleCloud exports them.
 set -euo pipefail
 name=$1 dir=$2 system=$3
 shift 3
@@ -10,6 +10,7 @@ mount --make-rprivate /
 mount -t overlay overlay -o "lowerdir=$system,upperdir=$own/written,workdir=$own/work" "$own/root"
 cd "$own/root"
 mkdir -p shared sched wheels old
+mount -t tmpfs -o mode=1777 tmp tmp # before the paths, of which some may lie in it
 for each; do
     mkdir -p ".$each"
     mount --rbind "$each" ".$each"
@@ -18,7 +19,6 @@ mount --rbind /dev dev
 mount -t proc proc proc
 mount -t sysfs sysfs sys
 mount -t tmpfs -o mode=755 run run
-mount -t tmpfs -o mode=1777 tmp tmp
 mount -t tmpfs -o mode=1777 shm dev/shm
 mount --bind "$dir/wheels" wheels
 for each in shared sched; do
