@@ -71,9 +71,8 @@ class Believing(Lab):
         super().__init__(nodes, **more)  # type: ignore[arg-type]
         self.text = text
 
-    def _write(self) -> None:
-        super()._write()
-        (self.directory / "etc" / "topology.conf").write_text(self.text)
+    def files(self) -> dict[str, str]:
+        return {**super().files(), "topology.conf": self.text}
 
 
 def believe(leaves: Sequence[Sequence[str]]) -> str:
