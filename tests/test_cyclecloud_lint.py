@@ -51,6 +51,13 @@ def test_every_rule_has_a_planted_fault_and_a_code_of_its_own() -> None:
     assert len(codes) >= 35 and len(CASES) >= 60
 
 
+def test_a_parameter_given_twice_counts_where_it_stands_last(tmp_path: Path) -> None:
+    file = tmp_path / "params.json"
+    file.write_text('{\n  "Region": "westeurope",\n  "Tags": {"a": 1, "a": 2},\n  "Region": "West Europe"\n}\n')
+    given = read_given(file)
+    assert given.again == ("Region",) and given.values["Region"] == "West Europe" and given.line("Region") == 4
+
+
 def test_every_finding_says_what_and_what_to_do(tmp_path: Path) -> None:
     for at, case in enumerate(CASES):
         folder = tmp_path / str(at)
@@ -177,7 +184,9 @@ def test_conditions_are_worked_out() -> None:
 
 def test_what_is_given_counts_over_the_default_and_null_does_not(tmp_path: Path) -> None:
     assert [each.code for each in found({"params": {"MaxGpuNodes": 65}}, CLEAN, tmp_path)] == ["CC508"]
-    assert found({"params": {"MaxGpuNodes": None, "maxgpunodes": 10}}, CLEAN, tmp_path) == ()
+    assert found({"params": {"MaxGpuNodes": None}}, CLEAN, tmp_path) == ()
+    both = found({"params": {"MaxGpuNodes": None, "maxgpunodes": 65}}, CLEAN, tmp_path)
+    assert {each.code for each in both} == {"CC216", "CC508"}
 
 
 def test_the_later_base_counts_and_undefined_cancels() -> None:

@@ -77,17 +77,18 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A file of values, as ``cyclecloud import_cluster -p`` takes it."""
+    """A file of values, as ``cyclecloud import_cluster -p`` takes it; ``again``: names that stood before, whatever their case."""
 
     file: str
     text: str
     values: Mapping[str, Any]
+    again: tuple[str, ...] = ()
 
     def line(self, name: str) -> int:
-        """Where a value stands; 1 if that cannot be seen."""
-        found = re.search(rf"^\s*{re.escape(json.dumps(name))}\s*:", self.text, re.MULTILINE)
-        found = found or re.search(rf"{re.escape(json.dumps(name))}\s*:", self.text)
-        return self.text[:found.end()].count("\n") + 1 if found else 1
+        """Where a value stands, the last of several; 1 if that cannot be seen."""
+        key = rf"{re.escape(json.dumps(name))}\s*:"
+        found = [*re.finditer(rf"^\s*{key}", self.text, re.MULTILINE)] or [*re.finditer(key, self.text)]
+        return self.text[:found[-1].end()].count("\n") + 1 if found else 1
 
 
 def _number(text: str) -> float | None:
@@ -125,7 +126,7 @@ def read_given(path: Path) -> Given:
     remedy = 'write parameters as {"Region": "westeurope", "Autoscale": true}'
     try:
         text = path.read_bytes().decode("utf-8")
-        found = json.loads(text)
+        found = json.loads(text, object_pairs_hook=_Object)
     except OSError as error:
         raise HpcMpError(f"--params {path}", f"cannot be read ({error.strerror})", "name a JSON file of parameters") from None
     except UnicodeDecodeError:
@@ -134,6 +135,16 @@ def read_given(path: Path) -> Given:
         raise HpcMpError(f"--params {path}, line {error.lineno}", f"is no JSON ({error.msg})", remedy) from None
     except RecursionError:
         raise HpcMpError(f"--params {path}", "is nested too deeply", remedy) from None
-    if not isinstance(found, dict):
+    if not isinstance(found, _Object):
         raise HpcMpError(f"--params {path}", "is no JSON object", remedy)
-    return Given(str(path), text, found)
+    return Given(str(path), text, found, found.again)
+
+
+class _Object(dict[str, Any]):
+    """A JSON object that knows which names stood in it before."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        folded = [name.casefold() for name, _ in pairs]
+        first = {name: at for at, name in reversed([*enumerate(folded)])}
+        self.again = tuple(dict.fromkeys(pairs[at][0] for at, name in enumerate(folded) if first[name] != at))

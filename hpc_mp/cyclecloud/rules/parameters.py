@@ -165,6 +165,11 @@ def _left_open(case: Case) -> Iterable[Hit]:
                     for each in _open(case) if each.name.casefold() in named)
 
 
+def _again(case: Case) -> Iterable[Hit]:
+    if case.given:
+        yield from (Hit(case.given.line(name), name, file=case.given.file) for name in case.given.again)
+
+
 # --- attributes of parameters -----------------------------------------------------------------------------------------
 
 
@@ -260,4 +265,7 @@ RULES = (
     Rule("CC215", "info", _left_open,
          "{it} is null, which leaves it open: the cluster starts once somebody has chosen it.",
          "Write the value here, or choose it in the cluster's form before the first start."),
+    Rule("CC216", "warning", _again,
+         "{it} is given a second time (case does not count): which value is taken is a matter of luck.",
+         "Keep one of them."),
 )
