@@ -82,12 +82,12 @@ def side_by_side(name: str, size: int, ranks: int, rounds: int, rank: int) -> li
     """Of each round: seconds of the loop, of ``hpc-mp bench``, and of the loop again, on the same buffers."""
     import torch.distributed as dist
 
-    from hpc_mp.doctor.bench.collectives import COLLECTIVES
     from hpc_mp.doctor.bench.ranks.measure import allocate, measure
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
     from hpc_mp.doctor.bench.spec import BenchSpec
-    from hpc_mp.engine.identity import Identity
-    from hpc_mp.engine.meeting import Rendezvous
+    from hpc_mp.planner.busbw import COLLECTIVES
+    from hpc_mp.train.rank.rank_env import Identity
+    from hpc_mp.train.rank.rendezvous import Rendezvous
 
     spec = BenchSpec(name, "gloo", 1, ranks, (tuple(range(ranks)),), (size,))
     port = int(os.environ["MASTER_PORT"])

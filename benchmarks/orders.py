@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.job import JobSpec, dump_job, resolve
-from hpc_mp.launch.order import settle_order
-from hpc_mp.models import layer_costs, read_shape
-from hpc_mp.placement import ORDERS
-from hpc_mp.schedule.stages import stage_layers
+from hpc_mp.layout.models import layer_costs, read_shape
+from hpc_mp.layout.placement import ORDERS
+from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.planner.order import settle_order
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for tests/slurm_lab
 
@@ -74,7 +74,7 @@ def write(share: Path, workload: str, rounds: int, steps: int) -> str:
 
 def rank(share: Path) -> int:
     """What every task of the step runs: all runs one after another, each in a fork. Nothing but imports happens before."""
-    from hpc_mp.engine.main import main as train
+    from hpc_mp.train.rank.main import main as train
 
     for number, file in enumerate(sorted(share.glob("*.toml"))):
         if (child := os.fork()) == 0:

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hpc_mp.data import Samples, find_files, prepare
 from hpc_mp.job import load_job
-from hpc_mp.models import read_config
+from hpc_mp.layout.models import read_config
+from hpc_mp.train.data import Samples, find_files, prepare
 
 
 def main() -> None:

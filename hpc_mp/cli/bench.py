@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from hpc_mp.doctor.bench.collectives import COLLECTIVES
+from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.doctor.bench.document import document
 from hpc_mp.doctor.bench.expectation import guess, judge, yardstick
 from hpc_mp.doctor.bench.plan import Layout, Wish, plan
@@ -22,7 +22,7 @@ from hpc_mp.doctor.bench.run import follow
 from hpc_mp.doctor.bench.sizes import parse_size
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec
 from hpc_mp.doctor.bench.table import foot, head, line
-from hpc_mp.launch.where import decide
+from hpc_mp.planner.busbw import COLLECTIVES
 
 
 def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.launch.cancel import end
-from hpc_mp.launch.overview import overview
+from hpc_mp.launch.status import overview
 from hpc_mp.rundir import find_run
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from hpc_mp.cli.cluster_describe import describe
-from hpc_mp.cli.cluster_lab import at, boot, kill, link, shape, status
-from hpc_mp.cli.cluster_lab_up import down, up
 from hpc_mp.cli.cluster_render import render
 from hpc_mp.cli.cluster_topology import topology
+from hpc_mp.cli.lab import at, boot, kill, link, shape, status
+from hpc_mp.cli.lab_up import down, up
 
 
 @click.group(help="Describe a Slurm cluster; read, write and check its switches (nothing is changed). Or have one on this "

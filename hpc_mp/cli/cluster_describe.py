@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hpc_mp.cluster.ask import NoAnswer
-from hpc_mp.cluster.describe.report import Description, PartitionReport
-from hpc_mp.cluster.describe.report import describe as described
-from hpc_mp.cluster.describe.told import ask_slurm
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.lint.slurm_conf.config import ask_slurm
+from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
+from hpc_mp.lint.slurm_conf.report import describe as described
 
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 

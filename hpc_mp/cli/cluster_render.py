@@ -10,8 +10,8 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from hpc_mp.cloud import CLOUDS, FIELDS, Promise, Wish, check, find_machine, promise, usual_scratch, write
-from hpc_mp.cloud import render as rendered
+from hpc_mp.clouds import CLOUDS, FIELDS, Promise, Wish, check, find_machine, promise, usual_scratch, write
+from hpc_mp.clouds import render as rendered
 
 
 def _cloud_options(function: Callable[..., None]) -> Callable[..., None]:

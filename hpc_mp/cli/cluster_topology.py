@@ -15,18 +15,18 @@ from rich.console import Console
 from rich.markup import escape
 
 from hpc_mp import __version__
-from hpc_mp.cluster.ask import NoAnswer, ask
-from hpc_mp.cluster.measured import Measured, noted
-from hpc_mp.cluster.nodelist import expand
-from hpc_mp.cluster.switches import Switch, Topology
-from hpc_mp.cluster.switches.model import chosen
-from hpc_mp.cluster.topology.agree import Agreement, agreement
+from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology.check import Agreement, agreement
 from hpc_mp.cluster.topology.convert import as_block, as_tree, only
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
-from hpc_mp.cluster.topology.known import Known, listed
-from hpc_mp.cluster.topology.sources import SOURCES, rates, read
+from hpc_mp.cluster.topology.model import chosen
+from hpc_mp.cluster.topology.readers import SOURCES, rates, read
+from hpc_mp.cluster.topology.reading import Known, listed
 from hpc_mp.cluster.topology.write import to_conf, to_yaml
-from hpc_mp.errors import HpcMpError, RunFailed
 
 WRITTEN = {
     "tree": ("topology.conf", "slurm.conf: TopologyPlugin=topology/tree"),

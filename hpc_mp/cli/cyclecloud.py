@@ -8,7 +8,7 @@ import click
 
 from hpc_mp.cli.cyclecloud_render import render_command
 from hpc_mp.cli.findings import tell, text_of
-from hpc_mp.cyclecloud import lint, read_given, read_project
+from hpc_mp.clouds.azure import lint, read_given, read_project
 
 
 @click.group(help="Clusters on Azure CycleCloud.")

@@ -12,8 +12,9 @@ from typing import TypeVar, get_args
 import click
 from click.core import ParameterSource
 
-from hpc_mp.cyclecloud.catalogue import Catalogue, load_catalogue
-from hpc_mp.cyclecloud.render import (
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.clouds.azure.catalogue import Catalogue, load_catalogue
+from hpc_mp.clouds.azure.render import (
     SERVER,
     Choices,
     Storage,
@@ -26,7 +27,6 @@ from hpc_mp.cyclecloud.render import (
     words,
     write,
 )
-from hpc_mp.errors import HpcMpError
 
 Answer = TypeVar("Answer")
 

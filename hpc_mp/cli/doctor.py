@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.doctor_cluster import answer, asked, cluster_options
 from hpc_mp.doctor.compute import devices_here, judge, measure
 from hpc_mp.doctor.finding import Finding, Outcome
 from hpc_mp.doctor.install import install
-from hpc_mp.doctor.local import against, diagnose, document, injected
 from hpc_mp.doctor.nccl_log import logged
+from hpc_mp.doctor.node import against, diagnose, document, injected
 from hpc_mp.doctor.storage import storage
-from hpc_mp.errors import HpcMpError
 
 COLOURS: dict[Outcome, str] = {"error": "red", "warning": "yellow", "incomplete": "cyan", "ok": "green"}
 _PATH = click.Path(path_type=Path)

@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from hpc_mp.cluster.nodelist import expand
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import expand
 
 _PATH = click.Path(path_type=Path)
 OPTIONS = (

@@ -12,9 +12,9 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from hpc_mp.doctor.survey.consequences import drain_commands, remember
-from hpc_mp.doctor.survey.course import State
+from hpc_mp.doctor.survey.actions import drain_commands, remember
 from hpc_mp.doctor.survey.page import write_page
+from hpc_mp.doctor.survey.procedure import State
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.run import Show, run
 from hpc_mp.doctor.survey.start import Wish

@@ -14,14 +14,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hpc_mp.cluster.ask import NoAnswer
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.base.command import NoAnswer
+from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
+from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.environment.rule import Severity
 from hpc_mp.environment.shell import one_line, shell_lines
-from hpc_mp.environment.sources import Effective
 from hpc_mp.environment.versions import shown
 from hpc_mp.environment.view import AUTO, View, look
 

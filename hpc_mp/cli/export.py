@@ -25,7 +25,7 @@ from hpc_mp.rundir import find_run
 def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, as_json: bool) -> None:
     directory = find_run(run)
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
-    from hpc_mp.engine.export import export  # imports torch
+    from hpc_mp.train.checkpoint.export import export  # imports torch
 
     console = Console(stderr=True)
     with Progress("writing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,

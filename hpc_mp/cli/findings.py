@@ -13,12 +13,12 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.rule import Severity
-from hpc_mp.errors import HpcMpError
 
 if TYPE_CHECKING:
-    from hpc_mp.cyclecloud import Finding as TemplateFinding
-    from hpc_mp.launch.lint import Finding as ScriptFinding
+    from hpc_mp.clouds.azure import Finding as TemplateFinding
+    from hpc_mp.lint.sbatch import Finding as ScriptFinding
 
 COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 

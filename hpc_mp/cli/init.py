@@ -8,12 +8,12 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.cluster.here import Machine, Site, find_machine, find_site
-from hpc_mp.cluster.slurm_limits import Quality
-from hpc_mp.cluster.slurm_query import NodeKind, Partition
-from hpc_mp.errors import HpcMpError
-from hpc_mp.launch.device import torch_has_cuda
-from hpc_mp.launch.starter import GIB, job_text
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.limits import Quality
+from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.cluster.slurm.site import Machine, Site, find_machine, find_site
+from hpc_mp.launch.first_job import GIB, job_text
+from hpc_mp.planner.device import torch_has_cuda
 
 
 @click.command(help="Find what is here (Slurm partitions, account, GPUs) and write a job file that runs.")

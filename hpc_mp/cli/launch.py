@@ -12,23 +12,23 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.data import find_files, find_tokenizer
-from hpc_mp.errors import HpcMpError, RunFailed
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cluster.slurm.inside import decide
+from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.job import load_array
-from hpc_mp.launch.compose import Plan, compose
-from hpc_mp.launch.describe import describe
-from hpc_mp.launch.local import launch_local
+from hpc_mp.launch.backends.local import launch_local
+from hpc_mp.launch.backends.mpi import launch_mpi
+from hpc_mp.launch.backends.slurm import launch_array, launch_job, launch_step
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.mpi_run import launch_mpi
-from hpc_mp.launch.outcome import Outcome, finished
+from hpc_mp.launch.plan import Plan, compose
 from hpc_mp.launch.render import check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
-from hpc_mp.launch.slurm_run import launch_array, launch_job, launch_step
-from hpc_mp.launch.versions import Version, parse_version
-from hpc_mp.launch.where import decide
-from hpc_mp.launch.write import next_run, script
-from hpc_mp.models import read_config
+from hpc_mp.launch.run_files import next_run, script
+from hpc_mp.launch.summary import describe
+from hpc_mp.layout.models import read_config
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import Outcome, finished
+from hpc_mp.train.data import find_files, find_tokenizer
 
 STATES = ("completed", "submitted", "stopped", "failed")  # of an array's elements the worst is that of all
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.findings import tell, text_of
-from hpc_mp.errors import HpcMpError
-from hpc_mp.launch.lint import lint
+from hpc_mp.lint.sbatch import lint
 
 
 @click.command(help="Find what is wrong with an sbatch script; exit 1 if something is wrong on any cluster. The script "

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.errors import HpcMpError
-from hpc_mp.launch import queue
-from hpc_mp.launch.failure import failures
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.launch.logs import Follower, Logs
-from hpc_mp.launch.overview import job_ids, seen
-from hpc_mp.launch.queue_job import SlurmJob
+from hpc_mp.launch.status import job_ids, seen
 from hpc_mp.rundir import RunDirectory, find_run
+from hpc_mp.rundir.failures import failures
 
 LOOK = 0.5  # seconds between two looks at the files
 

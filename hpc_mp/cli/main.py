@@ -9,8 +9,8 @@ import sys
 import click
 
 from hpc_mp import __version__
+from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cli.output import lasting_output
-from hpc_mp.errors import HpcMpError, RunFailed
 
 # verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
 VERBS: dict[str, tuple[str, str]] = {

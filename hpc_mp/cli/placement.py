@@ -11,26 +11,25 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpc_mp.cluster.nodelist import expand
-from hpc_mp.cluster.switches import SwitchTree, load_topology, order_hosts
-from hpc_mp.errors import HpcMpError
-from hpc_mp.placement import (
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.topology import SwitchTree, load_topology, order_hosts
+from hpc_mp.layout.placement import (
     ORDERS,
     Degrees,
     Placement,
     RankMap,
     Span,
     Traffic,
-    leaves,
     normalize_order,
     place,
     spans,
     to_dict,
-    uplinks,
 )
-from hpc_mp.placement.cost import node_loads
-from hpc_mp.placement.grid import AXES, NODE_OF, Groups
-from hpc_mp.placement.picture import picture
+from hpc_mp.layout.placement.cost import node_loads
+from hpc_mp.layout.placement.grid import AXES, NODE_OF, Groups
+from hpc_mp.planner.hosts import leaves, uplinks
+from hpc_mp.report.placement import picture
 
 RANKS_SHOWN = 64
 GROUPS_SHOWN = 4

@@ -8,12 +8,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from hpc_mp.errors import HpcMpError
-from hpc_mp.schedule.actions import Schedule
-from hpc_mp.schedule.draw import cell, draw, to_csv, to_dict
-from hpc_mp.schedule.generators import SCHEDULES, build
-from hpc_mp.schedule.simulate import simulate
-from hpc_mp.schedule.validate import peak_in_flight
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.schedule.actions import Schedule
+from hpc_mp.layout.schedule.draw import cell, draw, to_csv, to_dict
+from hpc_mp.layout.schedule.generators import SCHEDULES, build
+from hpc_mp.layout.schedule.simulate import simulate
+from hpc_mp.layout.schedule.validate import peak_in_flight
 
 
 @click.command(help="Show the action table of a pipeline schedule.")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.cluster.nodelist import compress
-from hpc_mp.launch.overview import Overview, overview
-from hpc_mp.launch.queue_job import SlurmJob
+from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.launch.status import Overview, overview
 from hpc_mp.rundir import find_run
 
 UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))

@@ -12,10 +12,10 @@ import click
 @click.command(help="What each rank runs (under srun, mpirun, torchrun or the emulator).")
 @click.argument("job", type=click.Path(path_type=Path))
 def command(job: Path) -> None:
-    from hpc_mp.engine.signals import StopFlag
+    from hpc_mp.train.rank.signals import StopFlag
 
     stop = StopFlag()  # to be asked to stop from now on: torch takes seconds to import
-    from hpc_mp.engine.main import main
+    from hpc_mp.train.rank.main import main
 
     code = main(job, stop)
     sys.stdout.flush()

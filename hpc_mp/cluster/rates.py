@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
-from hpc_mp.cluster.measured import Measured
+from hpc_mp.cluster.bandwidth import Measured
 
 ALIKE = 0.85
 """Down to this share of one another rates are alike: those of healthy pairs scatter by some per cent."""

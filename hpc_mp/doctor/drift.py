@@ -7,13 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
-from hpc_mp.cluster.machine.cpu import read_cpus
-from hpc_mp.cluster.machine.gpu_pci import read_gpus
-from hpc_mp.cluster.machine.limits import read_limits
-from hpc_mp.cluster.machine.netdev import ETHERNET, read_interfaces
-from hpc_mp.cluster.machine.parts import fields, maybe
-from hpc_mp.cluster.machine.rdma import Fabric, Port, read_fabric
-from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.cluster.node.cpu import read_cpus
+from hpc_mp.cluster.node.gpu_pci import read_gpus
+from hpc_mp.cluster.node.limits import read_limits
+from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
+from hpc_mp.cluster.node.parse import fields, maybe
+from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
+from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.doctor.checks.words import several
 from hpc_mp.doctor.finding import Finding
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_mp.doctor.checks.fit import CODES
-from hpc_mp.doctor.local import diagnose, injected
 from hpc_mp.doctor.nccl_log import refused, taken
+from hpc_mp.doctor.node import diagnose, injected
 
 DEADLINE_S = 5.0
 

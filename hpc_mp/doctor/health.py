@@ -16,15 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpc_mp.cluster.ask import Ask, NoAnswer
-from hpc_mp.cluster.machine.counters import keep_counters
-from hpc_mp.cluster.machine.here import here
-from hpc_mp.cluster.machine.in_time import in_time
-from hpc_mp.cluster.machine.source import Source
-from hpc_mp.cluster.machine.state import keep
+from hpc_mp.base.command import Ask, NoAnswer
+from hpc_mp.cluster.node.counters import keep_counters
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.state import keep
+from hpc_mp.cluster.node.this_node import here
+from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.fit import CODES
-from hpc_mp.doctor.checks.passive import PASSIVE
-from hpc_mp.doctor.checks.table import run
+from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.finding import Finding
 
 _MARK = "hpc-mp"

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hpc_mp
-from hpc_mp.cluster.ask import Ask, NoAnswer, ask
-from hpc_mp.cluster.machine.mounts import SHARED
-from hpc_mp.cluster.machine.source import Source, Unseen
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.node.mounts import SHARED
+from hpc_mp.cluster.node.source import Source, Unseen
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
 PACKED = ("__init__.py", "cluster/__init__.py", "cluster/ask.py", "cluster/machine/*.py", "doctor/__init__.py",

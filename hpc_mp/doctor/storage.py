@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_mp.cluster.machine.in_time import in_time
-from hpc_mp.cluster.machine.mounts import Mount, read_mounts
-from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.mounts import Mount, read_mounts
+from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.doctor.finding import Finding
 
 _BLOCK = 4 << 20

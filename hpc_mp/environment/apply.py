@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpc_mp.environment.machine import Shown
+from hpc_mp.environment.precedence import Said
 from hpc_mp.environment.profiles import APPLIED, Profile, Variable
-from hpc_mp.environment.sources import Said
 from hpc_mp.environment.versions import Release, holds, shown
 
 _NAMES = re.compile(r"\$(\w+)")

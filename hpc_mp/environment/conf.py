@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.source import Source
 
 SYSTEM = "/etc/nccl.conf"
 MOST_LINE = 4095  # bytes that NCCL takes at a time: the rest of a longer line is a line of its own

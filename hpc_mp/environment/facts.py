@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hpc_mp.assets import asset
+from hpc_mp.base.assets import asset
 
 NCCL = "env/nccl-variables.toml"
 HARMFUL = "env/harmful-variables.toml"

@@ -10,9 +10,9 @@ from hpc_mp.environment import machine_rules
 from hpc_mp.environment.conf import ConfFile
 from hpc_mp.environment.file_rules import faults
 from hpc_mp.environment.machine_rules import Here
+from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.rule import Hit, Severity, filled
 from hpc_mp.environment.rules import LOOPBACK, RULES
-from hpc_mp.environment.sources import Effective
 
 # A machine does not say how many nodes a job will have: there the loopback may be right.
 ANYWHERE = (*RULES, replace(LOOPBACK, severity="warning"))

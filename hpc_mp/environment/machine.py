@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_mp.cluster.machine.gpu_pci import read_gpus
-from hpc_mp.cluster.machine.netdev import read_interfaces
-from hpc_mp.cluster.machine.parts import maybe
-from hpc_mp.cluster.machine.rdma import read_fabric
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.gpu_pci import read_gpus
+from hpc_mp.cluster.node.netdev import read_interfaces
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.rdma import read_fabric
+from hpc_mp.cluster.node.source import Source
 
 _DMI = "/sys/class/dmi/id"
 

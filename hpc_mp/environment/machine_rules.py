@@ -9,11 +9,11 @@ from typing import NamedTuple
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.machine import Shown
-from hpc_mp.environment.names import taken
+from hpc_mp.environment.name_filter import taken
+from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.rule import Severity
 from hpc_mp.environment.rules import clouds_of
-from hpc_mp.environment.sources import Effective
 from hpc_mp.environment.versions import Release, shown
 
 FILES = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE")

@@ -10,10 +10,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
-from hpc_mp.assets import asset
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.versions import GUARD, Library
-from hpc_mp.errors import HpcMpError
 
 FOLDER = "env/profiles"
 Line = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f]*$")]

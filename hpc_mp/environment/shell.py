@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.findings import place
-from hpc_mp.environment.sources import Effective
+from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.view import View
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Literal
 
-from hpc_mp.cluster.machine.parts import maybe
-from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.source import Source, Unseen
 
 Release = tuple[int, ...]
 Installed = Callable[[str], str | None]  # the release of a Python package, None where there is none

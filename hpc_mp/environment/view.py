@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
 from hpc_mp.environment.detect import Platform, platform
 from hpc_mp.environment.findings import Finding, lint
 from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.machine_rules import Here
+from hpc_mp.environment.precedence import Effective, of_file, of_library, of_process, settle
 from hpc_mp.environment.profiles import load_profile
-from hpc_mp.environment.sources import Effective, of_file, of_library, of_process, settle
 from hpc_mp.environment.versions import Installed, Release, distribution, versions
 
 AUTO, NONE = "auto", "none"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_mp.cluster.nodelist import compress, expand
-from hpc_mp.cluster.slurm_query import Partition
+from hpc_mp.cluster.bad_nodes import Finding
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.query import Partition
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.ledger import Finding
 
 
 def avoid(spec: JobSpec, partition: Partition | None, bad: Mapping[str, Finding]) -> tuple[JobSpec, str | None]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from hpc_mp.errors import RunFailed
-from hpc_mp.launch import queue
-from hpc_mp.launch.overview import Overview, held, overview, seen
-from hpc_mp.launch.slurm import cancel
+from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.submit import cancel
+from hpc_mp.launch.status import Overview, held, overview, seen
 from hpc_mp.rundir import RunDirectory, write_text
 
 LOOK = 0.5  # seconds between two looks at the run directory

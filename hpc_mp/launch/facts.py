@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.cluster.ask import Ask, NoAnswer, ask
-from hpc_mp.cluster.slurm_query import Partition, partitions, version
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.cluster.slurm.query import Partition, partitions, version
+from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.versions import Version
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import RunDirectory, read_lines
 
 LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task

@@ -6,7 +6,7 @@ import difflib
 import logging
 from typing import Any
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 
 # Keys that transformers takes although they are no fields: the family's name, and older or private spellings.
 ACCEPTED = {"model_type", "torch_dtype", "attn_implementation"}
@@ -18,7 +18,7 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> 
     """Let transformers validate a configuration; returns warnings. Imports transformers, which takes 2 to 3 s.
 
     Args:
-        config: as ``hpc_mp.models.read_config`` gives it.
+        config: as ``hpc_mp.layout.models.read_config`` gives it.
         vocabulary: of the model.
         written_here: whether it stands in the job file. transformers takes any key in silence (``hidden_sise``), so
             there a key must be one of the family's; a config.json from elsewhere may hold more.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.view import AUTO, NONE
-from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.render.profile import left_out
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.cluster.ask import Ask, ask
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN
+from hpc_mp.cluster.slurm.jobs import look
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.launch.queue import look
-from hpc_mp.launch.queue_job import FINAL, UNKNOWN
-from hpc_mp.launch.successors import successors
 from hpc_mp.rundir import RunDirectory, find_run, problem
 from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
+from hpc_mp.rundir.job_chain import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import prod
 
 from hpc_mp.job import JobSpec
-from hpc_mp.models import Family, ModelShape, Weight, chunk_sizes, family_of
+from hpc_mp.layout.models import Family, ModelShape, Weight, chunk_sizes, family_of
 
 # precision -> bytes of a master parameter, of a parameter as computed with, of a gradient as it is accumulated
 BYTES = {"fp64": (8, 8, 8), "fp32": (4, 4, 4), "bf16": (4, 2, 4)}

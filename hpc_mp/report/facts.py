@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.placement import Placement, from_dict
+from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.report.records import Failure, Metric, Outcome, Record, Start, Status, Trace
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.job import JobSpec
-from hpc_mp.placement import Placement
+from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
 from hpc_mp.report.grid import Shade, present_axes, shade
 from hpc_mp.report.pipeline import Bubble, Line, chosen, compared, executed, idle, simulated, wall_time

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
-from hpc_mp.placement import Placement, RankPlace
+from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.report.records import Start
 
 # Matplotlib's viridis, sampled: ordered like the stages, and told apart with any kind of colour vision.

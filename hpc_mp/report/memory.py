@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.placement import Placement
+from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
 from hpc_mp.report.records import Memory, Trace
 from hpc_mp.report.words import BINARY, percent, size

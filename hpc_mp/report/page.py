@@ -11,9 +11,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
-from hpc_mp.placement import Placement, spans
+from hpc_mp.layout.placement import Placement, spans
 from hpc_mp.report import curves, gantt, grid, memory, words
 from hpc_mp.report.facts import Facts, read_facts
 from hpc_mp.report.history import attempts

@@ -9,11 +9,11 @@ from itertools import groupby
 from statistics import fmean, median
 
 from hpc_mp.job import JobSpec
-from hpc_mp.placement import Placement, RankPlace
+from hpc_mp.layout.placement import Placement, RankPlace
+from hpc_mp.layout.schedule import Timeline, build, simulate
+from hpc_mp.layout.schedule.simulate import Slot
 from hpc_mp.report.grid import coordinates
 from hpc_mp.report.records import Span, Trace
-from hpc_mp.schedule import Timeline, build, simulate
-from hpc_mp.schedule.simulate import Slot
 
 MOST_RANKS = 8  # beyond: whole pipelines, as many as fit and one at least
 COMPUTING = ("F", "B")

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.job import JobSpec
-from hpc_mp.placement import Placement
+from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
 from hpc_mp.report.records import Cause, Failure, Metric
 from hpc_mp.report.words import counted, duration, moment, number, percent, size

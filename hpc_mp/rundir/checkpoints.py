@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.rundir.records import render_json, write_json
+from hpc_mp.base.files import render_json, write_json
 
 MARKER = "complete.json"
 PREFIX = "step-"

@@ -22,7 +22,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 
 PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
 

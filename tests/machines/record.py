@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.cluster.machine.mounts import LOCAL, SHARED, read_mounts, room
-from hpc_mp.cluster.machine.source import Source, Unseen
-from hpc_mp.doctor.checks.passive import PASSIVE
-from hpc_mp.doctor.view import view
+from hpc_mp.cluster.node.mounts import LOCAL, SHARED, read_mounts, room
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.doctor.checks.registry import PASSIVE
+from hpc_mp.doctor.container_diff import view
 
 PRIVATE = ("/proc/self/environ", "/run/", "/tmp/")
 

@@ -24,8 +24,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.cluster.machine.recorded import recorded
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.recorded import recorded
+from hpc_mp.cluster.node.source import Source
 
 MACHINES = Path(__file__).parent
 KINDS = tuple(sorted(path.parent.name for path in MACHINES.glob("*/machine.toml")))

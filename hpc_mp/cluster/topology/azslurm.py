@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from hpc_mp.cluster.nodelist import expand
-from hpc_mp.cluster.switches import Switch, read_topologies
-from hpc_mp.cluster.topology.known import Known, group, listed
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.topology import Switch, read_topologies
+from hpc_mp.cluster.topology.reading import Known, group, listed
 
 _ENTRY = re.compile(r"(?P<out>#?)\s*(?P<key>SwitchName|BlockName)=(?P<name>.*?)\s+(?P<rest>(?:Nodes|Switches)=\S+)\s*")
 _MARK = re.compile(r"^# (Number of Nodes in (sw|block)|Total number of blocks|ClusterUUID and CliqueID)", re.I | re.M)

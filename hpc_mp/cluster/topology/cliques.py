@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from hpc_mp.cluster.switches import Topology
-from hpc_mp.cluster.topology.known import Known, group, legal, listed
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.topology import Topology
+from hpc_mp.cluster.topology.reading import Known, group, legal, listed
 
 REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
 SHORT = 8  # characters of a UUID in the name of a block

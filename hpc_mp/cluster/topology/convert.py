@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from hpc_mp.cluster.nodelist import compress
-from hpc_mp.cluster.switches import Switch, Topology
-from hpc_mp.cluster.topology.known import legal
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology.reading import legal
 
 
 def as_tree(topology: Topology) -> Topology:

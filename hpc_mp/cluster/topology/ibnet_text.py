@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 
 _NODE = re.compile(r'(?P<kind>Switch|Ca|Rt)\s+\d+\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"(?P<name>[^"]*)")?')
 _PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*\[\d+\]'

@@ -11,9 +11,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from hpc_mp.cluster.switches import Switch, Topology
+from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.ibnet_text import Fabric, host_of, read_fabric, switch_name
-from hpc_mp.cluster.topology.known import Known, group, legal, listed, natural
+from hpc_mp.cluster.topology.reading import Known, group, legal, listed, natural
 
 Leaf = frozenset[str]  # the switches at which the hosts of one leaf hang
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from hpc_mp.cluster.measured import Measured
-from hpc_mp.cluster.switches import Switch, Topology
-from hpc_mp.cluster.topology.known import Known, group, listed, natural
+from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology.reading import Known, group, listed, natural
 
 APART, APART_FEW, FEW = 1.25, 1.6, 6
 """Pairs inside must be so many times as fast as those across: other differences are noise, or a bad link. With fewer than

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from hpc_mp.cluster.nodelist import compress
-from hpc_mp.cluster.switches import Switch, Topology
-from hpc_mp.cluster.topology.known import legal
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.cluster.topology import Switch, Topology
+from hpc_mp.cluster.topology.reading import legal
 
 
 def to_conf(topology: Topology, header: Sequence[str] = ()) -> str:

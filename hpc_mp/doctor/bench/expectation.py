@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from hpc_mp.doctor.bench.groups import nodes_of
 from hpc_mp.doctor.bench.result import GroupResult, Row
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.doctor.expected import Expectation, expect, expect_tcp, nic_share
-from hpc_mp.doctor.fabrics import Fabric, fabric, fabrics
+from hpc_mp.planner.collectives import Expectation, expect, expect_tcp, nic_share
+from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
 
 # What the model is off by on healthy systems (docs/bench.md has the residuals): where bandwidth decides, and elsewhere.
 REACH = 0.8  # share of what an endless payload gets: from here on bandwidth decides

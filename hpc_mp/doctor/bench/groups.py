@@ -6,8 +6,8 @@ import operator
 import re
 from collections.abc import Callable
 
-from hpc_mp.errors import HpcMpError
-from hpc_mp.placement import Degrees, place
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.placement import Degrees, place
 
 Groups = tuple[tuple[int, ...], ...]
 

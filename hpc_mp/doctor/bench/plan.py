@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hpc_mp.cluster.ask import Ask, ask
-from hpc_mp.cluster.gpus import Gpu, find_gpus
-from hpc_mp.cluster.here import Site, find_site
-from hpc_mp.doctor.bench.collectives import ALIGN
+from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.site import Site, find_site
+from hpc_mp.cluster.slurm.submit import step_environment
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
 from hpc_mp.doctor.bench.sizes import sweep
 from hpc_mp.doctor.bench.spec import Backend, BenchSpec
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
-from hpc_mp.errors import HpcMpError
-from hpc_mp.launch.slurm import step_environment
-from hpc_mp.launch.where import Where
-from hpc_mp.placement import Degrees
+from hpc_mp.layout.placement import Degrees
+from hpc_mp.planner.busbw import ALIGN
 
 ACCESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how programs reach the controller
 SIZES: dict[Backend, tuple[int, int, int]] = {  # where the user names none: first, last, factor

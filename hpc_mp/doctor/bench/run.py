@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hpc_mp.base.errors import RunFailed
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.result import Row, row
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.errors import RunFailed
 
 
 @dataclass(frozen=True, slots=True)

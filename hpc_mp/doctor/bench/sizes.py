@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)

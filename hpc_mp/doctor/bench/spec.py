@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from hpc_mp.doctor.bench.collectives import COLLECTIVES, collective
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.planner.busbw import COLLECTIVES, collective
 
 Backend = Literal["nccl", "gloo", "mpi"]
 ELEMENT: dict[str, int] = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4}

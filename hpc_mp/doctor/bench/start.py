@@ -20,16 +20,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hpc_mp.cluster.ask import Ask, ask
-from hpc_mp.cluster.slurm_query import address_of
+from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.doctor.bench.events import TOLD, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
-from hpc_mp.errors import HpcMpError, RunFailed
-from hpc_mp.launch.emulator import Emulator, Task
-from hpc_mp.launch.endings import ending
-from hpc_mp.launch.environment import FOREIGN, node_name
-from hpc_mp.launch.mpi_run import family
-from hpc_mp.launch.mpi_run import patient as ask_mpirun
+from hpc_mp.launch.backends.mpi import family
+from hpc_mp.launch.backends.mpi import patient as ask_mpirun
+from hpc_mp.launch.emulator.emulator import Emulator, Task
+from hpc_mp.launch.emulator.slurm_env import node_name
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"

@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from hpc_mp import __version__
-from hpc_mp.doctor.bench.collectives import COLLECTIVES, Collective
 from hpc_mp.doctor.bench.expectation import Judged
 from hpc_mp.doctor.bench.result import GroupResult, Row, Timing, average
 from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.planner.busbw import COLLECTIVES, Collective
 
 SPIKES_SHOWN = 3
 MEMBERS_SHOWN = 8

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.cpu import Cpus, read_cpus
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.cpu import Cpus, read_cpus
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.finding import Finding
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.disks import Disks, read_disks
-from hpc_mp.cluster.machine.mounts import Mounts, read_mounts
-from hpc_mp.cluster.machine.source import Unseen
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.disks import Disks, read_disks
+from hpc_mp.cluster.node.mounts import Mounts, read_mounts
+from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import size
 from hpc_mp.doctor.finding import Finding
 

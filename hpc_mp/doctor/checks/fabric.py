@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.rdma import Fabric, Port, read_fabric
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.finding import Finding, Outcome
 
 _FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_mp.doctor.checks.passive import PASSIVE
+from hpc_mp.doctor.checks.registry import PASSIVE
 
 JUDGED = ("gpu-", "fabric-", "efa-", "gdr-", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
 """What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_mp.cluster.machine.gpu_smi import Gpu
-from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, number, row, says
+from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, number, row, says
 
 # Bits of NVML's clocks event reasons, by the names that nvidia-smi -q -x gives them. Several may be set at once.
 REASONS = {

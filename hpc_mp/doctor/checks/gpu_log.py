@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from hpc_mp.cluster.machine.kernel_log import Line
-from hpc_mp.cluster.machine.xids import SXidLine, XidLine, sxid, xid
-from hpc_mp.doctor.checks.gpu_each import plural
+from hpc_mp.cluster.node.kernel_log import Line
+from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.doctor.checks.per_gpu import plural
 from hpc_mp.doctor.finding import Finding, Outcome
 
 RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_mp.cluster.machine.gpu_smi import Gpu
-from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, number, plural, row, says
+from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, number, plural, row, says
 
 # Limits of Azure's azurehpc-health-checks.
 MOST_CORRECTED_SRAM = 10_000

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.counters import Changes, read_changes
-from hpc_mp.cluster.machine.gpu_driver import Asked, ask_smi
-from hpc_mp.cluster.machine.gpu_fabric import Fabric, Imex, read_fabric, read_imex
-from hpc_mp.cluster.machine.gpu_links import COUNTERS, Links, Topology, read_links, read_peers, read_topology
-from hpc_mp.cluster.machine.gpu_models import model
-from hpc_mp.cluster.machine.gpu_smi import Gpu
-from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, plural, row, seen, usual_of
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.counters import Changes, read_changes
+from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
+from hpc_mp.cluster.node.gpu_fabric import Fabric, Imex, read_fabric, read_imex
+from hpc_mp.cluster.node.gpu_links import COUNTERS, Links, Topology, read_links, read_peers, read_topology
+from hpc_mp.cluster.node.gpu_models import model
+from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
 from hpc_mp.doctor.finding import Finding
 
 MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there

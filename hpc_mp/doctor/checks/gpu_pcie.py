@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from hpc_mp.cluster.machine.gpu_driver import Asked, ask_smi, read_models
-from hpc_mp.cluster.machine.gpu_models import model
-from hpc_mp.cluster.machine.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
-from hpc_mp.cluster.machine.gpu_smi import Gpu
-from hpc_mp.cluster.machine.kernel_log import Line, read_kernel_log
-from hpc_mp.cluster.machine.source import Source
-from hpc_mp.doctor.checks.gpu_each import Ill, number, plural, row, seen, usual_of
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi, read_models
+from hpc_mp.cluster.node.gpu_models import model
+from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
+from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
+from hpc_mp.cluster.node.source import Source
+from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.per_gpu import Ill, number, plural, row, seen, usual_of
 from hpc_mp.doctor.finding import Finding
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)

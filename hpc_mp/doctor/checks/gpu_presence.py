@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.gpu_amd import AmdGpus, read_amd
-from hpc_mp.cluster.machine.gpu_driver import Asked, Driver, ask_smi, read_driver
-from hpc_mp.cluster.machine.gpu_smi import Gpu
-from hpc_mp.doctor.checks.gpu_each import Ill, NotHere, plural, row, seen, usual_of
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
+from hpc_mp.cluster.node.gpu_driver import Asked, Driver, ask_smi, read_driver
+from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
 from hpc_mp.doctor.finding import Finding, Outcome
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.

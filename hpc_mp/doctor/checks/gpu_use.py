@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.gpu_smi import Gpu
-from hpc_mp.cluster.machine.gpu_use import Holder, Holders, read_holders
-from hpc_mp.doctor.checks.gpu_each import Ill, plural, row, says
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
+from hpc_mp.doctor.checks.check import Check
+from hpc_mp.doctor.checks.per_gpu import Ill, plural, row, says
 from hpc_mp.doctor.finding import Finding
 
 IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's

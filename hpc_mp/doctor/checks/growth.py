@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.counters import Changes, read_changes
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.counters import Changes, read_changes
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.finding import Finding, Outcome
 
 # name of a counter: (a warning above, an error above), within three hours. The first is that of Azure's healthagent.

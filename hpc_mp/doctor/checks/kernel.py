@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from hpc_mp.cluster.machine.kernel_log import Line, read_kernel_log
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.finding import Finding, Outcome
 
 _DAY_S = 86_400.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.cgroup import Cgroup, read_cgroup
-from hpc_mp.cluster.machine.limits import Limit, Limits, read_limits
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.cgroup import Cgroup, read_cgroup
+from hpc_mp.cluster.node.limits import Limit, Limits, read_limits
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import size
 from hpc_mp.doctor.finding import Finding, Outcome
 

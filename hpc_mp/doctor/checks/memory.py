@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.memory import SHM, Memory, Shared, read_memory, read_shared
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.memory import SHM, Memory, Shared, read_memory, read_shared
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import several, size
 from hpc_mp.doctor.finding import Finding
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.machine.processes import Process, Processes, read_processes
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.processes import Process, Processes, read_processes
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import several
 from hpc_mp.doctor.finding import Finding
 

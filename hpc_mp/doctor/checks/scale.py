@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from hpc_mp.cluster.machine.scale import Scale, read_scale
-from hpc_mp.doctor.checks.table import Check
+from hpc_mp.cluster.node.scale import Scale, read_scale
+from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import size
 from hpc_mp.doctor.finding import Finding
 

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.cluster.machine.gpu_models import model
+from hpc_mp.cluster.node.gpu_models import model
 from hpc_mp.doctor.checks.gpu_clocks import HALVED, REASONS, SLOWED
 from hpc_mp.doctor.compute.result import Result
 from hpc_mp.doctor.finding import Finding, Outcome

@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_mp.cluster.machine.gpu_csv import Load, read_load
-from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.cluster.node.gpu_csv import Load, read_load
+from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.doctor.compute.result import Result
 
 SOURCE = Source()

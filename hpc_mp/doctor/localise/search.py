@@ -7,6 +7,7 @@ from random import Random
 
 import numpy as np
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.localise import rounds
 from hpc_mp.doctor.localise.analysis import State, analyse
 from hpc_mp.doctor.localise.cluster import Cluster
@@ -19,7 +20,6 @@ from hpc_mp.doctor.localise.retest import Retests
 from hpc_mp.doctor.localise.sample import Measure, Pair, Verdict
 from hpc_mp.doctor.localise.silence import Silence, silence
 from hpc_mp.doctor.localise.verdict import verdict
-from hpc_mp.errors import HpcMpError
 
 
 class Search:

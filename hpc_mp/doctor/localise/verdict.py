@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hpc_mp.cluster.nodelist import compress
+from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.localise.fit import NEAR, Health
 from hpc_mp.doctor.localise.record import DEAD, Bools, Table
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_mp.cluster.machine.gpu_driver import read_models
-from hpc_mp.cluster.machine.gpu_pci import count_nvswitches
-from hpc_mp.cluster.machine.rdma import read_fabric
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.gpu_driver import read_models
+from hpc_mp.cluster.node.gpu_pci import count_nvswitches
+from hpc_mp.cluster.node.rdma import read_fabric
+from hpc_mp.cluster.node.source import Source
 from hpc_mp.doctor.finding import Finding, Outcome
 from hpc_mp.doctor.nccl_log.truth import Kind, NcclTruth, Trouble
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
-from hpc_mp.cluster.machine.gpu_driver import has_gpus
-from hpc_mp.cluster.machine.here import Own
-from hpc_mp.cluster.machine.in_time import in_time
-from hpc_mp.cluster.machine.source import Source, Unseen
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.gpu_driver import has_gpus
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.this_node import Own
 from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.nccl_log.judge import judge, machine_of
 from hpc_mp.doctor.nccl_log.parse import parse
-from hpc_mp.errors import HpcMpError
 
 PATIENCE_S = 60.0  # torch, CUDA and NCCL take 10 to 30 s to start from a cold file system
 PROBE = "nccl-probe"

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.machine.parts import maybe
-from hpc_mp.cluster.machine.rdma import read_fabric
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.rdma import read_fabric
+from hpc_mp.cluster.node.source import Source
 from hpc_mp.doctor.finding import Finding
 
 WORD = 4  # InfiniBand counts port data in words of four bytes (IB specification, PortXmitData)

@@ -13,16 +13,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from hpc_mp.cluster.machine.here import here
+from hpc_mp.cluster.node.this_node import here
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.facts import counters, look
 from hpc_mp.doctor.survey.gpus import free_ports, measure, sent
-from hpc_mp.doctor.survey.look import TOLD
-from hpc_mp.doctor.survey.look import look as look_around
+from hpc_mp.doctor.survey.node_report import TOLD
+from hpc_mp.doctor.survey.node_report import look as look_around
 from hpc_mp.doctor.survey.probe import listener, probe, start_echo
+from hpc_mp.doctor.survey.protocol import Message, pieces
 from hpc_mp.doctor.survey.transfer import End, Plan, answer, call
-from hpc_mp.doctor.survey.wire import Message, pieces
 
 
 class Agent:

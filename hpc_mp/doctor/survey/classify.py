@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hpc_mp.doctor.localise import Suspect, Verdict
 from hpc_mp.doctor.survey import cpus
-from hpc_mp.doctor.survey.culprits import culprits
+from hpc_mp.doctor.survey.blame import culprits
 from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
 from hpc_mp.doctor.survey.evidence import Evidence, Leg, Pair, by_pair
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.facts import NodeFacts
-from hpc_mp.doctor.survey.look import Look
+from hpc_mp.doctor.survey.node_report import Look
 from hpc_mp.doctor.survey.probe import Probed
 
 Pair = tuple[int, int]

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import psutil
 
-from hpc_mp.cluster.machine.source import Source
+from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import read_machine
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 
 from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.localise import Sample
-from hpc_mp.doctor.survey.crew import Crew
+from hpc_mp.doctor.survey.agents import Crew
 from hpc_mp.doctor.survey.evidence import Evidence, Leg, Pair, by_pair
-from hpc_mp.doctor.survey.instruments import Instruments, legs_of, samples_of
-from hpc_mp.doctor.survey.look import Look
+from hpc_mp.doctor.survey.measurements import Instruments, legs_of, samples_of
+from hpc_mp.doctor.survey.node_report import Look
 
 SIZE = 256 << 20  # bytes: NCCL reaches its full rate from some 64 MiB on
 MESSAGES = 10

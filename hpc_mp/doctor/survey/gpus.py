@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 
 from hpc_mp.doctor.survey.gpu_pair import WARM_UPS, PairSpec
-from hpc_mp.doctor.survey.wire import Message
+from hpc_mp.doctor.survey.protocol import Message
 
 PROGRAM = "hpc_mp.doctor.survey.gpu_pair"
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
-from hpc_mp.doctor.survey.consequences import drain_commands
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.doctor.survey.actions import drain_commands
 from hpc_mp.doctor.survey.figures import LABEL, bars, matrix, switches, words_of
 from hpc_mp.doctor.survey.report import Report
-from hpc_mp.errors import HpcMpError
 
 HERE = Path(__file__).resolve().parent
 

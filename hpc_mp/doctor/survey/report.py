@@ -9,7 +9,7 @@ from typing import Any
 from hpc_mp.doctor.localise import Verdict
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.evidence import Evidence
-from hpc_mp.doctor.survey.look import Noted, conclusions
+from hpc_mp.doctor.survey.node_report import Noted, conclusions
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hpc_mp.cluster.nodelist import expand
-from hpc_mp.cluster.switches import SwitchTree, from_addresses, load_topology
-from hpc_mp.doctor.survey.course import State, survey
-from hpc_mp.doctor.survey.crew import Crew
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology
+from hpc_mp.doctor.survey.agents import Crew
 from hpc_mp.doctor.survey.evidence import Absence, Evidence
 from hpc_mp.doctor.survey.facts import NodeFacts
 from hpc_mp.doctor.survey.gpu_instruments import GpuInstruments, Gpus
-from hpc_mp.doctor.survey.instruments import Instruments
+from hpc_mp.doctor.survey.measurements import Instruments
+from hpc_mp.doctor.survey.procedure import State, survey
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.start import Start, Wish, plan, without
-from hpc_mp.errors import HpcMpError, RunFailed
 
 START_S = 60.0  # for the other agents after the first: Python from a slow file system
 ATTEMPTS = 3  # srun names a node that it cannot reach, or that tears its connection, and ends: it is started again without

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_mp.cluster.ask import Ask, NoAnswer, ask
-from hpc_mp.cluster.nodelist import compress, expand
-from hpc_mp.cluster.slurm_query import why_silent
-from hpc_mp.errors import HpcMpError
-from hpc_mp.launch.slurm import step_environment
-from hpc_mp.launch.where import why_outside
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.inside import why_outside
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.query import why_silent
+from hpc_mp.cluster.slurm.submit import step_environment
 
 AGENT = "hpc_mp.doctor.survey.agent"
 MINUTES = 20  # of a job of its own: it ends as soon as the survey does

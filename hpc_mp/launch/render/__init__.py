@@ -3,6 +3,6 @@
 from hpc_mp.launch.render.array import check_array
 from hpc_mp.launch.render.script import Script, render
 from hpc_mp.launch.render.site import Template, find_template, site_defaults
-from hpc_mp.launch.render.values import grace, slurm_log
+from hpc_mp.launch.render.values import slurm_log
 
-__all__ = ["Script", "Template", "check_array", "find_template", "grace", "render", "site_defaults", "slurm_log"]
+__all__ = ["Script", "Template", "check_array", "find_template", "render", "site_defaults", "slurm_log"]

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.options import check_together
+from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec, is_image
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.sbatch_options import check_together
-from hpc_mp.launch.versions import Version
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 _NO_LINE = re.compile("[\0-\x1f\x7f\ud800-\udfff]")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.facts import ClusterFacts
 

@@ -6,8 +6,8 @@ import re
 import shlex
 from dataclasses import dataclass
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.environment.profiles import APPLIED, Profile, Script, Variable, load_profile
-from hpc_mp.errors import HpcMpError
 from hpc_mp.job import JobSpec
 
 _NAMES = re.compile(r"\$(\w+)")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpc_mp.cluster.slurm.options import check_options, options_of
+from hpc_mp.cluster.slurm.releases import differences
 from hpc_mp.job import JobSpec
+from hpc_mp.job.limits import grace, limit_seconds
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.profile import check_shown, profile_lines
 from hpc_mp.launch.render.site import Template, shipped
 from hpc_mp.launch.render.template import Script, fill
-from hpc_mp.launch.sbatch_options import check_options, options_of
-from hpc_mp.launch.versions import differences
 
 __all__ = ["Script", "render"]
 
@@ -40,7 +41,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     checks.check_forms(spec, facts)
     check_options(spec, facts.version)
     profile = profile_lines(spec)
-    seconds = values.limit_seconds(spec.job.time_limit)
+    seconds = limit_seconds(spec.job.time_limit)
     script = fill(template or shipped(), {
         "spec": spec,
         "runs": list(map(str, runs)),
@@ -50,8 +51,8 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "parts": values.parts(spec, facts),
         "cpus": values.cpus_per_task(spec, facts),
         "threads": values.threads(spec, facts),
-        "grace": values.grace(spec),
-        "warned": seconds is None or seconds - values.grace(spec) >= values.EARLY + values.START,
+        "grace": grace(spec),
+        "warned": seconds is None or seconds - grace(spec) >= values.EARLY + values.START,
         "here": differences(facts.version),
         "step_options": {name: value for name, value in options_of(spec, "step").items() if value is not False},
         "profile": profile,

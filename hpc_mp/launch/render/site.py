@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.assets import asset
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
 
 TEMPLATE, DEFAULTS = "job.sbatch.j2", "site.toml"
 SYSTEM = Path("/etc")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import jinja2
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.quoting import Verbatim, directive, literal, shell
 from hpc_mp.launch.render.site import Template
 

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.errors import HpcMpError
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import Verbatim, literal
-from hpc_mp.launch.sbatch_options import options_of
 
 GPU_REQUESTS = {"auto": "gpus-per-node={}", "gpus-per-node": "gpus-per-node={}", "gres": "gres=gpu:{}"}
 EARLY = 60  # seconds by which Slurm may send --signal before its time (man sbatch)
@@ -96,25 +96,6 @@ def threads(spec: JobSpec, facts: ClusterFacts) -> int | None:
     if cpus is None or _one_thread_per_core(spec):
         return cpus
     return max(1, cpus // facts.threads_per_core)
-
-
-def limit_seconds(text: str) -> int | None:
-    """A time as Slurm writes it (``"90"`` minutes, ``"1:30:00"``, ``"1-12"``) in seconds; None for 0, which is no limit."""
-    days, dash, clock = text.rpartition("-")
-    fields = [int(field) for field in clock.split(":")]
-    if dash:
-        hours, minutes, seconds = [*fields, 0, 0][:3]
-    elif len(fields) == 3:
-        hours, minutes, seconds = fields
-    else:
-        hours, (minutes, seconds) = 0, [*fields, 0][:2]
-    return (int(days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds or None
-
-
-def grace(spec: JobSpec) -> int:
-    """Seconds before the time limit at which ranks save and stop: ``slurm.grace``, at most a quarter of the limit."""
-    limit = limit_seconds(spec.job.time_limit)
-    return spec.slurm.grace if limit is None else max(1, min(spec.slurm.grace, limit // 4))
 
 
 def slurm_log(run: Path, *, array: bool) -> str:

@@ -7,14 +7,14 @@ import socket
 from collections.abc import Mapping
 from typing import TextIO
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.events import TOLD
 from hpc_mp.doctor.bench.ranks.voice import Voice
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.engine import mpi
-from hpc_mp.engine.identity import Identity, identity, node_name
-from hpc_mp.engine.meeting import Rendezvous, rendezvous
-from hpc_mp.errors import HpcMpError
-from hpc_mp.placement import Degrees, place
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.train.rank import mpi
+from hpc_mp.train.rank.rank_env import Identity, identity, node_name
+from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
 def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO) -> tuple[Identity, Rendezvous]:

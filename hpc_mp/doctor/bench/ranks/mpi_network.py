@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from hpc_mp.doctor.bench.collectives import Collective
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.errors import HpcMpError
+from hpc_mp.planner.busbw import Collective
 
 TYPES = {"float": np.float32, "double": np.float64, "int32": np.int32}
 

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_mp.doctor.bench.collectives import COLLECTIVES, PLACED, Collective
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.ranks.measure import allocate, measure
 from hpc_mp.doctor.bench.ranks.network import Network
 from hpc_mp.doctor.bench.ranks.voice import Voice
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
-from hpc_mp.errors import HpcMpError
+from hpc_mp.planner.busbw import COLLECTIVES, PLACED, Collective
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hpc_mp.doctor.bench.collectives import Collective
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.engine.identity import Identity
-from hpc_mp.engine.meeting import Rendezvous
-from hpc_mp.errors import HpcMpError
+from hpc_mp.planner.busbw import Collective
+from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.rendezvous import Rendezvous
 
 TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
          "int32": torch.int32}

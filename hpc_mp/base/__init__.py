@@ -1,0 +1,1 @@
+"""What every room may use and what uses no room: errors, files, commands, assets, exit codes."""

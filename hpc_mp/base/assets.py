@@ -1,0 +1,23 @@
+"""Where the data that a user may read and edit lies: templates, environment profiles, the CycleCloud project."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SHIPPED = _PACKAGE / "_assets"  # in a wheel; a checkout has slurm/, env/ and cyclecloud/ beside the package
+
+
+def asset(name: str) -> Path:
+    """The path of a data file or folder, such as ``"slurm/job.sbatch.j2"``.
+
+    Raises:
+        HpcMpError: nothing of that name was installed.
+    """
+    root = _SHIPPED if _SHIPPED.is_dir() else _PACKAGE.parent
+    path = root / name
+    if not path.exists():
+        raise HpcMpError(f"asset {name}", f"was not installed: there is none in {root}", "install hpc-mp again")
+    return path

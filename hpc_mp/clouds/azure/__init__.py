@@ -1,0 +1,10 @@
+"""Azure CycleCloud: a parser of cluster templates, a catalogue of Azure's sizes, and a linter that asks nobody."""
+
+from __future__ import annotations
+
+from hpc_mp.clouds.azure.check import lint
+from hpc_mp.clouds.azure.finding import Finding, Severity
+from hpc_mp.clouds.azure.parameters import read_given
+from hpc_mp.clouds.azure.project import read_project
+
+__all__ = ["Finding", "Severity", "lint", "read_given", "read_project"]

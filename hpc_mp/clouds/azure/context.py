@@ -1,0 +1,62 @@
+"""All that the rules look at: the template, what it comes to, and what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hpc_mp.clouds.azure.catalogue import Catalogue, load_catalogue
+from hpc_mp.clouds.azure.evaluate import Known
+from hpc_mp.clouds.azure.parameters import Given, Parameter, declared, values
+from hpc_mp.clouds.azure.parse import parse
+from hpc_mp.clouds.azure.partitions import Partition, partitions
+from hpc_mp.clouds.azure.project import Project
+from hpc_mp.clouds.azure.resolve import Cluster, Node, clusters
+from hpc_mp.clouds.azure.tree import Parsed, Section
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One template to judge.
+
+    Attributes:
+        file: the template's name, as it is shown.
+        values: what each parameter comes to, by name in lower case.
+        given: the file of parameters, None without one.
+        project: the project's directory, None without one.
+    """
+
+    file: str
+    text: str
+    parsed: Parsed
+    parameters: tuple[Parameter, ...]
+    values: Mapping[str, Known]
+    clusters: tuple[Cluster, ...]
+    catalogue: Catalogue
+    given: Given | None
+    project: Project | None
+
+    @property
+    def sections(self) -> Iterator[Section]:
+        return self.parsed.template.walk()
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """Every node of every cluster, abstract ones too."""
+        return (node for cluster in self.clusters for node in cluster.nodes)
+
+    @property
+    def real(self) -> Iterator[Node]:
+        """The nodes that can start."""
+        return (node for cluster in self.clusters for node in cluster.real)
+
+    @property
+    def partitions(self) -> Iterator[Partition]:
+        return (each for cluster in self.clusters for each in partitions(cluster, self.catalogue))
+
+
+def read_case(text: str, *, file: str = "template", given: Given | None = None, project: Project | None = None) -> Case:
+    parsed = parse(text)
+    parameters = declared(parsed.template)
+    known = values(parameters, given)
+    return Case(file, text, parsed, parameters, known, clusters(parsed.template, known), load_catalogue(), given, project)

@@ -1,0 +1,187 @@
+"""What somebody asks of a cluster, and the plan that it comes to: refused here, or not at all."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.clouds.azure.catalogue import Catalogue, Heads, Image, Size, load_machines
+
+Storage = Literal["nfs", "external", "amlfs"]
+MOST_NODES = 1000  # machines of a partition that CycleCloud's form allows
+NO_GROUP = 100  # Azure.MaxScalesetSize where it bounds nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """As they were given; what is None is left open for the form of CycleCloud.
+
+    Attributes:
+        sku, nodes: size and number of the machines that train.
+        name: of the cluster.
+        storage: of /shared: a disk of the scheduler, another NFS server; or that disk, and Azure Managed Lustre beside it.
+        storage_address: of the NFS server or of Lustre, and behind ``:`` the path that it exports.
+        database: host name of the MySQL server that keeps accounts; ``accounting`` false: none are kept.
+    """
+
+    sku: str
+    nodes: int
+    name: str = "hpc-mp"
+    region: str | None = None
+    subnet: str | None = None
+    credentials: str | None = None
+    image: str | None = None
+    storage: Storage = "nfs"
+    storage_address: str | None = None
+    accounting: bool = True
+    database: str | None = None
+    database_user: str | None = None
+    login_nodes: int = 1
+    htc_nodes: int = 8
+
+    @property
+    def storage_host(self) -> str | None:
+        return self.storage_address.partition(":")[0] if self.storage_address else None
+
+    @property
+    def storage_path(self) -> str:
+        """What the server exports, "" where that is not said."""
+        return (self.storage_address or "").partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Choices that go together, with what the catalogue says of them.
+
+    Attributes:
+        image: of the machines that train, None where it has to be named first; ``known``: what the catalogue says of it.
+        heads: what runs beside them; ``plain``: the image of those.
+        group: how many machines one placement group is told to hold.
+    """
+
+    choices: Choices
+    size: Size
+    image: str | None
+    known: Image | None
+    heads: Heads
+    plain: str
+    group: int
+
+    @property
+    def infiniband(self) -> bool:
+        return bool(self.size.rdma)
+
+
+def settle(choices: Choices, catalogue: Catalogue) -> Plan:
+    """
+    Raises:
+        HpcMpError: the size is unknown or gone, there are too many or too few nodes, the image does not fit the size, or a
+            name cannot be one.
+    """
+    size = find_size(choices.sku, catalogue)
+    _check_nodes(choices, size)
+    _check_names(choices)
+    image = choices.image or size.image or None
+    known = catalogue.image(image) if image else None
+    if known:
+        _check_image(known, size)
+    heads = catalogue.heads[size.arch]
+    plain = (known.plain if known else "") or heads.image
+    return Plan(choices, size, image, known, heads, plain, size.placement_group_max if size.rdma else NO_GROUP)
+
+
+def sizes_on_offer(catalogue: Catalogue) -> tuple[Size, ...]:
+    """Every size that a cluster can be made of."""
+    return tuple(size for size in catalogue.sizes.values() if not size.is_gone)
+
+
+def find_size(sku: str, catalogue: Catalogue) -> Size:
+    """
+    Raises:
+        HpcMpError: there is no such size, or none any more.
+    """
+    found = catalogue.size(sku) or catalogue.size(f"Standard_{sku}")
+    if found is None:
+        if load_machines().size(sku):
+            raise HpcMpError(f"--sku {sku}", "is a machine of another cloud", f"use `hpc-mp cluster render --sku {sku}`")
+        names = [size.name for size in sizes_on_offer(catalogue)]
+        near = get_close_matches(sku.casefold(), [name.casefold() for name in names], 3, 0.5)
+        meant = [name for close in near for name in names if name.casefold() == close] or [
+            size.name for size in sizes_on_offer(catalogue) if size.gpus and size.rdma]
+        raise HpcMpError(f"--sku {sku}", "is no size in the catalogue",
+                         f"{'did you mean' if near else 'for training there are'} {', '.join(meant)}{'?' if near else '.'} "
+                         "All of them are in cyclecloud/catalogue.toml")
+    if found.is_gone:
+        raise HpcMpError(f"--sku {found.name}", f"was retired on {found.retired}: no such machine can be started",
+                         "choose a size that exists, such as Standard_ND96isr_H100_v5")
+    return found
+
+
+def _check_nodes(choices: Choices, size: Size) -> None:
+    nodes = f"--nodes {choices.nodes}"
+    if choices.nodes < 1:
+        raise HpcMpError(nodes, "must be at least 1", "say how many machines the cluster may have at most")
+    if choices.nodes > 1 and size.twin:
+        raise HpcMpError(f"--sku {size.name}", "has no InfiniBand (no r in its name), and --nodes is more than 1",
+                         f"take {size.twin}, or --nodes 1")
+    if size.rdma and choices.nodes > size.placement_group_max:
+        raise HpcMpError(
+            nodes, f"one placement group holds {size.placement_group_max} of {size.name}, and machines in different placement "
+            "groups share no InfiniBand", f"give --nodes {size.placement_group_max} or less, and make further clusters for more")
+    if choices.nodes > MOST_NODES:
+        raise HpcMpError(nodes, f"a partition has at most {MOST_NODES} machines", f"give --nodes {MOST_NODES} or less")
+    for option, count, least, most in (("--login-nodes", choices.login_nodes, 0, 20),
+                                       ("--htc-nodes", choices.htc_nodes, 0, MOST_NODES)):
+        if not least <= count <= most:
+            raise HpcMpError(f"{option} {count}", f"must be from {least} to {most}", f"give {option} in that range")
+
+
+_NAMES = (
+    ("name", r"[A-Za-z][A-Za-z0-9-]{1,30}[A-Za-z0-9]", "is no name of a cluster",
+     "use 3 to 32 letters, digits and -, beginning with a letter: nodes are named after it"),
+    ("region", r"[a-z][a-z0-9]+", "is no region as Azure names it",
+     "write it without blanks and in lower case, such as westeurope (az account list-locations -o table)"),
+    ("subnet", r"[^/\s]+/[^/\s]+/[^/\s]+|/subscriptions/\S+/subnets/[^/\s]+", "is no subnet",
+     "write RESOURCEGROUP/NETWORK/SUBNET"),
+    ("credentials", r"\S(.*\S)?", "is no account", "give the name that CycleCloud has for it, or leave it out"),
+    ("database_user", r"\S+", "is no user", "give the name that the MySQL server knows, or leave it out"),
+    ("image", r"\S+", "is no image", "give a URN such as microsoft-dsvm:ubuntu-hpc:2404:latest, or the id of an image"),
+    ("storage_address", r"[A-Za-z0-9][\w.,-]*(:/\S*)?", "is no address", "write HOST, or HOST:/PATH"),
+    ("database", r"[A-Za-z0-9][\w.-]*(:\d+)?", "is no host", "give the server's host name or address, without mysql://"),
+)
+
+
+def _check_names(choices: Choices) -> None:
+    for field, form, rule, remedy in _NAMES:
+        value = getattr(choices, field)
+        if value is not None and not re.fullmatch(form, value, re.ASCII):
+            raise HpcMpError(f"--{field.replace('_', '-')} {value}", rule, remedy)
+    if choices.storage == "nfs" and choices.storage_address:
+        raise HpcMpError(f"--storage-address {choices.storage_address}", "--storage nfs is a disk of the scheduler",
+                         "give --storage external or --storage amlfs with it")
+    if not choices.accounting and (choices.database or choices.database_user):
+        raise HpcMpError("--no-accounting", "says that there is no database, and one is named",
+                         "leave out one of the two")
+
+
+def _check_image(image: Image, size: Size) -> None:
+    name = f"--image {image.name}"
+    wanted = {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}
+    kind = f"{size.gpu_model} on {size.arch}" if size.gpus else size.arch
+    better = f"take {size.image}" if size.image else "take one built for arm64 with NVIDIA's drivers"
+    if image.arch not in (size.arch, "unknown"):
+        raise HpcMpError(name, f"is for {image.arch}, and {size.name} is {size.arch}", better)
+    if not set(image.generations) & set(size.generations):
+        raise HpcMpError(name, f"is of generation {image.generations[0]}, and {size.name} takes {size.generations[0]}", better)
+    if size.gpu_vendor and image.drivers not in (wanted[size.gpu_vendor], "unknown"):
+        drivers = "no drivers" if image.drivers == "none" else f"the drivers {image.drivers}"
+        raise HpcMpError(name, f"has {drivers}, and {size.name} has {kind}", better)
+    if size.rdma and not image.network:
+        raise HpcMpError(name, f"has no drivers of InfiniBand, and {size.name} has it", better)
+    if image.ended:
+        raise HpcMpError(name, f"is of a system that ended on {image.ended}", better)
+    if not image.slurm:
+        raise HpcMpError(name, "has no packages of Slurm, and cyclecloud-slurm has none for it", better)

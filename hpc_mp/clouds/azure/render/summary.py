@@ -1,0 +1,130 @@
+"""What a rendered cluster comes to: quota, what a job sees, what Slurm is told, what is open, what nobody has verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_mp.clouds.azure.catalogue import Catalogue
+from hpc_mp.clouds.azure.render.notes import notes, unverified
+from hpc_mp.clouds.azure.render.options import Plan
+from hpc_mp.clouds.azure.render.parameters import parameters, topology
+from hpc_mp.clouds.azure.render.quota import Quota, quotas
+from hpc_mp.clouds.azure.render.slurm_lines import slurm_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """
+    Attributes:
+        gpus, gpu_model, vcpus, memory_gib, slurm_memory_mib: of one node of the partition hpc.
+        nics, nic_gbps, network: its adapters, Gb/s of one, InfiniBand's generation ("" for Ethernet alone).
+        node_busbw: GB/s, all-reduce inside one healthy node, at least; None where it is not known.
+        network_gbytes: GB/s that all adapters of a node carry in one direction, None without InfiniBand.
+        placement_group: how many machines the one placement group may hold, None without InfiniBand.
+        regional_vcpus: of all families together, which a subscription has to grant in the region as well.
+        azure_conf, gres_conf: what azslurm writes.
+        job: lines for a job file.
+        open: parameters that are null, to be chosen before the first start.
+    """
+
+    cluster: str
+    partition: str
+    nodes: int
+    sku: str
+    image: str | None
+    gpus: int
+    gpu_model: str
+    vcpus: int
+    memory_gib: int
+    slurm_memory_mib: int
+    nics: int
+    nic_gbps: int
+    network: str
+    node_busbw: float | None
+    network_gbytes: float | None
+    placement_group: int | None
+    topology: str
+    profile: str
+    quota: tuple[Quota, ...]
+    regional_vcpus: int
+    azure_conf: tuple[str, ...]
+    gres_conf: tuple[str, ...]
+    job: tuple[str, ...]
+    open: tuple[str, ...]
+    notes: tuple[str, ...]
+    unverified: tuple[str, ...]
+
+
+def told(plan: Plan, catalogue: Catalogue, server: str | None = None) -> Told:
+    """``server``: size of the machine that is made for CycleCloud itself, if one is."""
+    size, choices = plan.size, plan.choices
+    hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
+    arrays, asked = [hpc], quotas(plan, catalogue, server)
+    if choices.htc_nodes:
+        of_htc = catalogue.sizes[plan.heads.htc.casefold()]
+        arrays.append(slurm_lines(choices.name, "htc", of_htc, choices.htc_nodes, default=False, one_thread=True))
+    return Told(
+        cluster=choices.name, partition="hpc", nodes=choices.nodes, sku=size.name, image=plan.image,
+        gpus=size.gpus, gpu_model=size.gpu_model, vcpus=size.vcpus, memory_gib=size.memory_gib, slurm_memory_mib=hpc.memory,
+        nics=size.nics, nic_gbps=size.rdma_gbps, network=size.rdma, node_busbw=size.busbw or None,
+        network_gbytes=size.nics * size.rdma_gbps / 8 or None, placement_group=plan.group if plan.infiniband else None,
+        topology=topology(size), profile=size.profile, quota=asked, regional_vcpus=sum(each.vcpus for each in asked),
+        azure_conf=tuple(line for each in arrays for line in (each.partition, each.node)),
+        gres_conf=tuple(each.gres for each in arrays if each.gres), job=tuple(_job(plan)),
+        open=open_parameters(parameters(plan)), notes=notes(plan), unverified=unverified(plan),
+    )
+
+
+def open_parameters(values: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(name for name, value in values.items() if value is None)
+
+
+def _job(plan: Plan) -> Iterator[str]:
+    yield from ("[job]", f"nodes = {plan.choices.nodes}", f"ranks_per_node = {plan.size.gpus or plan.size.numa}")
+    yield from ("", "[slurm]", 'partition = "hpc"')
+    if plan.size.profile:
+        yield from ("", "[environment]", f'profile = "{plan.size.profile}"')
+
+
+def words(found: Told) -> Iterator[str]:
+    """The same for people, line by line."""
+    yield f"{found.cluster}: {found.nodes} × {found.sku} in the partition {found.partition}"
+    yield from ("", "Quota to ask for (vCPUs, all machines running)")
+    for each in found.quota:
+        yield f"  {each.vcpus:>6}  {each.family or _unknown(each.size)}"
+        yield f"          {each.machines}"
+    yield f"  {found.regional_vcpus:>6}  Total Regional vCPUs (cores): all families together, a quota of its own"
+    yield from ("", "What a job sees on a node")
+    yield from (f"  {line}" for line in _node(found))
+    yield from ("", "What azslurm tells Slurm")
+    yield from (f"  azure.conf  {line}" for line in found.azure_conf)
+    yield from (f"  gres.conf   {line}" for line in found.gres_conf)
+    yield from ("", "Lines for a job file")
+    yield from (f"  {line}" if line else "" for line in found.job)
+    for title, lines in (("Notes", found.notes), ("Not verified on Azure", found.unverified),
+                         ("Open: to be chosen before the first start", found.open)):
+        if lines:
+            yield from ("", title)
+            yield from (f"  {line}" for line in lines)
+
+
+def _unknown(size: str) -> str:
+    return f'family of {size}: az vm list-skus --size {size} --query "[].family"'
+
+
+def _node(found: Told) -> Iterator[str]:
+    if found.gpus:
+        yield f"{found.gpus} × {found.gpu_model}"
+    yield f"{found.vcpus} vCPUs, {found.memory_gib} GiB ({found.slurm_memory_mib} MiB for jobs)"
+    if found.network:
+        yield f"{found.nics} × InfiniBand {found.network} {found.nic_gbps} Gb/s: {found.network_gbytes:g} GB/s in each direction"
+    else:
+        yield "Ethernet alone, no InfiniBand"
+    if found.node_busbw:
+        yield f"all-reduce in one healthy node: {found.node_busbw:g} GB/s (busbw) or more"
+    if found.nodes > 1:
+        yield "between nodes: hpc-mp bench all_reduce --nodes 2 says what to expect, and measures it"
+    if found.profile:
+        yield f"environment profile {found.profile} (hpc-mp env --profile {found.profile})"

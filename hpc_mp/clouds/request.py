@@ -1,0 +1,124 @@
+"""What a user wants of a cluster: options as a table, checked before anything is written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.clouds.azure.catalogue import Size
+from hpc_mp.clouds.machine import CLOUDS
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """An option: which clouds take it, which need it, the pattern of its value in each, and what that is in words."""
+
+    patterns: Mapping[str, str]
+    words: str
+    needed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """``options``: those of ``FIELDS`` that were given. ``scratch_gib``: of the parallel file system, 0: none."""
+
+    size: Size
+    nodes: int
+    name: str
+    partition: str
+    capacity: str
+    scratch_gib: int
+    options: Mapping[str, str]
+
+    @property
+    def placement(self) -> bool:
+        """Machines close together: between several nodes, where no reservation has decided already."""
+        return self.nodes > 1 and bool(self.size.nics) and "reservation" not in self.options
+
+
+_GOOGLE = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+_BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_SUBNET = r"subnet-([0-9a-f]{8}|[0-9a-f]{17})"
+FIELDS: Mapping[str, Field] = {
+    "region": Field({"aws": r"[a-z]{2}(-[a-z]+)+-\d", "gcp": r"[a-z]+-[a-z]+\d+"}, "a region, such as us-east-1 or us-central1",
+                    ("aws", "gcp")),
+    "subnet": Field({"aws": _SUBNET}, "the subnet of the compute nodes, subnet-… with 8 or 17 hexadecimal digits", ("aws",)),
+    "head-subnet": Field({"aws": _SUBNET}, "the subnet of the head node, subnet-… with 8 or 17 hexadecimal digits"),
+    "bucket": Field({"aws": _BUCKET}, "an S3 bucket of yours, for the scripts and the wheel", ("aws",)),
+    "key": Field({"aws": r"[\w.@+-]{1,255}"}, "the name of an EC2 key pair"),
+    "project": Field({"gcp": r"([a-z0-9.-]+:)?[a-z][-a-z0-9]{4,28}[a-z0-9]"}, "the identifier of a Google Cloud project",
+                     ("gcp",)),
+    "zone": Field({"gcp": r"[a-z]+-[a-z]+\d+-[a-z]"}, "a zone of the region, such as us-central1-a", ("gcp",)),
+    "state-bucket": Field({"gcp": _BUCKET}, "a Cloud Storage bucket, for Terraform's state"),
+    "reservation": Field({"aws": r"cr-[0-9a-f]{8,17}", "gcp": rf"(projects/[a-z0-9.:-]+/reservations/)?{_GOOGLE}(/[\w/-]+)?"},
+                         "a reservation: cr-… on AWS, its name or path on Google Cloud"),
+}
+CAPACITIES = {"aws": ("on-demand", "spot", "block"), "gcp": ("on-demand", "spot", "flex")}
+_NAMES = {"aws": r"[a-zA-Z][a-zA-Z0-9-]{0,39}", "gcp": r"[a-z][-a-z0-9]{0,19}"}  # ParallelCluster with accounting; slurm-gcp
+_PARTITION = r"[a-z][a-z0-9-]{0,24}"
+_SCRATCH_DEFAULT = {"aws": 4800, "gcp": 36000}
+_SCRATCH = {"aws": (1200, 2400, "1200 or a multiple of 2400 (FSx for Lustre, PERSISTENT_2)"),
+            "gcp": (18000, 18000, "a multiple of 18000 (Managed Lustre at 500 MB/s per TiB)")}
+
+
+def usual_scratch(size: Size) -> int:
+    """GiB; none for machines to try things out on."""
+    return _SCRATCH_DEFAULT[size.cloud] if size.gpus else 0
+
+
+def check(wish: Wish) -> None:
+    """
+    Raises:
+        HpcMpError: an option is missing, malformed, of another cloud, or goes with no other.
+    """
+    cloud = wish.size.cloud
+    if wish.nodes < 1:
+        raise HpcMpError(f"--nodes {wish.nodes}", "must be at least 1", "say how many machines the cluster is to have")
+    _match("--name", wish.name, _NAMES[cloud], "letters, digits and hyphens, at most "
+           + ("40" if cloud == "aws" else "20, in lower case"))
+    _match("--partition", wish.partition, _PARTITION, "lower case letters, digits and hyphens, at most 25")
+    missing = {f"--{name}": field.words for name, field in FIELDS.items() if cloud in field.needed and name not in wish.options}
+    if missing:
+        raise HpcMpError(", ".join(missing), f"missing, and {CLOUDS[cloud]} needs {'them' if len(missing) > 1 else 'it'}",
+                         f"give {'; '.join(missing.values())}")
+    for name, field in FIELDS.items():
+        _check_option(name, field, cloud, wish.options.get(name))
+    _check_zone(wish.options)
+    _check_capacity(wish)
+    least, step, words = _SCRATCH[cloud]
+    if wish.scratch_gib and wish.scratch_gib != least and (wish.scratch_gib < least or wish.scratch_gib % step):
+        raise HpcMpError(f"--scratch-gib {wish.scratch_gib}", f"is no size of the file system: {words}",
+                         f"say --scratch-gib {max(least, wish.scratch_gib // step * step)}, or 0 for none")
+
+
+def _check_option(name: str, field: Field, cloud: str, value: str | None) -> None:
+    if value is None:
+        return
+    if cloud not in field.patterns:
+        raise HpcMpError(f"--{name} {value}", f"means nothing on {CLOUDS[cloud]}", "leave it out")
+    _match(f"--{name}", value, field.patterns[cloud], field.words)
+
+
+def _check_zone(options: Mapping[str, str]) -> None:
+    if "zone" in options and not options["zone"].startswith(options["region"] + "-"):
+        raise HpcMpError(f"--zone {options['zone']}", f"is not in the region {options['region']}",
+                         f"give a zone whose name begins with {options['region']}-")
+
+
+def _check_capacity(wish: Wish) -> None:
+    allowed = CAPACITIES[wish.size.cloud]
+    if wish.capacity not in allowed:
+        raise HpcMpError(f"--capacity {wish.capacity}", f"does not exist on {CLOUDS[wish.size.cloud]}",
+                         f"say {' or '.join(allowed)}")
+    if wish.capacity == "block" and "reservation" not in wish.options:
+        raise HpcMpError("--capacity block", "a Capacity Block is a reservation with an identifier",
+                         "give it with --reservation cr-…")
+    if wish.capacity in ("spot", "flex") and "reservation" in wish.options:
+        raise HpcMpError(f"--capacity {wish.capacity}", "does not go with a reservation", "leave out one of the two")
+
+
+def _match(option: str, value: str, pattern: str, words: str) -> None:
+    if not re.fullmatch(pattern, value):
+        raise HpcMpError(f"{option} {value}", "is not well formed", f"give {words}")

@@ -1,0 +1,106 @@
+"""What a job will see on such a cluster, and what has to be granted before there is one."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_mp.base.assets import asset
+from hpc_mp.clouds.machine import TOOLS
+from hpc_mp.clouds.request import Wish
+
+_QUOTAS = "cyclecloud/other-clouds/quotas.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """``needed`` of ``unit`` (vcpus or gpus); ``code``: how the cloud's own tools name it, empty if not known."""
+
+    name: str
+    code: str
+    unit: str
+    needed: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """Of each node unless it says otherwise. ``busbw``: GB/s of an all-reduce (0: not known). ``job``: lines of a job file."""
+
+    cloud: str
+    tool: str
+    sku: str
+    nodes: int
+    partition: str
+    node_names: str
+    gpus: int
+    gpu_model: str
+    gres: str
+    adapters: int
+    network: str
+    adapter_gbps: int
+    vcpus: int
+    memory_gib: int
+    placement_group: bool
+    capacity: str
+    quotas: tuple[Quota, ...]
+    profile: str
+    fabric: str
+    busbw_node: float
+    busbw_pair: float
+    job: str
+
+    @property
+    def needs(self) -> str:
+        """All its machines together, whatever a quota counts."""
+        gpus = f" and {self.nodes * self.gpus} GPUs" if self.gpus else ""
+        return f"{self.nodes * self.vcpus} vCPUs{gpus}"
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @property
+    def busbw(self) -> str:
+        """In words."""
+        known = [*([f"{self.busbw_node:g} GB/s in one node"] if self.busbw_node else []),
+                 *([f"{self.busbw_pair:g} GB/s between two"] if self.busbw_pair else [])]
+        return f"all-reduce busbw of large payloads {' and '.join(known) or 'not known'}"
+
+
+def promise(wish: Wish) -> Promise:
+    size = wish.size
+    return Promise(
+        cloud=size.cloud, tool=TOOLS[size.cloud], sku=size.name, nodes=wish.nodes, partition=wish.partition,
+        node_names=_node_names(wish), gpus=size.gpus, gpu_model=size.gpu_model, gres=size.gres, adapters=size.nics,
+        network=size.rdma or "Ethernet", adapter_gbps=size.rdma_gbps, vcpus=size.vcpus, memory_gib=size.memory_gib,
+        placement_group=wish.placement, capacity=wish.capacity, quotas=_quotas(wish), profile=size.profile, fabric=size.fabric,
+        busbw_node=size.busbw, busbw_pair=size.busbw_pair, job=_job(wish))
+
+
+def resource(wish: Wish) -> str:
+    """ParallelCluster's name of the machines of a queue: at most 25 letters, digits and hyphens."""
+    return wish.size.name.partition(".")[0]
+
+
+def _node_names(wish: Wish) -> str:
+    if wish.size.cloud == "aws":
+        return f"{wish.partition}-st-{resource(wish)}-[1-{wish.nodes}]"
+    return f"{wish.name}-nodeset-[0-{wish.nodes - 1}]"
+
+
+def _quotas(wish: Wish) -> tuple[Quota, ...]:
+    rows = tomllib.loads(asset(_QUOTAS).read_text(encoding="utf-8"))["quota"]
+    each = {"vcpus": wish.size.vcpus, "gpus": wish.size.gpus}
+    fitting = [Quota(row["name"], row["code"], row["unit"], each[row["unit"]] * wish.nodes, row["source"]) for row in rows
+               if row["cloud"] == wish.size.cloud and re.fullmatch(row["capacity"], wish.capacity)
+               and re.fullmatch(row["machines"], wish.size.name)]
+    return tuple(fitting[:1])
+
+
+def _job(wish: Wish) -> str:
+    lines = ["[job]", f"nodes = {wish.nodes}",
+             *([f"ranks_per_node = {wish.size.gpus}"] if wish.size.gpus else ['device = "cpu"']),
+             "[slurm]", f'partition = "{wish.partition}"', "[environment]", f'profile = "{wish.size.profile}"']
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,66 @@
+"""Processors and the clock that they read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.cluster.node.parse import maybe, members
+from hpc_mp.cluster.node.source import Source
+
+_BASE = "/sys/devices/system/cpu"
+_CLOCK = "/sys/devices/system/clocksource/clocksource0"
+
+
+@dataclass(frozen=True)
+class Cpus:
+    """Attributes:
+        online, offline: logical processors.
+        sockets: packages; None where the kernel does not number them.
+        nodes: NUMA nodes that have processors.
+        governors: name to number of processors; empty where frequencies are not ours to set.
+        capped: processors whose highest allowed frequency is below the hardware's, with both in kHz.
+        clock, clocks: the source in use and those that there are.
+        load: processes that ran or waited for a disk, averaged over 15 minutes.
+    """
+
+    online: int
+    offline: tuple[int, ...]
+    sockets: int | None
+    nodes: int
+    governors: Mapping[str, int]
+    capped: Mapping[int, tuple[int, int]]
+    clock: str | None
+    clocks: tuple[str, ...]
+    load: float | None
+    kind: Kind | None
+
+
+def read_cpus(source: Source) -> Cpus:
+    """Raises Unseen."""
+    online = members(source.text(f"{_BASE}/online"))
+    packages = {maybe(source.number, f"{_BASE}/cpu{cpu}/topology/physical_package_id") for cpu in online} - {None, -1}
+    governors, capped = Counter[str](), {}
+    for cpu in online:
+        base = f"{_BASE}/cpu{cpu}/cpufreq"
+        governor = maybe(source.text, f"{base}/scaling_governor")
+        if governor:
+            governors[governor] += 1
+        now, most = maybe(source.number, f"{base}/scaling_max_freq"), maybe(source.number, f"{base}/cpuinfo_max_freq")
+        if now and most and now < most:
+            capped[cpu] = (now, most)
+    load = (maybe(source.text, "/proc/loadavg") or "").split()
+    return Cpus(
+        online=len(online),
+        offline=members(maybe(source.text, f"{_BASE}/offline") or ""),
+        sockets=len(packages) or None,
+        nodes=sum(bool(maybe(source.text, f"{path}/cpulist")) for path in source.names("/sys/devices/system/node/node[0-9]*")),
+        governors=governors,
+        capped=capped,
+        clock=maybe(source.text, f"{_CLOCK}/current_clocksource"),
+        clocks=tuple((maybe(source.text, f"{_CLOCK}/available_clocksource") or "").split()),
+        load=float(load[2]) if len(load) > 2 else None,
+        kind=read_kind(source),
+    )

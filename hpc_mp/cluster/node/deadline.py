@@ -1,0 +1,144 @@
+"""Do several things at once, each in a child process that can be left behind when it hangs.
+
+A process that waits for a dead file server or a dead GPU cannot be killed, and a thread of ours in that state would keep us
+from ever ending. A child is left to itself instead, with no descriptor of ours. So that a look which is taken every minute leaves
+one such child and not a thousand, those left behind are kept in a file, and what still hangs is not tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from hpc_mp.cluster.node.source import Unseen
+
+T = TypeVar("T")
+_GRACE_S = 0.05  # for those killed to be gone
+_START_TIME = 19  # field of /proc/PID/stat, counted after the name
+
+
+def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | None = None) -> dict[str, T | Unseen]:
+    """What each task returns, or Unseen with the reason: it raised, or was not back after ``seconds`` (for all of them together).
+
+    Args:
+        tasks: name to function; what it returns must be picklable.
+        left: the file about children that were left behind; None keeps none.
+    """
+    before = _read(left)
+    hung = {name: child for name, child in before.items() if name in tasks and _is_there(*child)}
+    stuck = {name: Unseen(f"an earlier look still hangs in process {pid}") for name, (pid, _) in hung.items()}
+    found = stuck | _collect({name: task for name, task in tasks.items() if name not in hung}, seconds, hung)
+    kept = {name: child for name, child in before.items() if name not in tasks} | hung
+    if left is not None and kept != before:
+        _write(left, kept)
+    return {name: found[name] for name in tasks}
+
+
+def _collect(tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[str, tuple[int, str]]) -> dict[str, T | Unseen]:
+    """Start all, take what comes until the time is over; who is then left behind is put into ``hung``."""
+    end = time.monotonic() + seconds
+    found: dict[str, T | Unseen] = {}
+    running: dict[str, int] = {}
+    said: dict[str, bytes] = {}
+    with selectors.DefaultSelector() as ready:
+        try:
+            for name, task in tasks.items():
+                running[name], pipe = _start(task)
+                said[name] = b""
+                ready.register(pipe, selectors.EVENT_READ, name)
+            while running and (left := end - time.monotonic()) > 0:
+                for key, _ in ready.select(left):
+                    name, data = key.data, os.read(key.fd, 1 << 16)
+                    said[name] += data
+                    if not data:
+                        ready.unregister(key.fd)
+                        os.close(key.fd)
+                        os.waitpid(running.pop(name), 0)
+                        found[name] = pickle.loads(said[name]) if said[name] else Unseen("it ended without a word")
+        finally:
+            for key in list(ready.get_map().values()):
+                os.close(key.fd)
+            for name, pid in _kill(running).items():
+                hung[name] = (pid, _born(pid))
+    return found | {name: Unseen(f"no answer within {seconds:g} s") for name in running}
+
+
+def _start(task: Callable[[], object]) -> tuple[int, int]:
+    """(process, the pipe that brings its result). The child leads a session, to be killed with all it started."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(into)
+        return pid, out
+    try:
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in range(3):
+            os.dup2(nowhere, stream)
+        with open(into, "wb") as pipe:
+            pipe.write(pickle.dumps(_result(task)))
+    finally:
+        os._exit(0)
+
+
+def _result(task: Callable[[], object]) -> object:
+    try:
+        return task()
+    except Unseen as error:
+        return error
+    except Exception as error:  # it has no screen to print it on
+        return Unseen(f"{type(error).__name__}: {error}")
+
+
+def _kill(running: Mapping[str, int]) -> dict[str, int]:
+    """End these children; returns those that do not go, because the kernel holds them or something they started."""
+    for pid in running.values():
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)
+    if running:
+        time.sleep(_GRACE_S)
+    for pid in running.values():
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return {name: pid for name, pid in running.items() if _is_there(pid, _born(pid))}
+
+
+def _is_there(session: int, born: str) -> bool:
+    """Whether a child, or a program that it started, is still there. A later process of the same number is not it."""
+    try:
+        os.killpg(session, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return False  # another user's: the number has been given away
+    return _born(session) in ("", born)
+
+
+def _born(pid: int) -> str:
+    """When a process started, in the kernel's ticks since boot; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[_START_TIME]
+    except OSError:
+        return ""
+
+
+def _read(left: Path | None) -> dict[str, tuple[int, str]]:
+    try:
+        return {name: (int(pid), str(born)) for name, (pid, born) in json.loads(left.read_bytes()).items()} if left else {}
+    except (OSError, ValueError, TypeError, AttributeError):  # no such file, or not what we wrote
+        return {}
+
+
+def _write(left: Path, children: Mapping[str, tuple[int, str]]) -> None:
+    with contextlib.suppress(OSError):  # a full disk must not cost the findings
+        new = left.with_suffix(".new")
+        new.write_text(json.dumps(children), encoding="utf-8")
+        new.replace(left)

@@ -1,0 +1,123 @@
+"""The driver of NVIDIA's GPUs: what the kernel and the file system show of it, and how nvidia-smi ends."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.gpu_models import Model, model
+from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
+from hpc_mp.cluster.node.gpu_smi import QUERY, Smi, address, parse_smi
+from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.cluster.node.parse import fields, maybe
+from hpc_mp.cluster.node.source import Source, Unseen
+
+LIST = ("nvidia-smi", "--list-gpus")
+_INFORMATION = "/proc/driver/nvidia/gpus/*/information"
+_LIBRARIES = tuple(f"{folder}/libnvidia-ml.so.*" for folder in (
+    "/usr/lib/*", "/usr/lib", "/usr/lib64", "/usr/lib64/nvidia", "/usr/lib/nvidia*", "/usr/local/nvidia/lib64",
+    "/run/nvidia/driver/usr/lib/*"))
+_VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
+_LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d{3,}\.\d[\d.]*)$")
+_EXIT = re.compile(r"exited with (-?\d+)")
+_JOB = re.compile(r"/job_|/docker|/kubepods|/libpod|/lxc")
+_NO_GPU = Smi("", "", 0, ())
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How nvidia-smi ended.
+
+    Attributes:
+        code: its exit code; None where there is none (absent, too slow) or it is lost.
+        words: what it, or the attempt to start it, said of a failure.
+        smi: its answer; None where it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
+        uptime: seconds since boot; None where the kernel does not show it.
+    """
+
+    code: int | None
+    words: str
+    smi: Smi | None
+    uptime: float | None = None
+
+
+@dataclass(frozen=True)
+class Driver:
+    """What is there of GPUs and their driver, seen from several sides.
+
+    Attributes:
+        on_bus: PCI addresses of all NVIDIA GPUs.
+        taken: of those that the driver has (``/proc/driver/nvidia/gpus``).
+        excluded: of those that it was told to leave alone.
+        listed: GPUs that nvidia-smi lists; None where it gives no list.
+        nodes: the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
+        loaded: version of the module that runs; None when none runs.
+        libraries: versions of libnvidia-ml on this file system, as their file names say.
+        kind: the cloud's machine that this is known to be; None too where its GPUs are AMD's.
+        nvswitches: on the PCI bus.
+        confined: this process lives in a job's or container's cgroup, which may hide GPUs from it.
+    """
+
+    on_bus: tuple[str, ...]
+    taken: tuple[str, ...]
+    excluded: tuple[str, ...]
+    listed: int | None
+    nodes: tuple[str, ...]
+    loaded: str | None
+    libraries: tuple[str, ...]
+    kind: Kind | None
+    nvswitches: int
+    confined: bool
+
+
+def ask_smi(source: Source) -> Asked:
+    """Put the one long question. Raises Unseen where an answer cannot be read."""
+    try:
+        answer = source.answer(QUERY)
+    except Unseen as unseen:
+        if not has_gpus(source):
+            return Asked(None, str(unseen), _NO_GPU)
+        found = _EXIT.search(str(unseen))
+        return Asked(int(found[1]) if found else None, str(unseen), None)
+    up = maybe(source.text, "/proc/uptime")
+    return Asked(0, answer[answer.rfind(">") + 1:].strip(), parse_smi(answer), float(up.split()[0]) if up else None)
+
+
+def read_models(source: Source) -> tuple[Model, ...]:
+    """Of the GPUs that the driver has, those whose model is known."""
+    told = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
+    return tuple(known for name in told if (known := model(name)))
+
+
+def read_driver(source: Source) -> Driver:
+    """Never raises: that something is not there is part of the answer."""
+    excluded = {address(path.split("/")[-2]): bool(re.search(r"GPU Excluded:\s*Yes", maybe(source.text, path) or ""))
+                for path in source.names(_INFORMATION)}
+    listing = maybe(lambda name: source.answer(LIST), "") if has_gpus(source) else None
+    return Driver(
+        on_bus=_on_bus(source),
+        taken=tuple(bus for bus, left_alone in excluded.items() if not left_alone),
+        excluded=tuple(bus for bus, left_alone in excluded.items() if left_alone),
+        listed=None if listing is None else len(re.findall(r"^GPU \d+:", listing, re.MULTILINE)),
+        nodes=tuple(path[len("/dev/"):] for path in source.names("/dev/nvidia*")),
+        loaded=_version(source, "/proc/driver/nvidia/version") or _version(source, "/sys/module/nvidia/version"),
+        libraries=tuple(sorted({found[1] for pattern in _LIBRARIES for path in source.names(pattern)
+                                if (found := _LIBRARY.search(path))})),
+        kind=None if any(gpu.vendor == "amd" for gpu in read_gpus(source)) else read_kind(source),
+        nvswitches=count_nvswitches(source),
+        confined=bool(_JOB.search(maybe(source.text, "/proc/self/cgroup") or "")),
+    )
+
+
+def has_gpus(source: Source) -> bool:
+    """Whether this machine shows any trace of an NVIDIA GPU."""
+    return bool(source.names("/dev/nvidiactl") or source.names("/proc/driver/nvidia/version") or _on_bus(source))
+
+
+def _on_bus(source: Source) -> tuple[str, ...]:
+    return tuple(gpu.bus for gpu in read_gpus(source) if gpu.vendor == "nvidia")
+
+
+def _version(source: Source, path: str) -> str | None:
+    found = _VERSION.search(maybe(source.text, path) or "")
+    return found[1] if found else None

@@ -1,0 +1,68 @@
+"""Who sets up the NVLink fabric: the fabric manager of this node, and the IMEX daemon for memory of other nodes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.gpu_driver import read_models
+from hpc_mp.cluster.node.gpu_pci import count_nvswitches
+from hpc_mp.cluster.node.source import Source, Unseen
+
+_MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
+_IMEX = ("nvidia-imex-ctl", "-H", "-N")
+_NODE = re.compile(r"Node #(\d+)\s+[-*]\s+(\S+)\s+[-*]\s+-?\s*(\w+)")
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """Attributes:
+        manager: what systemd says of nvidia-fabricmanager ("active", "failed", "inactive"); or why that is not known.
+        nvswitches: on this node's PCI bus.
+    """
+
+    manager: str
+    nvswitches: int
+
+
+@dataclass(frozen=True)
+class Imex:
+    """Attributes:
+        domain: "UP", "DEGRADED", "DOWN" …
+        nodes: state by address, such as "READY".
+        unconnected: (from, to) pairs that are not "C", with the letter that stands there.
+        channels: device files ``/dev/nvidia-caps-imex-channels/channel*``.
+    """
+
+    domain: str
+    nodes: tuple[tuple[str, str], ...]
+    unconnected: tuple[tuple[int, int, str], ...]
+    channels: tuple[str, ...]
+
+
+def read_fabric(source: Source) -> Fabric:
+    """Never raises: whether the manager's absence matters is for who judges."""
+    try:
+        manager = source.answer(_MANAGER).strip()
+    except Unseen as unseen:  # is-active exits 3 for a service that is not active, its state on stdout
+        manager = "inactive or failed" if "exited with 3" in str(unseen) else f"unknown: {unseen}"
+    return Fabric(manager, count_nvswitches(source))
+
+
+def read_imex(source: Source) -> Imex | None:
+    """None where no NVLink leaves the node. Raises Unseen."""
+    if not any(each.rack for each in read_models(source)):
+        return None
+    text = source.answer(_IMEX)
+    domain = re.search(r"Domain State:\s*(\S+)", text)
+    if domain is None:
+        raise Unseen(f"nvidia-imex-ctl says no domain state: {text.strip()[:60]!r}")
+    table = text.partition("Nodes From\\To")[2].splitlines()[1:]
+    rows = [line.split() for line in table if re.match(r"\s*\d+\s+\S", line)]
+    return Imex(
+        domain=domain[1],
+        nodes=tuple((found[2], found[3]) for found in _NODE.finditer(text)),
+        unconnected=tuple((int(row[0]), column, letter) for row in rows for column, letter in enumerate(row[1:])
+                          if letter != "C"),
+        channels=source.names("/dev/nvidia-caps-imex-channels/channel*"),
+    )

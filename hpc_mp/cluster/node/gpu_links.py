@@ -1,0 +1,117 @@
+"""NVLinks and the way from each GPU to each other GPU and NIC, as nvidia-smi tells."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from hpc_mp.cluster.node.gpu_driver import has_gpus, read_models
+from hpc_mp.cluster.node.source import Source, Unseen
+
+STATUS = ("nvidia-smi", "nvlink", "-s")
+ERRORS = ("nvidia-smi", "nvlink", "-e")
+MATRIX = ("nvidia-smi", "topo", "-m")
+NVLINK_PEERS = ("nvidia-smi", "topo", "-p2p", "n")
+COUNTERS = "nvlink/"  # how the names of these begin among all counters of a machine
+_GPU = re.compile(r"GPU (\d+):\s*(.*?)\s*(?:\(UUID: (\S+)\))?$")
+_RATE = re.compile(r"Link (\d+):\s*(?:([\d.]+) GB/s|<?inactive>?)\s*$", re.IGNORECASE)
+_COUNTER = re.compile(r"Link (\d+):\s*(.+?):\s*(\d+)\s*$")
+_NAME = re.compile(r"(NIC\d+):\s*(\S+)\s*$")
+_PAINT = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Links:
+    """Attributes:
+        names: the GPU's name by index.
+        rates: GB/s of each link in one direction, by GPU index and link; None is inactive. A GPU without links has none.
+    """
+
+    names: Mapping[int, str]
+    rates: Mapping[int, Mapping[int, float | None]]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """``nvidia-smi topo -m``.
+
+    Attributes:
+        ways: by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
+        gpus: names of the GPU rows, in order.
+        nics: device by column, "NIC0" → "mlx5_0".
+        numa: by GPU row: "0", "N/A" …
+    """
+
+    ways: Mapping[tuple[str, str], str]
+    gpus: tuple[str, ...]
+    nics: Mapping[str, str] = field(default_factory=dict)
+    numa: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_links(source: Source) -> Links:
+    """Empty where there is no GPU. Raises Unseen."""
+    names: dict[int, str] = {}
+    rates: dict[int, dict[int, float | None]] = {}
+    gpu = None
+    for line in (source.answer(STATUS) if has_gpus(source) else "").splitlines():
+        if found := _GPU.match(line.strip()):
+            gpu = int(found[1])
+            names[gpu], rates[gpu] = found[2], {}
+        elif (found := _RATE.match(line.strip())) and gpu is not None:
+            rates[gpu][int(found[1])] = float(found[2]) if found[2] else None
+    return Links(names, rates)
+
+
+def link_counters(source: Source) -> Iterator[tuple[str, int]]:
+    """Errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and how many. Raises Unseen.
+
+    FEC bins, packet and byte counts are left out: they count healthy traffic.
+    """
+    gpu = None
+    for line in (source.answer(ERRORS) if has_gpus(source) else "").splitlines():
+        if found := _GPU.match(line.strip()):
+            gpu = int(found[1])
+        elif (found := _COUNTER.match(line.strip())) and gpu is not None and _is_error(found[2]):
+            yield f"{COUNTERS}GPU {gpu} link {found[1]} {found[2]}", int(found[3])
+
+
+def read_topology(source: Source) -> Topology | None:
+    """None where there is no GPU. Raises Unseen."""
+    return _topology(source.answer(MATRIX)) if has_gpus(source) else None
+
+
+def read_peers(source: Source) -> Topology | None:
+    """Whether each pair of GPUs can reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unseen.
+
+    None where they are not joined by NVSwitches: then some pairs, or all, need not.
+    """
+    return _topology(source.answer(NVLINK_PEERS)) if any(each.switched for each in read_models(source)) else None
+
+
+def _is_error(name: str) -> bool:
+    return not name.startswith("FEC") and any(word in name for word in ("Errors", "discards", "recovery failed"))
+
+
+def _topology(text: str) -> Topology:
+    lines = _PAINT.sub("", text).splitlines()
+    head = next((number for number, line in enumerate(lines) if re.match(r"\s+GPU0\b", line)), None)
+    if head is None:
+        raise Unseen(f"no matrix in the answer: {text.strip()[:60]!r}")
+    columns = [name.strip() for name in re.split(r"\t|  +", lines[head].strip())]
+    ways: dict[tuple[str, str], str] = {}
+    gpus: list[str] = []
+    nics: dict[str, str] = {}
+    numa: dict[str, str] = {}
+    for line in lines[head + 1:]:
+        cells = [cell.strip() for cell in (line.split("\t") if "\t" in line else re.split(r"  +", line.strip()))]
+        if named := _NAME.match(line.strip()):
+            nics[named[1]] = named[2]
+        elif cells[0] in columns:
+            row = dict(zip(columns, cells[1:], strict=False))
+            ways |= {(cells[0], column): way for column, way in row.items() if re.match(r"GPU\d|NIC\d|mlx|rdma|efa|cxi", column)}
+            if cells[0].startswith("GPU"):
+                gpus.append(cells[0])
+                numa[cells[0]] = row.get("NUMA Affinity", "")
+    nics |= {name: name for name in columns if re.match(r"mlx|rdma|efa|cxi", name)}  # older drivers write the device itself
+    return Topology(ways, tuple(gpus), nics, numa)

@@ -1,0 +1,110 @@
+"""GPUs, and the switches that join them, as the PCI bus shows them; and what ``lspci`` says of their settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.source import Source, Unseen
+
+_VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
+_GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D and display controllers; processing accelerators (AMD Instinct)
+_NVSWITCH_CLASS = "0x0680"
+_NO_WIDTH = (0, 63)  # what the kernel reads from a device that does not answer
+
+
+@dataclass(frozen=True)
+class PciGpu:
+    """One GPU on the bus. Speeds in GT/s and widths in lanes are None where the kernel does not show them (in some VMs).
+
+    Attributes:
+        bus: its address, ``0000:c6:00.0``.
+        vendor: "nvidia" or "amd".
+        device: the vendor's number, ``0x2330``.
+        speed, max_speed: of the link now, and what slot and GPU are both able to.
+        width, max_width: likewise.
+        answers: False when the device reads as all ones: it has fallen off the bus.
+        numa: node of memory that is nearest; None where unknown.
+    """
+
+    bus: str
+    vendor: str
+    device: str
+    speed: float | None
+    max_speed: float | None
+    width: int | None
+    max_width: int | None
+    answers: bool
+    numa: int | None
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Bytes per PCIe packet: ``used`` as set, ``able`` as the device could."""
+
+    used: int
+    able: int | None
+
+
+def read_gpus(source: Source) -> tuple[PciGpu, ...]:
+    """All GPUs on the bus, by address."""
+    return tuple(_gpu(source, path, _VENDORS[vendor]) for path, vendor in _devices(source)
+                 if vendor in _VENDORS and _text(source, f"{path}/class").startswith(_GPU_CLASSES))
+
+
+def count_nvswitches(source: Source) -> int:
+    """NVSwitches on the bus; a virtual machine may have GPUs joined by switches that it cannot see."""
+    return sum(vendor == "0x10de" and _text(source, f"{path}/class").startswith(_NVSWITCH_CLASS)
+               for path, vendor in _devices(source))
+
+
+def read_payloads(source: Source) -> Mapping[str, Payload]:
+    """By PCI address of NVIDIA's GPUs. Raises Unseen; the kernel shows these settings to root only."""
+    if not any(gpu.vendor == "nvidia" for gpu in read_gpus(source)):
+        return {}
+    text = source.answer(("lspci", "-D", "-vv", "-d", "10de:"))
+    found = {}
+    for block in re.split(r"\n(?=\S)", text):
+        header = re.match(r"([0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d) (?:3D|VGA|Display)", block)
+        sizes = re.findall(r"Dev(Cap|Ctl):.*?MaxPayload (\d+) bytes", block, re.DOTALL)
+        values = {kind: int(size) for kind, size in sizes}
+        if header and "Ctl" in values:
+            found[header[1]] = Payload(values["Ctl"], values.get("Cap"))
+    if not found:
+        raise Unseen("lspci -vv shows no MaxPayload: it does to root only")
+    return found
+
+
+def _devices(source: Source) -> list[tuple[str, str]]:
+    return [(path.rpartition("/")[0], _text(source, path)) for path in source.names("/sys/bus/pci/devices/*/vendor")]
+
+
+def _gpu(source: Source, path: str, vendor: str) -> PciGpu:
+    width = _number(_text(source, f"{path}/current_link_width"))
+    numa = _number(_text(source, f"{path}/numa_node"))
+    return PciGpu(
+        bus=path.rpartition("/")[2],
+        vendor=vendor,
+        device=_text(source, f"{path}/device"),
+        speed=_number(_text(source, f"{path}/current_link_speed")),
+        max_speed=_number(_text(source, f"{path}/max_link_speed")),
+        width=None if width is None or width in _NO_WIDTH else int(width),
+        max_width=_whole(_number(_text(source, f"{path}/max_link_width"))),
+        answers=width != _NO_WIDTH[1],
+        numa=None if numa is None or numa < 0 else int(numa),
+    )
+
+
+def _text(source: Source, path: str) -> str:
+    return maybe(source.text, path) or ""
+
+
+def _number(text: str) -> float | None:
+    found = re.match(r"-?\d+(?:\.\d+)?", text)
+    return float(found[0]) if found else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or value in _NO_WIDTH else int(value)

@@ -1,0 +1,110 @@
+"""The host's name, its clock, and what stands between it and the others."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.parse import fields, maybe
+from hpc_mp.cluster.node.source import Source, Unseen
+
+
+@dataclass(frozen=True)
+class Name:
+    """Attributes:
+        name: as the kernel has it.
+        addresses: that the name service gives for it.
+        back: the first address that is no loopback, and the names it is given back; None where there is no such address.
+    """
+
+    name: str
+    addresses: tuple[str, ...]
+    back: tuple[str, tuple[str, ...]] | None
+
+
+@dataclass(frozen=True)
+class Clock:
+    """``by``: the program that keeps it; ``offset``: seconds off, None where it does not say; ``kept``: it follows a source."""
+
+    by: str
+    kept: bool
+    offset: float | None
+
+
+@dataclass(frozen=True)
+class Firewall:
+    """``active``: firewalls that are on; ``closed``: chains for arriving packets that drop by default, Unseen without root."""
+
+    active: tuple[str, ...]
+    closed: tuple[str, ...] | Unseen
+
+
+def read_name(source: Source) -> Name:
+    """Raises Unseen where there is no way to ask."""
+    name = source.text("/proc/sys/kernel/hostname")
+    addresses = _lookup(source, ("getent", "ahosts", name))
+    outer = next((address for address in addresses if not is_loopback(address) and not address.startswith("fe80:")), None)
+    if outer is None:
+        return Name(name, addresses, None)
+    return Name(name, addresses, (outer, _lookup(source, ("getent", "hosts", outer), first=1)))
+
+
+def is_loopback(address: str) -> bool:
+    return address.startswith("127.") or address == "::1"
+
+
+def read_clock(source: Source) -> Clock:
+    """Raises Unseen where no program that keeps clocks tells."""
+    tried = []
+    try:
+        words = source.answer(("chronyc", "-c", "tracking")).strip().split(",")
+        return Clock("chrony", words[0] not in ("", "00000000", "7F7F0101"), abs(float(words[4])))
+    except (Unseen, IndexError, ValueError) as error:
+        tried.append(str(error))
+    if source.names("/run/systemd/timesync/synchronized"):
+        return Clock("systemd-timesyncd", True, None)
+    try:
+        told = fields(source.answer(("timedatectl", "show")), "=")
+        return Clock("timedatectl", told.get("NTPSynchronized") == "yes", None)
+    except Unseen as unseen:
+        tried.append(str(unseen))
+    raise Unseen("no program that keeps the clock answers: " + "; ".join(tried))
+
+
+def read_firewall(source: Source) -> Firewall:
+    active = []
+    if fields(maybe(source.text, "/etc/ufw/ufw.conf") or "", "=").get("ENABLED") == "yes":
+        active.append("ufw")
+    if any(maybe(source.text, path) == "firewalld" for path in source.names("/proc/[0-9]*/comm")):
+        active.append("firewalld")
+    closed: tuple[str, ...] | Unseen
+    try:
+        closed = tuple(f"{table} {chain}" for table, chain in _chains(source.answer(("nft", "list", "ruleset"))))
+    except Unseen as unseen:
+        closed = unseen
+    return Firewall(tuple(active), closed)
+
+
+def _chains(ruleset: str) -> list[tuple[str, str]]:
+    """(table, chain) of those for arriving packets that drop what no rule allows."""
+    found, table, chain = [], "", ""
+    for line in ruleset.splitlines():
+        words = line.split()
+        if words[:1] == ["table"]:
+            table = " ".join(words[1:-1])
+        elif words[:1] == ["chain"]:
+            chain = words[1]
+        elif re.search(r"hook input .*policy drop", line):
+            found.append((table, chain))
+    return found
+
+
+def _lookup(source: Source, argv: tuple[str, ...], first: int = 0) -> tuple[str, ...]:
+    """Words of every line from ``first`` on: one address of ``ahosts``, all names of ``hosts``. None where nobody knows."""
+    try:
+        lines = [line.split() for line in source.answer(argv).splitlines()]
+    except Unseen as unseen:
+        if "exited with 2" in str(unseen):  # getent's way to say that there is no such entry
+            return ()
+        raise
+    return tuple(dict.fromkeys(word for line in lines for word in (line[first:] if first else line[:1])))

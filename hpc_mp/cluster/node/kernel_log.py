@@ -1,0 +1,89 @@
+"""The kernel's log, from wherever this user may read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.source import Source, Unseen
+
+_ANSWERS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
+_FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
+_MOST = 8 << 20  # bytes that are read of a log, from its end
+_RECORD = re.compile(r"\d+,\d+,(\d+),[^;]*;(.*)")  # /dev/kmsg: priority, number, microseconds since boot, flags; text
+_STAMPED = re.compile(r"\[ *(\d+\.\d+)\] ?(?:\S+ kernel: )?(.*)")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One message. ``age`` is in seconds; None where the log says no time that can be compared."""
+
+    age: float | None
+    text: str
+
+
+def read_kernel_log(source: Source) -> tuple[Line, ...]:
+    """All messages since boot, oldest first. Raises Unseen where no log may be read, naming what was tried."""
+    up = _uptime(source)
+    tried = []
+    try:
+        return tuple(_records(_kmsg(source), up))
+    except Unseen as unseen:
+        tried.append(str(unseen))
+    for argv in _ANSWERS:
+        try:
+            return tuple(_stamped(source.answer(argv), up))
+        except Unseen as unseen:
+            tried.append(f"{argv[0]}: {unseen}")
+    for name in _FILES:
+        with contextlib.suppress(Unseen):
+            return tuple(_stamped(source.text(name)[-_MOST:], up))
+    raise Unseen("; ".join(tried))
+
+
+def _kmsg(source: Source) -> str:
+    """The whole buffer: the device gives one record per read and then says that it would have to wait for the next."""
+    try:
+        descriptor = os.open(source.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK)
+    except OSError as error:
+        raise Unseen(f"/dev/kmsg: {error.strerror}") from None
+    parts, size = [], 0
+    try:
+        while size < _MOST:
+            try:
+                part = os.read(descriptor, 1 << 16)
+            except BrokenPipeError:  # the oldest records were overwritten while we read; go on with the next
+                continue
+            except BlockingIOError:
+                break
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+    except OSError as error:
+        raise Unseen(f"/dev/kmsg: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+    return b"".join(parts).decode(errors="replace")
+
+
+def _records(text: str, up: float | None) -> list[Line]:
+    found = (_RECORD.match(line) for line in text.splitlines())
+    return [Line(None if up is None else up - int(record[1]) / 1e6, record[2]) for record in found if record]
+
+
+def _stamped(text: str, up: float | None) -> list[Line]:
+    lines = []
+    for line in text.splitlines():
+        found = _STAMPED.match(line)
+        lines.append(Line(None if up is None else up - float(found[1]), found[2]) if found else Line(None, line))
+    return lines
+
+
+def _uptime(source: Source) -> float | None:
+    try:
+        return float(source.text("/proc/uptime").split()[0])
+    except (Unseen, ValueError, IndexError):
+        return None

@@ -1,0 +1,73 @@
+"""Main memory: how much, where, how it is managed, and the part of it that processes share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.cluster.node.mounts import Room, room
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.source import Source, Unseen
+
+_SIZE = re.compile(r"(\w+(?:\(\w+\))?):\s+(\d+)( kB)?")
+SHM = "/dev/shm"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Attributes:
+        of: ``/proc/meminfo``, in bytes; ``HugePages_…`` are counts.
+        settings: ``zone_reclaim_mode``, ``overcommit_memory`` … of ``/proc/sys/vm`` and ``numa_balancing``, where they are.
+        nodes: bytes of every NUMA node that has processors.
+        gpus: there are GPUs here.
+    """
+
+    of: Mapping[str, int]
+    settings: Mapping[str, int]
+    nodes: Mapping[int, int]
+    kind: Kind | None
+    gpus: bool
+
+
+@dataclass(frozen=True)
+class Shared:
+    """``/dev/shm``. ``left``: names in it as NCCL, torch and MPI make them; ``room`` of its file system."""
+
+    room: Room
+    left: tuple[str, ...]
+    memory: int
+
+
+def read_memory(source: Source) -> Memory:
+    """Raises Unseen."""
+    settings = {name: maybe(source.number, f"/proc/sys/vm/{name}")
+                for name in ("zone_reclaim_mode", "overcommit_memory", "max_map_count", "swappiness")}
+    settings["numa_balancing"] = maybe(source.number, "/proc/sys/kernel/numa_balancing")
+    nodes = {}
+    for path in source.names("/sys/devices/system/node/node[0-9]*"):
+        size = re.search(r"MemTotal:\s+(\d+) kB", maybe(source.text, f"{path}/meminfo") or "")
+        if size and maybe(source.text, f"{path}/cpulist"):
+            nodes[int(path.rpartition("node")[2])] = int(size[1]) << 10
+    return Memory(
+        of=_sizes(source.text("/proc/meminfo")),
+        settings={name: value for name, value in settings.items() if value is not None},
+        nodes=nodes,
+        kind=read_kind(source),
+        gpus=bool(source.names("/proc/driver/nvidia/gpus/*") or source.names("/sys/class/kfd/kfd/topology/nodes/*")),
+    )
+
+
+def read_shared(source: Source) -> Shared:
+    """Raises Unseen."""
+    left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*",
+                                         "mpich_shm*")
+                 for name in source.names(f"{SHM}/{pattern}"))
+    if not source.path(SHM).is_dir():
+        raise Unseen(f"{SHM}: there is none")
+    return Shared(room(source, SHM), left, _sizes(source.text("/proc/meminfo"))["MemTotal"])
+
+
+def _sizes(text: str) -> dict[str, int]:
+    return {name: int(number) << 10 if unit else int(number) for name, number, unit in _SIZE.findall(text)}

@@ -1,0 +1,90 @@
+"""File systems: what is mounted, whether it answers, how much room it has."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.state import keep
+
+_PATIENCE_S = 2.0  # for all of them together
+LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat")
+SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "fuse.ceph", "fuse.glusterfs", "fuse.weka", "wekafs",
+          "panfs", "pvfs2", "orangefs", "9p", "virtiofs", "fuse.blobfuse2", "fuse.amlfs", "fuse.sshfs", "efs")
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Of a file system, in bytes and files; ``files`` is 0 where it does not count them."""
+
+    size: int
+    free: int
+    files: int
+    free_files: int
+
+
+@dataclass(frozen=True)
+class Mount:
+    """``room`` is Unseen with the reason where the file system did not answer in time, or refused."""
+
+    device: str
+    where: str
+    type: str
+    options: tuple[str, ...]
+    room: Room | Unseen
+
+    @property
+    def shared(self) -> bool:
+        return self.type in SHARED
+
+
+@dataclass(frozen=True)
+class Mounts:
+    """``missing``: what ``/etc/fstab`` says should be mounted at start, and is not."""
+
+    all: tuple[Mount, ...]
+    missing: Mapping[str, str]
+
+
+def read_mounts(source: Source) -> Mounts:
+    """Disks and network file systems; each is asked in a process of its own. Raises Unseen."""
+    rows = [line.split()[:4] for line in source.text("/proc/mounts").splitlines()]
+    everywhere = {_plain(where) for _, where, *_ in rows}
+    last = {_plain(where): (device, type_, options.split(",")) for device, where, type_, options in rows
+            if type_ in LOCAL or type_ in SHARED}
+    asked = {where: functools.partial(room, source, where) for where in last}
+    rooms = in_time(asked, _PATIENCE_S, keep(source, "hung-mounts.json"))
+    found = tuple(Mount(device, where, type_, tuple(options), rooms[where])
+                  for where, (device, type_, options) in sorted(last.items()))
+    return Mounts(found, {where: type_ for where, type_ in _promised(source).items() if where not in everywhere})
+
+
+def room(source: Source, where: str) -> Room:
+    """Raises Unseen. A program is asked, so that a recorded machine can answer."""
+    words = source.answer(("stat", "-f", "-c", "%S %b %a %c %d", where)).split()
+    try:
+        block, blocks, free, files, free_files = map(int, words)
+    except ValueError:
+        raise Unseen(f"stat -f says {' '.join(words)!r}") from None
+    return Room(block * blocks, block * free, files, free_files)
+
+
+def _promised(source: Source) -> dict[str, str]:
+    """Place to type, of the lines of ``/etc/fstab`` that are mounted at start."""
+    found = {}
+    for line in (maybe(source.text, "/etc/fstab") or "").splitlines():
+        words = line.split("#")[0].split()
+        if len(words) >= 4 and words[1].startswith("/") and not {"noauto", "nofail"} & set(words[3].split(",")):
+            found[_plain(words[1])] = words[2]
+    return found
+
+
+def _plain(path: str) -> str:
+    """Blanks are written as ``\\040``."""
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), path)

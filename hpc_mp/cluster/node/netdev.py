@@ -1,0 +1,63 @@
+"""Network interfaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.source import Source
+
+CLASS = "/sys/class/net"
+ETHERNET, INFINIBAND = 1, 32  # ARPHRD_*
+
+
+@dataclass(frozen=True)
+class Interface:
+    """One that hardware stands behind, or a bond. What is None is not shown.
+
+    Attributes:
+        kind: 1 Ethernet, 32 IP over InfiniBand.
+        state: ``up``, ``down`` …; ``unknown`` for drivers that do not tell.
+        speed: Mb/s; None without a link, and in many virtual machines.
+        physical: a device stands behind it.
+        managed: an administrator has set it to be up.
+        ups: times that it had a link since boot; None where that is not counted.
+        members: of a bond.
+    """
+
+    name: str
+    kind: int
+    state: str
+    speed: int | None
+    duplex: str | None
+    mtu: int | None
+    driver: str
+    physical: bool
+    managed: bool
+    ups: int | None
+    members: tuple[str, ...] = ()
+
+
+def read_interfaces(source: Source) -> tuple[Interface, ...]:
+    """Without the loopback and what software alone makes (bridges, tunnels, containers' ends)."""
+    found = (_interface(source, path) for path in source.names(f"{CLASS}/*"))
+    return tuple(each for each in found if each.physical or each.members)
+
+
+def _interface(source: Source, path: str) -> Interface:
+    flags = maybe(source.number, f"{path}/flags") or 0
+    speed = maybe(source.number, f"{path}/speed")
+    driver = source.path(f"{path}/device/driver")
+    return Interface(
+        name=path.rpartition("/")[2],
+        kind=maybe(source.number, f"{path}/type") or 0,
+        state=maybe(source.text, f"{path}/operstate") or "unknown",
+        speed=speed if speed and speed > 0 else None,
+        duplex=maybe(source.text, f"{path}/duplex"),
+        mtu=maybe(source.number, f"{path}/mtu"),
+        driver=driver.readlink().name if driver.is_symlink() else "",
+        physical=source.path(f"{path}/device").exists(),
+        managed=bool(flags & 1),
+        ups=maybe(source.number, f"{path}/carrier_up_count"),
+        members=tuple((maybe(source.text, f"{path}/bonding/slaves") or "").split()),
+    )

@@ -1,0 +1,151 @@
+"""What lies between network adapters, GPUs and memory: PCI links, bridges, the IOMMU, drivers for direct transfers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.gpu_pci import PciGpu, read_gpus
+from hpc_mp.cluster.node.parse import maybe, real
+from hpc_mp.cluster.node.rdma import Fabric, read_fabric
+from hpc_mp.cluster.node.source import Source, Unseen
+
+_BRIDGES = ("lspci", "-D", "-vvv", "-d", "::0604")
+
+
+@dataclass(frozen=True)
+class Link:
+    """Speeds in GT/s, widths in lanes; None where the kernel does not show them, as in many virtual machines."""
+
+    device: str
+    address: str
+    speed: float | None
+    most_speed: float | None
+    width: int | None
+    most_width: int | None
+
+
+@dataclass(frozen=True)
+class Bridges:
+    """Attributes:
+        virtual: this is a virtual machine, whose host decides about bridges.
+        redirecting: addresses of bridges whose access control sends transfers between devices up to the root.
+        gpus: how many GPUs there are.
+        domains: PCI address of each GPU and adapter to what the IOMMU does: ``identity`` lets it pass, ``DMA`` translates.
+    """
+
+    virtual: bool
+    redirecting: tuple[str, ...] | Unseen
+    gpus: int
+    domains: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Rails:
+    """GPUs and the adapters of the fast network. ``above``: PCI address to the path of bridges above that device."""
+
+    gpus: tuple[PciGpu, ...]
+    fabric: Fabric
+    above: Mapping[str, str]
+    nodes: int
+
+
+@dataclass(frozen=True)
+class Direct:
+    """What lets an adapter read and write a GPU's memory.
+
+    Attributes:
+        modules: kernel modules that are loaded.
+        kernel: its release as two numbers.
+        open_driver: NVIDIA's driver is the open one; None where none is loaded.
+        copy_library: a library of GDRCopy is installed.
+    """
+
+    gpus: int
+    fabric: Fabric
+    modules: frozenset[str] | Unseen
+    kernel: tuple[int, int]
+    open_driver: bool | None
+    copy_library: bool
+
+
+def read_links(source: Source) -> tuple[Link, ...]:
+    """Of the adapters for RDMA."""
+    return tuple(_link(source, adapter.name, adapter.address) for adapter in read_fabric(source).adapters if adapter.address)
+
+
+def read_bridges(source: Source) -> Bridges:
+    devices = [gpu.bus for gpu in read_gpus(source)]
+    adapters = [adapter.address for adapter in read_fabric(source).adapters if adapter.address]
+    virtual = is_virtual(source)
+    seen: tuple[str, ...] | Unseen = ()
+    if devices and not virtual:
+        try:
+            seen = _redirecting(source.answer(_BRIDGES))
+        except Unseen as unseen:
+            seen = unseen
+    domains = {}
+    for address in [*devices, *adapters]:
+        group = real(source, f"/sys/bus/pci/devices/{address}/iommu_group")
+        domain = maybe(source.text, f"/sys/kernel/iommu_groups/{group.rpartition('/')[2]}/type")
+        if domain is not None:
+            domains[address] = domain
+    return Bridges(virtual, seen, len(devices), domains)
+
+
+def read_rails(source: Source) -> Rails:
+    fabric, gpus = read_fabric(source), read_gpus(source)
+    addresses = [*(gpu.bus for gpu in gpus), *(adapter.address for adapter in fabric.adapters if adapter.address)]
+    above = {address: real(source, f"/sys/bus/pci/devices/{address}").rpartition("/")[0] for address in addresses}
+    return Rails(gpus, fabric, above, len(source.names("/sys/devices/system/node/node[0-9]*")))
+
+
+def read_direct(source: Source) -> Direct:
+    """Raises Unseen."""
+    release = re.match(r"(\d+)\.(\d+)", source.text("/proc/sys/kernel/osrelease"))
+    modules: frozenset[str] | Unseen
+    try:
+        modules = frozenset(line.split()[0] for line in source.text("/proc/modules").splitlines() if line.strip())
+    except Unseen as unseen:
+        modules = unseen
+    version = maybe(source.text, "/proc/driver/nvidia/version")
+    return Direct(
+        gpus=sum(gpu.vendor == "nvidia" for gpu in read_gpus(source)),
+        fabric=read_fabric(source),
+        modules=modules,
+        kernel=(int(release[1]), int(release[2])) if release else (0, 0),
+        open_driver=None if version is None else "Open Kernel Module" in version,
+        copy_library=bool(source.names("/usr/lib*/libgdrapi.so*") + source.names("/usr/lib/*/libgdrapi.so*")
+                          + source.names("/opt/*/lib/libgdrapi.so*")),
+    )
+
+
+def is_virtual(source: Source) -> bool:
+    """Whether a hypervisor runs below us."""
+    if " hypervisor" in (maybe(source.text, "/proc/cpuinfo") or ""):
+        return True
+    vendor = maybe(source.text, "/sys/class/dmi/id/sys_vendor") or ""
+    product = maybe(source.text, "/sys/class/dmi/id/product_name") or ""
+    return product == "Virtual Machine" or vendor == "QEMU" or (vendor == "Amazon EC2" and ".metal" not in product)
+
+
+def _redirecting(text: str) -> tuple[str, ...]:
+    """Bridges with ``ACSCtl: SrcValid+ … ReqRedir+``. Raises Unseen where lspci hides capabilities, as it does from users."""
+    if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
+        raise Unseen("lspci -vvv shows access control of PCI bridges to root only")
+    blocks = re.split(r"\n(?=\S)", text)
+    return tuple(block.split()[0] for block in blocks if re.search(r"ACSCtl:.*(SrcValid|ReqRedir|UpstreamFwd)\+", block))
+
+
+def _link(source: Source, device: str, address: str) -> Link:
+    def number(name: str) -> float | None:
+        found = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"/sys/bus/pci/devices/{address}/{name}") or "")
+        return float(found[0]) if found else None
+
+    def lanes(name: str) -> int | None:
+        value = number(name)
+        return int(value) if value and value != 63 else None  # 63: all bits set, no link to read
+
+    return Link(device, address, number("current_link_speed"), number("max_link_speed"), lanes("current_link_width"),
+                lanes("max_link_width"))

@@ -1,0 +1,221 @@
+"""Network adapters that can do RDMA: InfiniBand, RoCE, EFA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.cluster.node.parse import maybe, real
+from hpc_mp.cluster.node.source import Source, Unseen
+
+CLASS = "/sys/class/infiniband"
+AMAZON = "0x1d0f"
+_FABRIC_PCI = (("0x15b3", "0x0207"), ("0x15b3", "0x0200"), (AMAZON, "0x0200"))  # vendor, class of adapters that may do RDMA
+_EFA_MODELS = ("0xefa0", "0xefa1", "0xefa2", "0xefa3", "0xefa4")
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+_MTUS = {"256": 256, "512": 512, "1024": 1024, "2048": 2048, "4096": 4096}
+
+
+@dataclass(frozen=True)
+class Gid:
+    """``type``: ``IB/RoCE v1`` or ``RoCE v2``; ``netdev`` is empty for InfiniBand."""
+
+    index: int
+    value: str
+    type: str
+    netdev: str
+
+
+@dataclass(frozen=True)
+class Port:
+    """One port. What is None is not shown.
+
+    Attributes:
+        device, number: ``mlx5_2``, 1.
+        state, physical: as the kernel says them: ``4: ACTIVE``, ``5: LinkUp``.
+        rate: Gb/s.
+        layer: ``InfiniBand``, ``Ethernet`` (RoCE) or ``Unknown`` (EFA).
+        lid, manager: own and subnet manager's address; InfiniBand only.
+        keys: the partition table: index to key.
+        mtu: bytes of a packet that are in use.
+        dropped: times that the link went down, since the counter was reset.
+    """
+
+    device: str
+    number: int
+    state: str
+    physical: str
+    rate: float | None
+    layer: str
+    lid: int | None
+    manager: int | None
+    keys: Mapping[int, int]
+    gids: tuple[Gid, ...]
+    mtu: int | None
+    dropped: int | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.device} port {self.number}"
+
+    @property
+    def up(self) -> bool:
+        return self.state.endswith("ACTIVE") and self.physical.endswith("LinkUp")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One device of the RDMA stack. ``numa`` is None where the kernel does not know it.
+
+    Attributes:
+        address: on the PCI bus; empty for one that is not there (Soft RoCE).
+        path: of PCI bridges above it, from the root.
+        vendor, model: PCI numbers.
+        firmware, board: as the adapter says.
+        verbs: its device file is there and this user may use it; None where there is none for it.
+    """
+
+    name: str
+    address: str
+    path: str
+    vendor: str
+    model: str
+    firmware: str
+    board: str
+    numa: int | None
+    netdevs: tuple[str, ...]
+    verbs: bool | None
+    ports: tuple[Port, ...]
+
+    @property
+    def efa(self) -> bool:
+        return self.vendor == AMAZON
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """The fast network as this machine sees it.
+
+    Attributes:
+        adapters: all that the RDMA stack has.
+        kind: what the machine is known to have; None for an unknown one.
+        bare: PCI addresses of adapters for RDMA that no driver has taken.
+        abi: versions of the kernel's interfaces for verbs and management; None where that module is not loaded.
+    """
+
+    adapters: tuple[Adapter, ...]
+    kind: Kind | None
+    bare: tuple[str, ...]
+    abi: Mapping[str, int | None]
+
+    @property
+    def ports(self) -> tuple[Port, ...]:
+        """Of the fast network: those of InfiniBand or EFA if there are any, else those of RoCE."""
+        every = [(adapter.efa, port) for adapter in self.adapters for port in adapter.ports]
+        return tuple(port for efa, port in every if efa or port.layer == "InfiniBand") or tuple(port for _, port in every)
+
+    def adapter(self, port: Port) -> Adapter:
+        return next(adapter for adapter in self.adapters if adapter.name == port.device)
+
+
+def read_fabric(source: Source) -> Fabric:
+    """Never raises: a machine without a fast network has no adapters."""
+    mtus = _active_mtus(source)
+    adapters = tuple(_adapter(source, path.rpartition("/")[2], mtus) for path in source.names(f"{CLASS}/*"))
+    taken = {adapter.address for adapter in adapters}
+    bare = tuple(address for address in _able(source) if address not in taken)
+    abi = {name: maybe(source.number, f"/sys/class/infiniband_{name}/abi_version") for name in ("verbs", "mad")}
+    return Fabric(adapters, read_kind(source), bare, abi)
+
+
+def _adapter(source: Source, name: str, mtus: Mapping[tuple[str, int], int]) -> Adapter:
+    base = f"{CLASS}/{name}"
+    where = real(source, f"{base}/device")
+    address = where.rpartition("/")[2]
+    numa = maybe(source.number, f"{base}/device/numa_node")
+    ports = tuple(_port(source, name, int(path.rpartition("/")[2]), mtus) for path in source.names(f"{base}/ports/*"))
+    return Adapter(
+        name=name,
+        address=address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", address) else "",
+        path=where,
+        vendor=maybe(source.text, f"{base}/device/vendor") or "",
+        model=maybe(source.text, f"{base}/device/device") or "",
+        firmware=maybe(source.text, f"{base}/fw_ver") or "",
+        board=maybe(source.text, f"{base}/board_id") or "",
+        numa=numa if numa is not None and numa >= 0 else None,
+        netdevs=tuple(path.rpartition("/")[2] for path in source.names(f"{base}/device/net/*")),
+        verbs=_verbs(source, name),
+        ports=tuple(sorted(ports, key=lambda port: port.number)),
+    )
+
+
+def _port(source: Source, device: str, number: int, mtus: Mapping[tuple[str, int], int]) -> Port:
+    base = f"{CLASS}/{device}/ports/{number}"
+    rate = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"{base}/rate") or "")
+    layer = maybe(source.text, f"{base}/link_layer") or "Unknown"
+    band = layer == "InfiniBand"
+    keys = {int(path.rpartition("/")[2]): maybe(source.number, path) for path in source.names(f"{base}/pkeys/*")}
+    return Port(
+        device=device,
+        number=number,
+        state=maybe(source.text, f"{base}/state") or "",
+        physical=maybe(source.text, f"{base}/phys_state") or "",
+        rate=float(rate[0]) if rate else None,
+        layer=layer,
+        lid=maybe(source.number, f"{base}/lid") if band else None,
+        manager=maybe(source.number, f"{base}/sm_lid") if band else None,
+        keys={index: key for index, key in sorted(keys.items()) if key},
+        gids=tuple(sorted(_gids(source, base), key=lambda gid: gid.index)),
+        mtu=mtus.get((device, number)),
+        dropped=maybe(source.number, f"{base}/counters/link_downed"),
+    )
+
+
+def _gids(source: Source, base: str) -> list[Gid]:
+    found = []
+    for path in source.names(f"{base}/gids/*"):
+        value, index = maybe(source.text, path), path.rpartition("/")[2]
+        if value and value != _NO_GID:
+            found.append(Gid(int(index), value, maybe(source.text, f"{base}/gid_attrs/types/{index}") or "",
+                             maybe(source.text, f"{base}/gid_attrs/ndevs/{index}") or ""))
+    return found
+
+
+def _active_mtus(source: Source) -> dict[tuple[str, int], int]:
+    """From ``ibv_devinfo``, which may be missing: the kernel does not show the MTU that is in use."""
+    if not source.names(f"{CLASS}/*"):
+        return {}
+    try:
+        text = source.answer(("ibv_devinfo",))
+    except Unseen:
+        return {}
+    found, device, port = {}, "", 0
+    for name, value in re.findall(r"^\s*(hca_id|port|active_mtu):\s*(\S+)", text, re.MULTILINE):
+        if name == "hca_id":
+            device = value
+        elif name == "port":
+            port = int(value)
+        elif value in _MTUS:
+            found[device, port] = _MTUS[value]
+    return found
+
+
+def _verbs(source: Source, device: str) -> bool | None:
+    """Whether ``/dev/infiniband/uverbsN`` of this device is there."""
+    for path in source.names("/sys/class/infiniband_verbs/uverbs*"):
+        if maybe(source.text, f"{path}/ibdev") == device:
+            return bool(source.names(f"/dev/infiniband/{path.rpartition('/')[2]}"))
+    return None
+
+
+def _able(source: Source) -> list[str]:
+    """PCI addresses of adapters that are made for RDMA, whether a driver has taken them or not."""
+    found = []
+    for path in source.names("/sys/bus/pci/devices/*/vendor"):
+        base = path.rpartition("/")[0]
+        numbers = maybe(source.text, path) or "", (maybe(source.text, f"{base}/class") or "")[:6]
+        if numbers in _FABRIC_PCI and (numbers[0] != AMAZON or maybe(source.text, f"{base}/device") in _EFA_MODELS):
+            found.append(base.rpartition("/")[2])
+    return found

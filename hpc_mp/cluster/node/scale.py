@@ -1,0 +1,65 @@
+"""Limits of the kernel that a job of more than a thousand ranks meets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.netdev import read_interfaces
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.rdma import CLASS
+from hpc_mp.cluster.node.source import Source, Unseen
+
+_SETTINGS = {
+    "somaxconn": "net/core/somaxconn",
+    "backlog": "net/ipv4/tcp_max_syn_backlog",
+    "ports": "net/ipv4/ip_local_port_range",
+    "reserved": "net/ipv4/ip_local_reserved_ports",
+    "neighbours": "net/ipv4/neigh/default/gc_thresh3",
+    "neighbours6": "net/ipv6/neigh/default/gc_thresh3",
+    "tcp_memory": "net/ipv4/tcp_mem",
+    "receive": "net/ipv4/tcp_rmem",
+    "send": "net/ipv4/tcp_wmem",
+    "files": "fs/file-max",
+    "files_each": "fs/nr_open",
+    "open": "fs/file-nr",
+    "pids": "kernel/pid_max",
+    "threads": "kernel/threads-max",
+    "tracked": "net/netfilter/nf_conntrack_count",
+    "trackable": "net/netfilter/nf_conntrack_max",
+}
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Attributes:
+        of: each setting's numbers; those that this kernel has.
+        cluster: this is a node of a cluster: Slurm is set up here, or there is a fast network.
+        speed: Mb/s of the fastest Ethernet interface that tells; 0 where none does.
+        page: bytes of a page of memory, in which ``tcp_memory`` is counted.
+    """
+
+    of: Mapping[str, tuple[int, ...]]
+    cluster: bool
+    speed: int
+    page: int
+
+
+def read_scale(source: Source) -> Scale:
+    """Raises Unseen where the kernel's settings cannot be seen."""
+    found = {}
+    for name, file in _SETTINGS.items():
+        words = (maybe(source.text, f"/proc/sys/{file}") or "").replace("-", " ").replace(",", " ").split()
+        if words:
+            found[name] = tuple(int(word) for word in words)
+    if not found:
+        raise Unseen("/proc/sys shows none of its settings")
+    cluster = bool(source.names(f"{CLASS}/*") or source.names("/etc/slurm/*") or source.names("/var/spool/slurm*/*"))
+    return Scale(found, cluster, max((each.speed or 0 for each in read_interfaces(source)), default=0), _page(source))
+
+
+def _page(source: Source) -> int:
+    try:
+        return int(source.answer(("getconf", "PAGESIZE")))
+    except Unseen:
+        return 4096

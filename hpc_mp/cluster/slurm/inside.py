@@ -1,0 +1,50 @@
+"""Where a job runs: as a step inside a live allocation, as a Slurm job, or on emulated nodes here; and why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.cluster.slurm.query import why_silent
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """``place``: "step" (of the allocation we are inside), "slurm" (a new job), "mpi" (mpirun) or "local" (emulated nodes)."""
+
+    place: Literal["step", "slurm", "mpi", "local"]
+    why: str
+
+
+def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Where:
+    """Where to run.
+
+    Args:
+        on: "auto", "slurm", "local" or "mpi".
+    """
+    if on in ("local", "mpi"):
+        return Where("mpi" if on == "mpi" else "local", f"--on {on}")
+    outside = why_outside(environ, ask)
+    if outside is None:
+        return Where("step", f"inside the live allocation {environ['SLURM_JOB_ID']}")
+    if on == "slurm":
+        return Where("slurm", "--on slurm")
+    silent = why_silent(ask)
+    if silent is None:
+        return Where("slurm", f"scontrol ping answers; {outside}")
+    return Where("local", f"{silent}; {outside}")
+
+
+def why_outside(environ: Mapping[str, str], ask: Ask) -> str | None:
+    """None inside a live allocation, else why not. ``SLURM_JOB_ID`` alone proves nothing: shells outlive their jobs."""
+    job = environ.get("SLURM_JOB_ID")
+    if job is None:
+        return "not inside an allocation"
+    try:
+        state = ask(("squeue", "--noheader", "--format=%T", "--jobs", job)).strip()
+    except NoAnswer as error:
+        return f"SLURM_JOB_ID={job} is no live allocation ({str(error).splitlines()[-1]})"
+    return None if state == "RUNNING" else f"the allocation {job} is {state or 'gone'}"

@@ -1,0 +1,136 @@
+"""What Slurm says about jobs: one question for all of them, whatever its release and whether it keeps accounts.
+
+``squeue`` is asked first (for lines, else for JSON, whose forms of 22.05 and of 24.11 are both read), then for the jobs
+that it does not list ``scontrol``, then ``sacct``. Each may be absent.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.job_parsers import LINE, RECORD, parse_json, parse_lines, parse_sacct, parse_scontrol
+
+DELAYS_S = (2, 5, 10, 30)  # between two looks, the last for ever: schedulers serve many people
+PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue
+GONE = "Invalid job id"  # how every program of Slurm says that it does not know a job
+
+patient: Ask = functools.partial(ask, timeout=PATIENCE_S)
+
+
+def look(job_ids: Collection[str], ask: Ask = patient) -> dict[str, SlurmJob]:
+    """What Slurm says of each job, by the id that was asked for; never raises: see FORGOTTEN and UNKNOWN."""
+    found: dict[str, SlurmJob] = {}
+    denied: set[str] = set()
+    for source, decides in ((_squeue, True), (_scontrol, True), (_sacct, False)):
+        missing = [job_id for job_id in job_ids if job_id not in found]
+        if not missing:
+            break
+        try:
+            records = source(missing, ask)
+        except NoAnswer as error:
+            if GONE in str(error):
+                denied.update(missing)
+            continue
+        for job_id in missing:
+            parts = [record for record in records if _is_part(record.id, job_id)]
+            if parts:
+                found[job_id] = _whole(job_id, parts)
+            elif decides:
+                denied.add(job_id)
+    return {job_id: found.get(job_id) or SlurmJob(job_id, FORGOTTEN if job_id in denied else UNKNOWN)
+            for job_id in job_ids}
+
+
+def wait(
+    job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None] | None = None, ask: Ask = patient
+) -> dict[str, SlurmJob]:
+    """Look at the jobs now and then until all have ended, and return what was seen last.
+
+    Args:
+        pause: called with (jobs, seconds) between two looks; returns after so many seconds, or earlier when the run
+            directory tells that there is something new to see. Default: sleep.
+    """
+    for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
+        now = look(job_ids, ask)
+        if all(job.ended for job in now.values()):
+            break
+        (pause or _sleep)(now, delay)
+    return now
+
+
+# --- the programs -----------------------------------------------------------------------------------------------------
+
+
+def _squeue(job_ids: Collection[str], ask: Ask) -> list[SlurmJob]:
+    """As lines, which squeue filters; its JSON is 5 kB for every job of the whole cluster on 22.05."""
+    one_call = ("squeue", "--states=all", f"--jobs={','.join(job_ids)}")
+    try:
+        return parse_lines(ask((*one_call, "--noheader", f"--Format={LINE}")))
+    except (NoAnswer, ValueError) as error:
+        if GONE in str(error):
+            raise
+    try:
+        return parse_json(ask((*one_call, "--json")))
+    except ValueError as error:
+        raise NoAnswer(str(error)) from None
+
+
+def _scontrol(job_ids: Iterable[str], ask: Ask) -> list[SlurmJob]:
+    """One question per job: it takes no list."""
+    records, silent = [], None
+    for job_id in job_ids:
+        try:
+            records += parse_scontrol(ask(("scontrol", "show", "job", "--oneliner", job_id)))
+        except NoAnswer as error:
+            silent = error
+    if silent and not records:
+        raise silent
+    return records
+
+
+def _sacct(job_ids: Collection[str], ask: Ask) -> list[SlurmJob]:
+    """Only of jobs that have ended: the rest it may have wrong, if the controller does not know them."""
+    answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
+                  f"--format={RECORD}"))
+    return [job for job in parse_sacct(answer) if job.ended]
+
+
+# --- arrays and heterogeneous jobs ------------------------------------------------------------------------------------
+
+
+def _is_part(job_id: str, asked: str) -> bool:
+    """Whether ``7_2``, ``7_[0-5%2]`` or ``7+1`` is, or is part of, what was asked for."""
+    if job_id == asked or re.split(r"[_+]", job_id)[0] == asked:
+        return True
+    array, bracket, waiting = job_id.partition("_[")
+    return bool(bracket) and asked in (f"{array}_{task}" for task in _tasks(waiting.rstrip("]")))
+
+
+def _tasks(text: str) -> Iterator[int]:
+    """The tasks of ``0-4,7,10-20:5%2``."""
+    for first, last, step in re.findall(r"(\d+)(?:-(\d+))?(?::(\d+))?", text.partition("%")[0]):
+        yield from range(int(first), int(last or first) + 1, int(step or 1))
+
+
+def _whole(job_id: str, parts: list[SlurmJob]) -> SlurmJob:
+    """What is said of the whole: the part that goes on before those that wait, before failures, before what is done."""
+    def weight(part: SlurmJob) -> int:
+        return 0 if not part.ended and not part.waits else 1 if part.waits else 2 if part.state != "COMPLETED" else 3
+
+    if len(parts) == 1:
+        return parts[0] if parts[0].id == job_id else replace(parts[0], id=job_id, parts=tuple(parts))
+    first = min(parts, key=weight)
+    nodes = dict.fromkeys(node for part in parts if weight(part) == weight(first) for node in part.nodes)
+    return replace(first, id=job_id, nodes=tuple(nodes), restarts=max(part.restarts for part in parts),
+                   parts=tuple(sorted(parts, key=lambda part: part.id)))
+
+
+def _sleep(_jobs: dict[str, SlurmJob], seconds: float) -> None:
+    time.sleep(seconds)

@@ -1,0 +1,99 @@
+"""Which options of sbatch a job file may add: ``slurm.extra`` against the table ``slurm/sbatch-options.toml``."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Literal
+
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.releases import Version, parse_version, print_version
+from hpc_mp.job import JobSpec
+
+TABLE = "slurm/sbatch-options.toml"
+SYNTAX = "slurm/option-syntax.toml"
+DEFAULTS = ("exclusive", "mem")  # the script asks for these by itself; slurm.extra replaces them, false drops them
+Extra = Mapping[str, str | int | bool]
+
+
+def check_options(spec: JobSpec, version: Version | None) -> None:
+    """Refuse what sbatch does not know, what the script settles itself, what contradicts itself, and what says nothing.
+
+    Raises:
+        HpcMpError: naming the nearest known option, the key to use instead, or the release that has the option.
+    """
+    _check("slurm.extra", spec.slurm.extra, version)
+    for number, component in enumerate(spec.slurm.components):
+        where = f"slurm.components[{number}].extra"
+        _check(where, component.extra, version)
+        for name in component.extra:
+            if name not in _table()["component"]:
+                raise HpcMpError(f"{where}.{name}", "is of the whole job, not of a component", "move it to slurm.extra")
+    if spec.slurm.extra.get("requeue", "expedite") != "expedite":
+        raise HpcMpError("slurm.extra.requeue", "is set by the script already", 'leave it out, or write "expedite"')
+
+
+def options_of(spec: JobSpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
+    """Those in ``slurm.extra`` that each component has of its own, or that srun must be told again."""
+    return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}
+
+
+def check_together(options: Mapping[str, str], version: Version | None) -> None:
+    """Refuse options of one script that sbatch refuses together, in this release or, where it is not known, in any.
+
+    Args:
+        options: value by name, of the whole job or of one component.
+
+    Raises:
+        HpcMpError: naming them.
+    """
+    for row in _table(SYNTAX)["conflicts"]:
+        both = [name for name in row["options"] if _given(name, options)]
+        if len(both) > 1 and (version is None or _exists(row["since"], version)):
+            since = f" from {row['since']} on" if row["since"] else ""
+            raise HpcMpError(f"the options --{' and --'.join(both)}", f"are refused together by sbatch{since}", row["advice"])
+
+
+def _given(name: str, options: Mapping[str, str]) -> bool:
+    """``gres=gpu`` in a table of conflicts stands for a value that begins so."""
+    option, _, value = name.partition("=")
+    return option in options and any(part.startswith(value) for part in options[option].split(","))
+
+
+@cache
+def _table(name: str = TABLE) -> dict[str, Any]:
+    return tomllib.loads(asset(name).read_text(encoding="utf-8"))
+
+
+def _check(where: str, extra: Extra, version: Version | None) -> None:
+    options, refused = _table()["options"], _table()["refused"]
+    for name, value in extra.items():
+        given = f"{where}.{name}"
+        if name in refused:
+            rule, remedy = refused[name]
+            raise HpcMpError(given, rule, remedy)
+        if name not in options:
+            near = difflib.get_close_matches(name, [*options, *refused], n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise HpcMpError(given, "is not an option of sbatch",
+                             f"{hint}One that your site's plug-ins add goes into {asset(TABLE)}")
+        if value is False and name not in DEFAULTS:
+            raise HpcMpError(f"{given} = false", "says nothing to sbatch", "write true, or leave it out")
+        if version and not _exists(options[name], version):
+            bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
+            raise HpcMpError(given, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
+    for group in _table()["dropped"]:
+        both = [name for name in group["options"] if extra.get(name, False) is not False]
+        if len(both) > 1:
+            raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch drops one in silence",
+                             "keep one of them")
+
+
+def _exists(releases: str, version: Version) -> bool:
+    """``""``: in all; ``"24.05"``: in that and later ones; ``"-24.05"``: in those before it."""
+    if releases.startswith("-"):
+        return version < parse_version(releases[1:])
+    return not releases or version >= parse_version(releases)

@@ -1,0 +1,133 @@
+"""What Slurm says about itself: does it answer, its version, partitions with their nodes and GPUs, my accounts."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.cluster.slurm.nodelist import expand
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """Equal nodes of a partition.
+
+    ``memory`` is in bytes per node; ``gpus`` holds (type, GPUs per node), the type None where the site names none.
+    """
+
+    nodes: tuple[str, ...]
+    cpus: int
+    memory: int
+    gpus: tuple[tuple[str | None, int], ...]
+
+    @property
+    def gpu_count(self) -> int:
+        return sum(count for _, count in self.gpus)
+
+    @property
+    def gpu_type(self) -> str | None:
+        """None where the site names none, or a node mixes several."""
+        return self.gpus[0][0] if len(self.gpus) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """``time_limit`` as Slurm writes it (``1-00:00:00``), None where there is no limit."""
+
+    name: str
+    default: bool
+    up: bool
+    time_limit: str | None
+    kinds: tuple[NodeKind, ...]
+
+
+def why_silent(ask: Ask = ask) -> str | None:
+    """None when a Slurm controller answers within 3 s, else the reason why it does not.
+
+    An installed ``sbatch`` proves nothing: login images carry it without a controller.
+    """
+    try:
+        answer = ask(("scontrol", "ping"))
+    except NoAnswer as error:
+        return str(error).splitlines()[-1]  # scontrol ends with the verdict
+    return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping says nothing"
+
+
+def version(ask: Ask = ask) -> tuple[int, int] | None:
+    """(23, 11) for Slurm 23.11.4; None when it cannot be told. Debian writes ``slurm-wlm 22.05.8``."""
+    try:
+        found = re.search(r"\b(\d+)\.(\d+)", ask(("scontrol", "--version")))
+    except NoAnswer:
+        return None
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def partitions(ask: Ask = ask) -> tuple[Partition, ...]:
+    """The partitions I may see, in Slurm's order.
+
+    Raises:
+        NoAnswer: Slurm does not tell.
+    """
+    answer = ask(("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%c|%m|%G|%N"))
+    rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 6]
+    return tuple(_partition([row for row in rows if row[0] == name]) for name in dict.fromkeys(row[0] for row in rows))
+
+
+def usable_cpus(node: str, ask: Ask = ask) -> int | None:
+    """CPUs of a node that jobs may use: ``CPUEfctv``, which leaves out cores kept for the system; None when unknown."""
+    try:
+        facts = dict(re.findall(r"(\w+)=(\d+)", ask(("scontrol", "show", "node", "--oneliner", node))))
+    except NoAnswer:
+        return None
+    found = facts.get("CPUEfctv") or facts.get("CPUTot")
+    return int(found) if found else None
+
+
+def accounts(user: str, ask: Ask = ask) -> tuple[str, ...]:
+    """The accounts ``user`` may charge, the default one first; none where the site keeps no accounts."""
+    try:
+        answer = ask(("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "withassoc",
+                      "format=DefaultAccount,Account"))
+    except NoAnswer:
+        return ()
+    rows = [line.split("|") for line in answer.splitlines()]
+    return tuple(dict.fromkeys(name for column in zip(*rows, strict=True) for name in column if name))
+
+
+def parse_gpus(gres: str) -> tuple[tuple[str | None, int], ...]:
+    """``gpu:h100:8(S:0-1),nvme:1`` as (("h100", 8),); ``gpu:4`` as ((None, 4),)."""
+    found = []
+    for item in re.sub(r"\([^)]*\)", "", gres).split(","):
+        name, *fields = item.split(":")
+        if name == "gpu":
+            count = int(fields.pop()) if fields and fields[-1].isdigit() else 1
+            found.append((fields[0] if fields else None, count))
+    return tuple(found)
+
+
+def _partition(rows: Sequence[Sequence[str]]) -> Partition:
+    name, available, limit = rows[0][:3]
+    return Partition(
+        name=name.removesuffix("*"),
+        default=name.endswith("*"),
+        up=available == "up",
+        time_limit=None if limit in ("infinite", "n/a") else limit,
+        kinds=tuple(NodeKind(expand(nodes), int(cpus), int(megabytes) * 2**20, parse_gpus(gres))
+                    for _, _, _, cpus, megabytes, gres, nodes in rows if nodes),
+    )
+
+
+def address_of(node: str, ask: Ask = ask) -> str:
+    """A name of ``node`` that can be resolved: Slurm's own need not be one, its NodeAddr is."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        try:
+            words = ask(("scontrol", "show", "node", "--oneliner", node)).split()
+        except NoAnswer:
+            return node
+        return next((word.removeprefix("NodeAddr=") for word in words if word.startswith("NodeAddr=")), node)
+    return node

@@ -1,0 +1,59 @@
+"""How Slurm's releases differ in what a job script relies on: the table ``slurm/versions.toml``."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache
+
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
+
+TABLE = "slurm/versions.toml"
+Version = tuple[int, int]  # (23, 11) for Slurm 23.11
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """``name``: what differs; ``why``: what that means to a script, as a reason or as the rule of an error."""
+
+    name: str
+    why: str
+
+
+def parse_version(text: str) -> Version:
+    """``23.11`` or ``23.11.4`` as (23, 11).
+
+    Raises:
+        HpcMpError: it is not a release of Slurm.
+    """
+    found = re.fullmatch(r"(\d\d)\.(\d\d?)(\.\d+)?", text)
+    if not found:
+        raise HpcMpError(f"Slurm version {text}", "does not read YEAR.MONTH", "write for example 23.11")
+    return int(found[1]), int(found[2])
+
+
+def print_version(version: Version) -> str:
+    """(23, 2) as ``23.02``."""
+    return f"{version[0]}.{version[1]:02d}"
+
+
+@cache
+def releases() -> tuple[Version, ...]:
+    """Those that scripts are checked against, the earliest first."""
+    return tuple(map(parse_version, tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["releases"]))
+
+
+def differences(version: Version | None) -> dict[str, Difference]:
+    """What holds in a release, by name; None is a release that is not known: what holds or may hold in any."""
+    rows = tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))["difference"]
+    return {row["name"]: Difference(row["name"], row["why"]) for row in rows if _holds(row, version)}
+
+
+def _holds(row: dict[str, str | bool], version: Version | None) -> bool:
+    if version is None:
+        return bool(row.get("unknown"))
+    since, until = (str(row.get(key, "")) for key in ("since", "until"))
+    return since != "unknown" and (not since or parse_version(since) <= version) and (
+        not until or version < parse_version(until))

@@ -1,0 +1,79 @@
+"""What is here: this machine's cores, memory and GPUs, and the Slurm cluster it belongs to, if any."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+from hpc_mp.cluster.slurm.limits import Terms, associations, door, qualities, terms
+from hpc_mp.cluster.slurm.query import NodeKind, Partition, accounts, partitions, usable_cpus, version, why_silent
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """``cores`` that this process may use, ``memory`` in bytes."""
+
+    cores: int
+    memory: int
+    gpus: tuple[Gpu, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A Slurm cluster that answers, and where on it a first job goes.
+
+    Attributes:
+        partitions: all of them.
+        chosen: the one for a first job.
+        kind: its nodes with the most GPUs.
+        cpus: of a node of that kind, those that jobs may use.
+        accounts: those this user may charge, the default first.
+        terms: on which a first job runs in ``chosen``.
+    """
+
+    version: tuple[int, int] | None
+    partitions: tuple[Partition, ...]
+    chosen: Partition
+    kind: NodeKind
+    cpus: int
+    accounts: tuple[str, ...]
+    terms: Terms
+
+
+def find_machine() -> Machine:
+    return Machine(len(os.sched_getaffinity(0)), psutil.virtual_memory().total, find_gpus())
+
+
+def find_site(environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Site | str:
+    """The cluster, or the reason why there is none to use.
+
+    ``SBATCH_PARTITION`` and ``SBATCH_ACCOUNT`` are heeded: people set them in their profile. Else the partition is the
+    default one if it has GPUs, or the first with GPUs, or the default one.
+    """
+    silent = why_silent(ask)
+    if silent is not None:
+        return silent
+    try:
+        found = partitions(ask)
+    except NoAnswer as error:
+        return str(error)
+    usable = [partition for partition in found if partition.up and partition.kinds]
+    if not usable:
+        return "Slurm answers, but shows no partition that is up"
+    wanted = environ.get("SBATCH_PARTITION")
+    chosen = max(usable, key=lambda partition: (partition.name == wanted, _gpus(partition) > 0, partition.default))
+    kind = max(chosen.kinds, key=lambda kind: (kind.gpu_count, len(kind.nodes)))
+    own, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
+    charged = tuple(dict.fromkeys([*([own] if own else []), *accounts(user, ask)]))
+    return Site(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
+                terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask), door(chosen.name, ask)))
+
+
+def _gpus(partition: Partition) -> int:
+    return max(kind.gpu_count for kind in partition.kinds)

@@ -1,9 +1,0 @@
-"""The switches between hosts: read from Slurm, and an order of hosts that keeps neighbours together."""
-
-from hpc_mp.cluster.switches.model import Topology
-from hpc_mp.cluster.switches.order import crossings, order_hosts
-from hpc_mp.cluster.switches.text import load_topology, read_topologies, read_topology
-from hpc_mp.cluster.switches.tree import Switch, SwitchTree, from_addresses
-
-__all__ = ["Switch", "SwitchTree", "Topology", "crossings", "from_addresses", "load_topology", "order_hosts", "read_topologies",
-           "read_topology"]

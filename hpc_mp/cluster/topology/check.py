@@ -1,0 +1,176 @@
+"""Whether what Slurm believes of the leaves agrees with the rates that were measured."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.topology import SwitchTree
+from hpc_mp.cluster.topology.inferred import APART, COVERED, EDGE, Pair, Seen, groups_of, infer
+from hpc_mp.cluster.topology.reading import listed, natural
+
+Verdict = Literal["agrees", "disagrees", "cannot tell"]
+ENOUGH = 12
+"""Pairs of each kind by which Slurm's leaves are told."""
+
+DECIDES = 2
+"""So many more pairs must say a thing of a node than the contrary."""
+
+SURE = 2 * DECIDES
+"""So many more, to say it of a leaf."""
+
+NONE = ""  # the switch of a host that Slurm knows under none
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """Nodes that Slurm has elsewhere than their rates.
+
+    Attributes:
+        believed: the switch that Slurm has them under; empty: none.
+        measured: a node whose rates with them are like those inside of one leaf.
+        home: the switch that Slurm has that one under.
+    """
+
+    nodes: tuple[str, ...]
+    believed: str
+    measured: str
+    home: str
+
+    def __str__(self) -> str:
+        believed = f"under {self.believed}" if self.believed else "under no switch"
+        beside = f"of {self.home}" if self.home and self.home != self.believed else f"around {self.measured}"
+        return f"{listed(self.nodes)}: Slurm has them {believed}, rates put them with the nodes {beside}"
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """``why``: what the verdict rests on, one sentence. ``unplaced``: nodes of which the rates say nothing."""
+
+    verdict: Verdict
+    why: str
+    odd: tuple[Odd, ...] = ()
+    unplaced: tuple[str, ...] = ()
+
+
+def agreement(tree: SwitchTree, measured: Measured) -> Agreement:
+    """Compare. Groups seen in rates may be those of any storey of the tree: the one that fits best is taken, the lowest first."""
+    seen = infer(measured)
+    if not seen.groups:
+        return _leaf_by_leaf(tree, measured) or Agreement("cannot tell", seen.why, unplaced=seen.unplaced)
+    if not any(map(tree.leaf, measured.nodes)):
+        whole = tuple(node for nodes in seen.groups for node in nodes)
+        odd = Odd(whole, NONE, seen.groups[0][0], NONE)
+        return Agreement("disagrees", f"Slurm knows no switch above the measured nodes, but rates show: {seen.why}", (odd,),
+                         seen.unplaced)
+    storeys = max(len(tree.above.get(node, ())) for node in measured.nodes)
+    found = min((_compare(_storey(tree, seen, storey), seen) for storey in range(storeys)), key=_strangers)
+    if not found:
+        return Agreement("agrees", seen.why, unplaced=seen.unplaced)
+    return Agreement("disagrees", seen.why, tuple(found), seen.unplaced)
+
+
+def _leaf_by_leaf(tree: SwitchTree, measured: Measured) -> Agreement | None:
+    """Where too few pairs were measured to find groups, Slurm's own leaves may still be told by them; None: they cannot.
+
+    A node is elsewhere when most of its pairs under its leaf are slow, and most of those with another leaf fast. Of what is left,
+    a leaf is two where it has groups that pairs part, and two leaves are one where pairs join them.
+    """
+    leaf = {node: tree.leaf(node) or NONE for node in measured.nodes}
+    pairs = [(measured.nodes[i], measured.nodes[j], rate) for i, j, rate in measured.pairs]
+    inside = [rate for a, b, rate in pairs if leaf[a] == leaf[b] != NONE]
+    across = [rate for a, b, rate in pairs if leaf[a] != leaf[b] and NONE not in (leaf[a], leaf[b])]
+    if len(inside) < ENOUGH or len(across) < ENOUGH or median(inside) < APART * median(across):
+        return None
+    limit = math.sqrt(median(inside) * median(across))
+    signs = {(a, b): 1 if rate > limit else -1 for a, b, rate in pairs}
+    votes: dict[str, Counter[str]] = {node: Counter() for node in leaf}  # by the other's leaf: fast pairs less slow ones
+    for (a, b), sign in signs.items():
+        votes[a][leaf[b]] += sign
+        votes[b][leaf[a]] += sign
+    odd: list[Odd] = []
+    unplaced: list[str] = []
+    for node, found in votes.items():
+        own = -DECIDES if leaf[node] == NONE else found[leaf[node]]
+        home, most = max(((name, count) for name, count in found.items() if name not in (NONE, leaf[node])),
+                         key=lambda claim: claim[1], default=(NONE, 0))
+        if own <= -DECIDES and most >= DECIDES:
+            mate = next(other for pair, sign in signs.items() if node in pair and sign > 0
+                        for other in pair if leaf[other] == home)
+            odd.append(Odd((node,), leaf[node], mate, home))
+        elif own < DECIDES:
+            unplaced.append(node)
+    gone = {node for each in odd for node in each.nodes}
+    settled = {pair: sign for pair, sign in signs.items() if gone.isdisjoint(pair) and NONE not in (leaf[pair[0]], leaf[pair[1]])}
+    odd += _whole_leaves(leaf, settled)
+    gone |= {node for each in odd for node in each.nodes}
+    unplaced = [node for node in unplaced if node not in gone]
+    placed = {pair: sign for pair, sign in settled.items() if gone.union(unplaced).isdisjoint(pair)}
+    if not _fits(leaf, placed) or (len(unplaced) > (1 - COVERED) * len(leaf) and not _fits(leaf, settled)):
+        return None
+    why = f"{median(inside):.3g} GB/s under one switch, {median(across):.3g} GB/s across ({len(inside)} and {len(across)} pairs)"
+    return Agreement("disagrees" if odd else "agrees", why, tuple(odd), tuple(sorted(unplaced, key=natural)))
+
+
+def _fits(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> bool:
+    """Whether pairs under one leaf are fast and others slow, but for a few."""
+    fit = sum((leaf[a] == leaf[b]) == (sign > 0) for (a, b), sign in signs.items())
+    return fit >= (1 - 2 * EDGE) * len(signs) > 0
+
+
+def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterator[Odd]:
+    """Leaves that are two, and leaves that are one with another; the smaller part is named."""
+    inside: dict[str, dict[Pair, int]] = {}
+    between: Counter[frozenset[str]] = Counter()
+    members: dict[str, dict[str, None]] = {}
+    for (a, b), sign in signs.items():
+        members.setdefault(leaf[a], {})[a] = None
+        members.setdefault(leaf[b], {})[b] = None
+        if leaf[a] == leaf[b]:
+            inside.setdefault(leaf[a], {})[a, b] = sign
+        else:
+            between[frozenset((leaf[a], leaf[b]))] += sign
+    for name, pairs in inside.items():
+        largest, *others = sorted(groups_of(pairs), key=len, reverse=True)
+        for group in others:
+            parted = sum(sign for (a, b), sign in pairs.items() if (a in largest and b in group) or (b in largest and a in group))
+            if len(group) > 1 and parted <= -SURE:
+                yield Odd(tuple(sorted(group, key=natural)), name, min(group, key=natural), NONE)
+    for names, votes in between.items():
+        if votes >= SURE:
+            one, other = sorted(names, key=lambda name: (-len(members[name]), natural(name)))
+            yield Odd(tuple(sorted(members[other], key=natural)), other, min(members[one], key=natural), one)
+
+
+def _strangers(odd: Sequence[Odd]) -> int:
+    return sum(len(each.nodes) for each in odd)
+
+
+def _storey(tree: SwitchTree, seen: Seen, storey: int) -> dict[str, str]:
+    """The switch of every grouped node so many switches above its leaf, or its highest."""
+    chains = {node: tree.above.get(node, ()) for nodes in seen.groups for node in nodes}
+    return {node: chain[min(storey, len(chain) - 1)] if chain else NONE for node, chain in chains.items()}
+
+
+def _compare(switch: Mapping[str, str], seen: Seen) -> list[Odd]:
+    """Every group is at home under the switch that most of it is under, if no larger part of another group is."""
+    claims = sorted(((count, group, name) for group, nodes in enumerate(seen.groups)
+                     for name, count in Counter(switch[node] for node in nodes).items() if name != NONE),
+                    key=lambda claim: (-claim[0], claim[1]))
+    home: dict[int, str] = {}
+    for _, group, name in claims:
+        if group not in home and name not in home.values():
+            home[group] = name
+    odd = []
+    for group, nodes in enumerate(seen.groups):
+        own = home.get(group, NONE)
+        settled = [node for node in nodes if switch[node] == own != NONE]
+        for name in sorted({switch[node] for node in nodes} - ({own} if own else set()), key=natural):
+            strangers = tuple(node for node in nodes if switch[node] == name)
+            odd.append(Odd(strangers, name, next(iter(settled or nodes)), own))
+    return odd

@@ -1,0 +1,106 @@
+"""Where a topology can be read from, and how to know one from the other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.bandwidth import Measured, of_document
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.cluster.topology import Topology, azslurm, cliques, ibnet_text, read_topologies
+from hpc_mp.cluster.topology.convert import unsound
+from hpc_mp.cluster.topology.ibnetdiscover import read_ibnetdiscover
+from hpc_mp.cluster.topology.inferred import read_measured_topology
+from hpc_mp.cluster.topology.reading import Known, listed
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``looks_like`` tells its text from others', ``read`` takes the text and where it came from."""
+
+    help: str
+    looks_like: Callable[[str], bool]
+    read: Callable[[str, str], Known]
+
+
+def read(text: str, where: str, kind: str | None = None) -> Known:
+    """What a text tells, and what to know of the tree before Slurm uses it.
+
+    Args:
+        where: names the text in the header: a file's name, a command.
+        kind: of ``SOURCES``; default: what it looks like.
+
+    Raises:
+        HpcMpError: it is of no kind, or not of this one.
+    """
+    found = kind or next((name for name, source in SOURCES.items() if source.looks_like(text)), None)
+    if found is None:
+        raise HpcMpError(where, "is in no form that is known", f"say which with --from: {', '.join(SOURCES)}")
+    known = SOURCES[found].read(text, f"{found} ({where})")
+    for topology in known.topologies:
+        _ = topology.tree  # refused where a switch is above itself
+    notes = [note for topology in known.topologies for note in (_apart(topology), *_amiss(topology)) if note]
+    return replace(known, notes=(*known.notes, *notes))
+
+
+def _amiss(topology: Topology) -> Iterator[str]:
+    """What Slurm does not take, or takes otherwise than it is written."""
+    names = {switch.name for switch in topology.switches}
+    for switch in topology.switches:
+        gone = [child for child in switch.children if child not in names]
+        if gone:
+            yield f"{switch.name} is above {compress(gone)}, of which nothing is said: Slurm refuses that"
+        if switch.children and switch.hosts and topology.kind == "tree":
+            yield f"{switch.name} has both switches and nodes: Slurm takes one of the two"
+    if (wrong := unsound(topology.sizes)) is not None:
+        yield f"BlockSizes has {wrong}, which is no power of two times {topology.sizes[0]}: Slurm refuses that"
+    homes = Counter(host for switch in topology.switches if not switch.children for host in set(switch.hosts))
+    several = [host for host, count in homes.items() if count > 1]
+    if several:
+        what = "leaves" if topology.kind == "tree" else f"{topology.kind}s"
+        yield f"{listed(several)}: in several {what}; the first counts here"
+    if topology.unread:
+        yield f"{topology.name} has {topology.unread}, which tells no switches and is read over"
+
+
+def _apart(topology: Topology) -> str | None:
+    if topology.kind != "tree" or len(topology.tops) < 2:
+        return None
+    return f"no switch is above {compress(topology.tops)}: Slurm starts no job across them"
+
+
+def _slurm(text: str, origin: str) -> Known:
+    return Known(read_topologies(text), origin)
+
+
+def _measured(text: str, origin: str) -> Known:
+    return read_measured_topology(rates(text, origin), origin)
+
+
+def rates(text: str, where: str) -> Measured:
+    """cluster.json. Raises HpcMpError: it is not in that form."""
+    try:
+        return of_document(json.loads(text))
+    except (ValueError, KeyError, TypeError):
+        raise HpcMpError(where, "is not a cluster.json, as a survey of hpc-mp doctor leaves it",
+                         "run `hpc-mp doctor --nodes N`, and take what it notes") from None
+
+
+SOURCES = {
+    "measured": Source("cluster.json, the rates that hpc-mp doctor measured", lambda text: _is_json(text) and '"pairs"' in text,
+                       _measured),
+    "ibnetdiscover": Source("what ibnetdiscover prints", ibnet_text.looks_like, read_ibnetdiscover),
+    "azslurm": Source("what azslurm topology prints (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
+    "slurm": Source("topology.conf, topology.yaml, or what scontrol show topology prints",
+                    lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
+    "cliques": Source("ClusterUUID and CliqueId of every node, as nvidia-smi -q has them", cliques.looks_like,
+                      cliques.read_cliques),
+}
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip()[:1] == "{"

@@ -1,0 +1,53 @@
+"""What a source tells of the switches between hosts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.cluster.topology import Switch, Topology
+
+LONGEST = 64
+"""Characters of a switch's name (topology.conf(5))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Attributes:
+        topologies: usually one; none where the source shows none.
+        origin: of what they were made, as a phrase: "ibnetdiscover (fabric.txt)".
+        notes: what the source does not tell, or what to know before its topology is used; sentences.
+    """
+
+    topologies: tuple[Topology, ...]
+    origin: str
+    notes: tuple[str, ...] = ()
+
+
+def natural(name: str) -> tuple[tuple[int, int | str], ...]:
+    """A key that sorts n2 before n10."""
+    return tuple((0, int(part)) if part.isdecimal() else (1, part) for part in re.split(r"(\d+)", name) if part)
+
+
+def listed(hosts: Iterable[str]) -> str:
+    """A short host list in natural order."""
+    return compress(sorted(hosts, key=natural))
+
+
+def legal(name: str, taken: Iterable[str] = ()) -> str:
+    """A name that Slurm takes for a switch or block, like ``name``, and none of ``taken``.
+
+    Blanks, commas, brackets and their like would end the name or be read as a host list.
+    """
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-")[:LONGEST] or "switch"
+    if plain not in (used := set(taken)):
+        return plain
+    return next(other for number in range(2, len(used) + 3)
+                if (other := f"{plain[: LONGEST - 1 - len(str(number))]}-{number}") not in used)
+
+
+def group(name: str, hosts: Iterable[str]) -> Switch:
+    """A leaf with its hosts in natural order, so that their list is short."""
+    return Switch(name, tuple(sorted(dict.fromkeys(hosts), key=natural)))

@@ -1,0 +1,141 @@
+"""What a place shows of the machine that a job needs, and what is missing when two places are compared.
+
+Inside a container, files of the host vanish: ``/etc/nccl.conf``, the topology file that it names, libraries, device files. NCCL
+then falls back to something slower and says nothing. So a view is taken on the host and inside of the job's container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_mp.cluster.node.efa import LIBRARIES, PLUGINS
+from hpc_mp.cluster.node.limits import read_limits
+from hpc_mp.cluster.node.memory import read_shared
+from hpc_mp.cluster.node.parse import fields, maybe
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.doctor.checks.words import several, size
+from hpc_mp.doctor.finding import Finding, Outcome
+
+View = Mapping[str, Any]
+_ENDLESS = 1 << 62
+_CLOUD = tuple(f"{place}/*.so*" for place in ("/usr/local/gib/lib64", "/var/lib/tcpx/lib64", "/var/lib/tcpxo/lib64",
+                                              "/opt/hpcx/nccl_rdma_sharp_plugin/lib"))
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that both places should show. What it shows is a list of names, a number, or True.
+
+    Attributes:
+        read: from a place; raises Unseen where there is none.
+        said: a number in words.
+        grave: when the container lacks it, or has less.
+        reads, remedy: for people.
+    """
+
+    code: str
+    read: Callable[[Source], Any]
+    grave: Outcome
+    what: str
+    reads: str
+    remedy: str
+    said: Callable[[float], str] = size
+
+
+def view(source: Source) -> dict[str, Any]:
+    """Code to what this place shows; None where it shows nothing. It can be written as JSON."""
+    def one(item: Item) -> Any:
+        try:
+            return item.read(source) or None
+        except Unseen:
+            return None
+    return {item.code: one(item) for item in ITEMS}
+
+
+def differences(host: View, inside: View) -> Iterator[Finding]:
+    """What the inside lacks of the host, a finding for every item that the host has."""
+    for item in ITEMS:
+        there, here = host.get(item.code), inside.get(item.code)
+        if there is None:
+            continue
+        if isinstance(there, list):
+            gone = [name for name in there if name not in (here or [])]
+            lacks = bool(gone)
+            shown = f"{len(gone)} of {len(there)} are missing: {several(gone)}" if gone else f"all {len(there)}"
+        else:
+            lacks = (here or 0) < there
+            words = ("unlimited" if number >= _ENDLESS else item.said(number) for number in (here or 0, there))
+            shown = "{} inside, {} on the host".format(*words)
+        yield Finding(item.code, item.grave if lacks else "ok", item.what, shown, item.remedy if lacks else "")
+
+
+def _settings(source: Source) -> list[str]:
+    lines = map(str.strip, source.text("/etc/nccl.conf").splitlines())
+    return [line for line in lines if "=" in line and not line.startswith("#")]
+
+
+def _topology(source: Source) -> list[str]:
+    """The files that NCCL_TOPO_FILE and its like name, where they are there."""
+    named = [value for name, _, value in (line.partition("=") for line in _settings(source))
+             if name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")]
+    return [name for name in named if name and source.names(name)]
+
+
+def _names(*patterns: str) -> Callable[[Source], list[str]]:
+    return lambda source: [name for pattern in patterns for name in source.names(pattern)]
+
+
+def _limit(name: str) -> Callable[[Source], int]:
+    def read(source: Source) -> int:
+        soft = read_limits(source).of[name].soft
+        return _ENDLESS if soft is None else soft
+    return read
+
+
+def _shared(source: Source) -> int:
+    return read_shared(source).room.size
+
+
+def _interfaces(source: Source) -> list[str]:
+    return [path.rpartition("/")[2] for path in source.names("/sys/class/net/*")
+            if (maybe(source.text, f"{path}/operstate") or "") in ("up", "unknown")
+            and source.names(f"{path}/device")]
+
+
+def _memory(source: Source) -> int:
+    return int(fields(source.text("/proc/meminfo"))["MemTotal"].split()[0]) << 10
+
+
+_DEVICES = "bind the host's device files (apptainer --nv, pyxis with MELLANOX_VISIBLE_DEVICES=all and ENROOT_RESTRICT_DEV=n)"
+ITEMS: tuple[Item, ...] = (
+    Item("container-nccl-conf", _settings, "warning", "/etc/nccl.conf", "lines of `/etc/nccl.conf`",
+         "bind /etc/nccl.conf into the container, or set its variables in [environment]"),
+    Item("container-topology", _topology, "warning", "NCCL's topology file",
+         "the file that NCCL_TOPO_FILE in `/etc/nccl.conf` names",
+         "bind the directory of that file into the container"),
+    Item("container-uverbs", _names("/dev/infiniband/uverbs*"), "error", "device files for RDMA",
+         "`/dev/infiniband/uverbs*`", _DEVICES),
+    Item("container-rdma", _names("/sys/class/infiniband/*"), "error", "RDMA devices", "`/sys/class/infiniband/*`", _DEVICES),
+    Item("container-gpus", _names("/dev/nvidia[0-9]*", "/dev/kfd"), "error", "device files of GPUs",
+         "`/dev/nvidia[0-9]*`, `/dev/kfd`",
+         "apptainer --nv (or --rocm); NVIDIA_VISIBLE_DEVICES=all for pyxis; request GPUs per node and not per task"),
+    Item("container-channels", _names("/dev/nvidia-caps-imex-channels/*"), "error", "IMEX channels",
+         "`/dev/nvidia-caps-imex-channels/*`", _DEVICES),
+    Item("container-gdrdrv", _names("/dev/gdrdrv"), "warning", "GDRCopy's device file", "`/dev/gdrdrv`", _DEVICES),
+    Item("container-efa", _names(*LIBRARIES[:1], *PLUGINS), "warning", "libraries for EFA", "`/opt/amazon/{efa,ofi-nccl}`",
+         "use an image with aws-ofi-nccl, or bind /opt/amazon into the container"),
+    Item("container-plugins", _names(*_CLOUD), "warning", "NCCL plug-ins of the cloud",
+         "gIB, TCPX, TCPXO and SHARP plug-ins in their places",
+         "bind that directory into the container and put it on LD_LIBRARY_PATH"),
+    Item("container-interfaces", _interfaces, "error", "network interfaces", "`/sys/class/net/*`",
+         "share the host's network (--net=host); pyxis and apptainer do so by default"),
+    Item("container-memlock", _limit("locked memory"), "error", "limit of locked memory", "`/proc/self/limits`",
+         "--ulimit memlock=-1, or raise the limit of the service that starts containers"),
+    Item("container-nofile", _limit("open files"), "warning", "limit of open files", "`/proc/self/limits`",
+         "--ulimit nofile=1048576", str),
+    Item("container-shm", _shared, "error", "/dev/shm", "`/dev/shm` (statfs)",
+         "--ipc=host or --shm-size; pyxis and apptainer bind it"),
+    Item("container-memory", _memory, "warning", "memory", "`/proc/meminfo`", "raise the container's limit of memory"),
+)

@@ -1,0 +1,100 @@
+"""What is wrong with this machine: every check that only looks, here and now."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.node.counters import keep_counters
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.recorded import recorded
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.this_node import here
+from hpc_mp.doctor.checks.check import Check, run
+from hpc_mp.doctor.checks.registry import PASSIVE
+from hpc_mp.doctor.container_diff import differences, view
+from hpc_mp.doctor.drift import traits
+from hpc_mp.doctor.finding import Finding, worst
+from hpc_mp.doctor.nccl_log import PROGRAMS
+
+DEADLINE_S = 7.0
+_KEEP_S, _VIEW_S = 0.5, 1.0
+
+
+def diagnose(source: Source, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
+    """The findings of the checks named, or of all.
+
+    Raises:
+        HpcMpError: there is no check of such a code.
+    """
+    findings = run([_check(code) for code in codes] or PASSIVE, source, deadline)
+    in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)
+    return tuple(findings)
+
+
+def document(findings: Sequence[Finding], source: Source) -> dict[str, Any]:
+    """For ``--json``: host, time (seconds since 1970), worst outcome, findings, view of this place, traits of this node."""
+    return {
+        "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",
+        "time": time.time(),
+        "worst": worst(findings),
+        "findings": [asdict(finding) for finding in findings],
+        "view": _in_time(source, view),
+        "traits": _in_time(source, traits),
+    }
+
+
+def against(file: Path, source: Source) -> tuple[Finding, ...]:
+    """What this place, inside of a container, lacks of the host, whose document is ``file``.
+
+    Raises:
+        HpcMpError: ``file`` is no such document.
+    """
+    seen = _json(file).get("view")
+    if not isinstance(seen, dict):
+        raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor --node --json")
+    return tuple(differences(seen, _in_time(source, view)))
+
+
+def _in_time(source: Source, read: Callable[[Source], dict[str, Any]]) -> dict[str, Any]:
+    """What it reads; nothing where it hangs."""
+    found = in_time({"": lambda: read(source)}, _VIEW_S)[""]
+    return {} if isinstance(found, Unseen) else found
+
+
+def injected(root: Path | None, commands: Path | None) -> Source:
+    """This machine, or a recorded one.
+
+    Raises:
+        HpcMpError: ``commands`` is no JSON.
+    """
+    if root is None and commands is None:
+        return here(own=PROGRAMS)
+    return recorded(root or Path("/"), _json(commands) if commands else {})
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_bytes())
+    except OSError as error:
+        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", "name a JSON file") from None
+    except ValueError as error:
+        raise HpcMpError(str(file), f"is no JSON ({error})", "name a JSON file") from None
+    if not isinstance(found, dict):
+        raise HpcMpError(str(file), "holds no JSON object", "name a file that begins with {")
+    return found
+
+
+def _check(code: str) -> Check[Any]:
+    for check in PASSIVE:
+        if check.code == code:
+            return check
+    near = difflib.get_close_matches(code, [check.code for check in PASSIVE], n=1)
+    raise HpcMpError(f"check {code}", "does not exist", f"did you mean {near[0]}?" if near else "docs/doctor.md lists them all")

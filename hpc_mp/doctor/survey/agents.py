@@ -1,0 +1,123 @@
+"""The agents as the coordinator has them: orders go to all of them, answers are gathered until a deadline."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from typing import IO, Self
+
+from hpc_mp.doctor.survey.protocol import Joiner, Message, encode
+
+STRAGGLE = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
+LOOK = 0.5
+END_S = 5.0  # seconds for the agents to end when there are no more orders
+
+
+class Crew:
+    """Agents that were started by one process (srun) or by one each; while entered.
+
+    ``words``: what no agent has said, in lines: srun's, a prolog's.
+    """
+
+    def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
+        self._processes = processes
+        self._heard: queue.Queue[tuple[int, Message] | None] = queue.Queue()
+        self._running = len(processes)
+        self._numbers = itertools.count(1)
+        self.words: list[str] = []
+
+    def __enter__(self) -> Self:
+        for process in self._processes:
+            assert process.stdout is not None and process.stderr is not None
+            threading.Thread(target=self._listen, args=(process.stdout,), daemon=True).start()
+            threading.Thread(target=self._overhear, args=(process.stderr,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.close()
+        end = time.monotonic() + END_S
+        for process in self._processes:
+            for stop in (process.terminate, process.kill):
+                try:
+                    process.wait(max(0.1, end - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    stop()
+            process.wait()
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of the processes runs still, as far as was heard."""
+        return self._running > 0
+
+    def assemble(self, size: Callable[[Message], int], within: float, waiting: Callable[[str], None]) -> dict[int, Message]:
+        """What the agents say first; nothing, when all processes end before.
+
+        The first agent may take any time: the job may have to wait for nodes.
+
+        Args:
+            size: how many agents there are, from the first one's words.
+            within: seconds for the others after the first.
+            waiting: is told srun's last words again and again while there is no agent.
+        """
+        while self._running:
+            first = self.gather(0, None, LOOK)
+            if first:
+                (message,) = first.values()
+                return first | self.gather(0, set(range(size(message))) - first.keys(), within, straggle=within)
+            waiting(self.words[-1] if self.words else "")
+        return {}
+
+    def order(self, order: Message, awaited: Collection[int], within: float) -> dict[int, Message]:
+        """Give an order and gather the answers, until all of ``awaited`` have answered or the time is up.
+
+        Args:
+            within: seconds; once half of the agents have answered, the others are not waited for much longer.
+        """
+        number = next(self._numbers)
+        line = encode({"id": number, **order})
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(OSError):  # it has ended: nobody will answer
+                process.stdin.write(line)
+                process.stdin.flush()
+        return self.gather(number, awaited, within)
+
+    def gather(
+        self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE,
+    ) -> dict[int, Message]:
+        """The answers to the order ``number``; 0 is what the agents say first, unasked. ``awaited``: None = any one."""
+        begin = time.monotonic()
+        end, answers = begin + within, dict[int, Message]()
+        half = math.inf if awaited is None else (len(awaited) + 1) // 2
+        while (not answers if awaited is None else not answers.keys() >= {*awaited}) and self._running:
+            try:
+                heard = self._heard.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                break
+            if heard is None:
+                self._running -= 1
+            elif heard[1].get("id") == number:
+                answers[heard[0]] = heard[1]
+                if len(answers) == half:
+                    end = min(end, begin + 1.5 * (time.monotonic() - begin) + straggle)
+        return answers
+
+    def _listen(self, lines: IO[str]) -> None:
+        joiner = Joiner()
+        for line in lines:
+            heard = joiner.add(line)
+            if heard is not None:
+                self._heard.put(heard)
+        self._heard.put(None)
+
+    def _overhear(self, lines: IO[str]) -> None:
+        self.words += (line.rstrip() for line in lines if line.strip())

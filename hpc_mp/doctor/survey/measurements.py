@@ -1,0 +1,139 @@
+"""What the coordinator can have measured, each as one order to the agents; what comes back is kept as evidence."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from statistics import median, mode
+
+from hpc_mp.doctor.localise import Sample
+from hpc_mp.doctor.survey.agents import Crew
+from hpc_mp.doctor.survey.compute import Computed
+from hpc_mp.doctor.survey.evidence import Echo, Evidence, Leg, Pair, by_pair
+from hpc_mp.doctor.survey.node_report import COMPUTE_S, LOOK_S, Look
+from hpc_mp.doctor.survey.probe import Probed
+from hpc_mp.doctor.survey.protocol import Message
+from hpc_mp.doctor.survey.transfer import PACKET, Plan
+
+COUNTED_S = 0.4  # of a transfer
+PACED_S = 0.5
+PACKETS = (1000, 3000)  # per second of a paced transfer: 8 to 25 Mbit/s
+PACED_SHARE = 0.25  # of the slowest rate that was measured, within these bounds
+PATIENCE_S = 2.5  # attempts of TCP to connect at 0 and 1 s, with newer kernels at 2 s too
+PROBE_S = 5.0
+STREAM_MBIT = 10_000  # a connection for every so much of a link's speed
+MOST_STREAMS = 8
+GIVEN_UP = 2  # orders that a node has not answered, one after the other
+
+
+class Instruments:
+    """Measures with a crew. ``ranks``: the agent of every node in ``evidence.nodes``; ``load_seconds``: see ``look``."""
+
+    def __init__(self, crew: Crew, ranks: Sequence[int], evidence: Evidence, load_seconds: float = 0.0) -> None:
+        self._crew, self.ranks, self.evidence, self._load_seconds = crew, ranks, evidence, load_seconds
+        self._token = secrets.token_hex(8)
+        self._missed: Counter[int] = Counter()
+        speed = median(interface.speed for facts in evidence.facts for interface in facts.interfaces)
+        self._streams = max(1, min(MOST_STREAMS, round(speed / STREAM_MBIT)))
+        self.sizes = [mode(facts.interfaces[rail].mtu for facts in evidence.facts) for rail in range(evidence.rails)]
+        book: list[tuple[list[str], int] | None] = [None] * (max(ranks) + 1)
+        for rank, facts in zip(ranks, evidence.facts, strict=True):
+            book[rank] = [interface.address for interface in facts.interfaces], facts.port
+        crew.order({"do": "meet", "token": self._token, "book": book}, (), 0.0)
+
+    @property
+    def rails(self) -> int:
+        """That ``bandwidth`` measures one by one."""
+        return self.evidence.rails
+
+    def look(self) -> None:
+        """Every node by itself: its checks, its traits, and its devices under load where that is wanted."""
+        everyone, order = range(len(self.evidence.nodes)), {"do": "look", "seconds": self._load_seconds}
+        answers = self.order(order, everyone, LOOK_S + (COMPUTE_S if self._load_seconds else 0.0))
+        self.evidence.looks.update({node: Look.read(answer["seen"]) for node, answer in answers.items()})
+
+    def bandwidth(self, pairs: Sequence[Pair]) -> list[Sample]:
+        """One round of disjoint pairs at the same time: per rail the lower rate of the two directions. ``localise.Measure``."""
+        legs = by_pair(self._transfer(pairs, COUNTED_S, 0))
+        return [sample for pair in pairs for sample in samples_of(pair, legs[pair], self.rails)]
+
+    def paced(self, pairs: Sequence[Pair]) -> list[Leg]:
+        """One round of disjoint pairs that send so little that whatever is lost is lost by a fault."""
+        slowest = min((leg.rate for leg in self.evidence.legs if leg.rate and not leg.paced), default=float("inf"))
+        least, most = PACKETS
+        return self._transfer(pairs, PACED_S, round(max(least, min(most, PACED_SHARE * slowest * 1e9 / PACKET))))
+
+    def probe(self, peers: Mapping[int, Sequence[int]]) -> list[Echo]:
+        """Full-size packets from nodes to some of their peers, all at the same time."""
+        wanted = {str(self.ranks[node]): [self.ranks[peer] for peer in others] for node, others in peers.items()}
+        answers = self.order({"do": "probe", "peers": wanted, "sizes": self.sizes}, peers, PROBE_S)
+        node_of = {str(rank): node for node, rank in enumerate(self.ranks)}
+        echoes = [Echo(node, node_of[peer], int(rail), Probed(**seen)) for node, answer in answers.items()
+                  for rail, by_peer in answer["rails"].items() for peer, seen in by_peer.items()]
+        self.evidence.echoes += echoes
+        return echoes
+
+    def compute(self, nodes: Collection[int], seconds: float) -> Mapping[int, Computed]:
+        """The nodes work at the same time."""
+        answers = self.order({"do": "compute", "ranks": [self.ranks[node] for node in nodes], "seconds": seconds}, nodes,
+                              5 * seconds + 5.0)
+        trial = {node: Computed(answer["rate"], answer["share"], answer["digest"]) for node, answer in answers.items()}
+        self.evidence.trials.append(trial)
+        return trial
+
+    def counters(self) -> dict[int, dict[str, int]]:
+        """Errors and drops of every node's interfaces since it started."""
+        everyone = range(len(self.evidence.nodes))
+        return {node: answer["counters"] for node, answer in self.order({"do": "counters"}, everyone, PROBE_S).items()}
+
+    def _transfer(self, pairs: Sequence[Pair], seconds: float, packets: int) -> list[Leg]:
+        nodes = [node for pair in pairs for node in pair]
+        plan = Plan(self._token, 0, seconds, PATIENCE_S, self._streams, packets)
+        order = {"do": "transfer", "pairs": [[self.ranks[node] for node in pair] for pair in pairs], "seconds": seconds,
+                 "patience": PATIENCE_S, "streams": self._streams if not packets else 1, "packets": packets}
+        answers = self.order(order, nodes, plan.within)
+        legs = [leg for pair in pairs for rail in range(self.evidence.rails)
+                for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), packets > 0)]
+        self.evidence.legs += legs
+        return legs
+
+    def order(self, order: Message, nodes: Iterable[int], within: float) -> dict[int, Message]:
+        """The answers by node. Who has not answered the last orders may do so still, but nobody waits for it."""
+        node_of = {self.ranks[node]: node for node in nodes}
+        awaited = [rank for rank, node in node_of.items() if self._missed[node] < GIVEN_UP]
+        answers = {node_of[rank]: said for rank, said in self._crew.order(order, awaited, within).items() if rank in node_of}
+        for node in node_of.values():
+            self._missed[node] = 0 if node in answers else self._missed[node] + 1
+        return answers
+
+
+def legs_of(pair: Pair, rail: int, caller: Message | None, answerer: Message | None, paced: bool) -> list[Leg]:
+    """Both directions of one pair on one rail, from what its two ends have said; the first of the pair calls."""
+    legs = []
+    for direction, (sender, receiver) in enumerate((pair, pair[::-1])):
+        sent, received = (caller, answerer) if direction == 0 else (answerer, caller)
+        ends = _ends(sent, rail, direction)
+        said = (end["why"] for end in (*_ends(received, rail, direction), *ends) if "why" in end)
+        why = next(said, "" if ends else "not tried")
+        if caller is None or answerer is None:
+            why = "no answer from the agent"
+        legs.append(Leg(
+            sender, receiver, rail, rate=None if why else sum(end.get("rate", 0.0) for end in ends) / 1e9,
+            segments=sum(end.get("segments", 0) for end in ends), lost=sum(end.get("lost", 0) for end in ends),
+            limited=max((end.get("limited", 0.0) for end in ends), default=0.0),
+            latency=next((end["latency"] for end in ends if "latency" in end), None), paced=paced, why=why))
+    return legs
+
+
+def _ends(answer: Message | None, rail: int, direction: int) -> list[Message]:
+    return [end for end in answer["ends"] if (end["rail"], end["direction"]) == (rail, direction)] if answer else []
+
+
+def samples_of(pair: Pair, legs: Sequence[Leg], rails: int) -> list[Sample]:
+    """The worse direction of every rail."""
+    samples = []
+    for rail in range(rails):
+        rates = [leg.rate for leg in legs if leg.rail == rail]
+        samples.append(Sample(pair, rail, None if None in rates else min(rate for rate in rates if rate is not None)))
+    return samples

@@ -1,1 +1,0 @@
-"""What every rank runs: mesh, tensor, pipeline and ZeRO parallelism, checkpoints, the train loop."""

@@ -1,0 +1,5 @@
+"""The job file: one validated description of a run."""
+
+from hpc_mp.job.spec import Environment, JobSpec, Slurm, Train, dump_job, is_image, load_array, load_job, resolve, under
+
+__all__ = ["Environment", "JobSpec", "Slurm", "Train", "dump_job", "is_image", "load_array", "load_job", "resolve", "under"]

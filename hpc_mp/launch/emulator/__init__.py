@@ -1,0 +1,1 @@
+"""Ranks of emulated nodes on this machine, forked from one process that has imported what they need."""

@@ -1,0 +1,186 @@
+"""The process that imports once and forks every emulated rank.
+
+Importing torch and transformers takes seconds, a fork milliseconds. Before the forks nothing but imports happens here:
+threads of OpenMP, rayon and CUDA do not survive one.
+
+Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a ``Channel`` as standard input. It says
+
+    {"event": "broken", "why"}                            a module could not be imported
+    {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
+
+and hears first ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
+the lock on the run, later ``{"command": "stop"}`` (SIGTERM to every rank) or ``{"command": "kill"}``. When the channel
+closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import math
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.launch.emulator.channel import Channel
+
+ORDERLY = (os.EX_OK, os.EX_TEMPFAIL)  # done, and stopped by a signal after saving
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+COMMANDS = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
+GRACE = 2.0  # seconds after an abnormal exit in which the others end by themselves: their exits are its echoes
+LAG = 60.0  # seconds after an orderly exit until the others are thought to hang, as with srun's --wait=60
+ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
+
+
+def main(modules: Sequence[str]) -> int:
+    channel = Channel(socket.socket(fileno=0))
+    gc.disable()  # what imports make stays: to look for garbage in it takes a fifth of their time
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    except Exception as error:
+        if os.environ.get("HPC_MP_DEBUG") == "1":
+            traceback.print_exc()
+        channel.send({"event": "broken", "why": f"{type(error).__name__}: {error}"})
+        return 1
+    try:
+        messages: list[dict[str, Any]] = []
+        while not messages:
+            messages = channel.receive()
+    except EOFError:
+        return 0  # the launcher refused the job, or gave up
+    gc.freeze()  # a collection in a rank would else touch, and so copy, all that is shared: 90 MB per rank
+    gc.enable()
+    # The only threads are those of an idle OpenBLAS pool, which rebuilds itself in a child.
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    order, *commands = messages
+    ranks = Ranks(channel, [fork_rank(rank, order, channel.files[0]) for rank in range(len(order["ranks"]))])
+    os.close(channel.files[0])  # rank 0 has it; the lock stays open here and in every rank as long as one lives
+    ranks.watch(commands)
+    return 0
+
+
+def fork_rank(rank: int, order: dict[str, Any], listener: int) -> int:
+    """The pid of a new process in which ``rank`` runs."""
+    zygote = os.getpid()
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        die_with(zygote)
+        task = order["ranks"][rank]
+        redirect(Path(task["log"]))
+        os.environ.update(task["environment"])
+        if rank == 0:
+            os.environ["HPC_MP_LISTEN_FD"] = str(listener)
+        else:
+            os.close(listener)
+        code = pkgutil.resolve_name(order["entry"])(Path(order["job_file"]))
+        sys.stdout.flush()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)  # never back into the zygote's own loop
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when ``parent`` ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def redirect(log: Path) -> None:
+    """Nothing on standard input; output and errors appended to ``log``, line by line."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(file)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+
+
+class Ranks:
+    """The living ranks: reports their ends, passes commands on, and ends the others after an abnormal exit."""
+
+    def __init__(self, channel: Channel, pids: Sequence[int]) -> None:
+        self.channel = channel
+        self.alive = {pid: rank for rank, pid in enumerate(pids)}
+        self.sent: set[int] = set()
+        self.ending = deque(ENDING)
+        self.due = math.inf  # when the next signal of the ending is sent
+        self.selector = selectors.DefaultSelector()
+        self.bell, self.ringer = socket.socketpair()
+
+    def watch(self, commands: Sequence[dict[str, Any]] = ()) -> None:
+        """Return when no rank lives any more."""
+        self.ringer.setblocking(False)
+        signal.set_wakeup_fd(self.ringer.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # only so that the bell rings
+        self._obey(commands)
+        self._reap()  # those that ended before the bell hung
+        self.selector.register(self.bell, selectors.EVENT_READ, self._answer)
+        self.selector.register(self.channel, selectors.EVENT_READ, self._listen)
+        while self.alive:
+            timeout = None if self.due == math.inf else max(0.0, self.due - time.monotonic())
+            for key, _ in self.selector.select(timeout):
+                key.data()
+            if time.monotonic() >= self.due:
+                self._signal(self.ending.popleft())
+                self.due = time.monotonic() + 1.0 if self.ending else math.inf
+
+    def _answer(self) -> None:
+        self.bell.recv(4096)
+        self._reap()
+
+    def _reap(self) -> None:
+        while self.alive:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            self._say(event="exit", rank=self.alive.pop(pid), code=code, time=time.time(), ours=-code in self.sent)
+            if self.ending:
+                self.due = min(self.due, time.monotonic() + (LAG if code in ORDERLY else GRACE))
+
+    def _listen(self) -> None:
+        try:
+            self._obey(self.channel.receive())
+        except EOFError:
+            self.selector.unregister(self.channel)
+            self._signal(signal.SIGKILL)
+
+    def _obey(self, commands: Sequence[dict[str, Any]]) -> None:
+        for message in commands:
+            self._signal(COMMANDS[message["command"]])
+
+    def _signal(self, number: int) -> None:
+        self.sent.add(number)
+        for pid in self.alive:
+            os.kill(pid, number)  # unreaped, so the pid is still its own
+
+    def _say(self, **event: Any) -> None:
+        try:
+            self.channel.send(event)
+        except OSError:
+            self._signal(signal.SIGKILL)  # nobody listens any more
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,8 +1,0 @@
-"""Linter for job scripts, our own and anybody's: ``lint(text, directory=…)``."""
-
-from __future__ import annotations
-
-from hpc_mp.launch.lint.check import lint
-from hpc_mp.launch.lint.finding import Finding, Severity
-
-__all__ = ["Finding", "Severity", "lint"]

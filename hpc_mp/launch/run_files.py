@@ -1,0 +1,84 @@
+"""The files of a run that are there before its ranks are."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, dump_job
+from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.render import Script, render
+from hpc_mp.launch.resume import Resumed, hold
+from hpc_mp.layout.placement import to_dict
+from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
+from hpc_mp.rundir.history import End, record, saved_step
+
+# What an earlier launch, or its end, has left.
+OF_ONE_LAUNCH = ("stop", "outcome.json", "job.id", "successors.json", "cluster.json")
+
+
+def next_run(spec: JobSpec) -> Path:
+    """Where a new run will probably lie; nothing is made."""
+    base = Path(spec.job.directory) / spec.job.name
+    taken = (int(path.name) for path in base.glob("[0-9]*") if path.name.isdigit())
+    return base / f"{max(taken, default=0) + 1:04d}"
+
+
+def script(plan: Plan, *runs: Path) -> Script:
+    """The job script of a plan, for its run, or for those of all elements of an array. Raises HpcMpError as ``render`` does."""
+    return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
+
+
+@contextmanager
+def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, int, int]]:
+    """Make a run directory, or take the resumed one into its next attempt, and write what ranks read.
+
+    Gives the run, the number of the attempt and the open lock file; the run is held until the block ends.
+
+    Raises:
+        HpcMpError: a job that cannot be rendered, or a directory that cannot be written.
+    """
+    script(plan, next_run(plan.spec))  # what it refuses, it refuses before anything is made
+    if resumed is not None:
+        number = prepare_resume(resumed.run)
+        for left in OF_ONE_LAUNCH:
+            (resumed.run.path / left).unlink(missing_ok=True)
+        record(resumed.run, End("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
+        _write(plan, resumed.run, resumed.run)
+        yield resumed.run, number, resumed.lock
+        return
+    run = create_run(Path(plan.spec.job.directory), plan.spec.job.name)
+    with hold(run) as lock:
+        _write(plan, run, run)
+        yield run, 1, lock
+
+
+def begin_array(plans: Sequence[Plan]) -> tuple[RunDirectory, ...]:
+    """Make a run directory for each element of an array; the first one holds the script of all.
+
+    Raises:
+        HpcMpError: as ``begin`` does.
+    """
+    script(plans[0], *(next_run(plan.spec) for plan in plans))
+    runs = tuple(create_run(Path(plan.spec.job.directory), plan.spec.job.name) for plan in plans)
+    for plan, run in zip(plans, runs, strict=True):
+        _write(plan, run, *runs)
+    return runs
+
+
+def _write(plan: Plan, run: RunDirectory, *all_runs: RunDirectory) -> None:
+    text = script(plan, *(each.path for each in all_runs)).text
+    try:
+        write_text(run.job, dump_job(plan.spec))
+        write_json(run.placement, to_dict(plan.placement))
+        write_text(run.script, text)
+        if plan.measured is not None:
+            write_json(run.measured, asdict(plan.measured))
+    except OSError as error:
+        raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})",
+                         "make room, or choose another job.directory") from None

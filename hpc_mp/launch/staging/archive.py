@@ -1,0 +1,104 @@
+"""``environment.stage``: the Python environment of the ranks as one archive, unpacked on every node before they start.
+
+A thousand ranks that import torch from a shared file system ask it for millions of small files; one archive per node is
+one long read. The archive is made on the login node, once for each state of the environment, and named by a hash of it.
+``slurm/node-start.sh`` unpacks it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.launch.staging.interpreter import Interpreter
+from hpc_mp.launch.staging.members import Member, members, write_tar
+
+FORMAT = 1  # raised when the same environment gives another archive
+COMPRESS = ("zstd", "-q", "-T0", "-3")
+
+Show = Callable[[int, int], None]  # bytes packed so far, in all
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """What ``node-start.sh --environment ARCHIVE PREFIX`` is told.
+
+    Attributes:
+        archive: beside it ``ARCHIVE.bytes`` holds the bytes that it unpacks to.
+        prefix: the environment it was made from, which a node without room uses instead.
+        size: bytes unpacked.
+    """
+
+    archive: Path
+    prefix: Path
+    size: int
+
+
+def pack(python: Interpreter, cache: Path, show: Show) -> Packed:
+    """The archive of the environment of ``python``, made unless it is there.
+
+    Args:
+        cache: directory for archives, on a file system that all nodes share; older ones of the same prefix are removed.
+
+    Raises:
+        HpcMpError: the environment cannot be packed, or the cache cannot be written.
+    """
+    content = members(python)
+    size = sum(member.size for member in content)
+    name = f"environment-{_key(str(python.prefix))}-{fingerprint(python, content)}"
+    archive = cache / (name + (".tar.zst" if shutil.which(COMPRESS[0]) else ".tar"))
+    packed = Packed(archive, python.prefix, size)
+    if archive.exists():
+        return packed
+    part = cache / f".{archive.name}.{os.getpid()}"
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(content, part, lambda done: show(done, size))
+        archive.with_name(f"{archive.name}.bytes").write_text(f"{size}\n", encoding="ascii")
+        part.rename(archive)
+    except OSError as error:
+        raise HpcMpError(f"environment.stage: the archive {archive}", f"cannot be written ({error.strerror or error})",
+                         "make room there, or leave environment.stage out") from None
+    finally:
+        with suppress(OSError):
+            part.unlink()
+    _remove_older(archive)
+    return packed
+
+
+def fingerprint(python: Interpreter, content: Sequence[Member]) -> str:
+    """A hash of the interpreter and of every file's name, size and time of change; bytecode comes and goes with its source."""
+    parts = (f"{member.name}\0{member.size}\0{member.changed}" for member in content if "/__pycache__/" not in member.name)
+    return _key("\n".join((str(FORMAT), python.version, str(python.prefix), *parts)))
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:16]
+
+
+def _write(content: Sequence[Member], path: Path, show: Callable[[int], None]) -> None:
+    with open(path, "wb") as file:
+        if ".tar.zst" not in path.name:
+            write_tar(content, file, show)
+            return
+        with subprocess.Popen(COMPRESS, stdin=subprocess.PIPE, stdout=file) as zstd:
+            assert zstd.stdin is not None
+            write_tar(content, zstd.stdin, show)
+        if zstd.returncode:
+            raise OSError(f"zstd ended with {zstd.returncode}")
+
+
+def _remove_older(archive: Path) -> None:
+    """A job that is queued still may want one: it then uses the environment itself and says so."""
+    same = archive.name.rpartition("-")[0]
+    for old in archive.parent.glob(f"{same}-*"):
+        if not old.name.startswith(archive.name):
+            with suppress(OSError):
+                old.unlink()

@@ -1,0 +1,202 @@
+"""The files of a Python environment as members of an archive that works wherever it is unpacked.
+
+- Symbolic links inside the environment stay links and become relative; files that others lead to are copied.
+- A virtual environment's Python, unless it is the system's, comes along under ``base/``.
+- The checkout of an editable install comes along under ``editable/``, and its ``.pth`` file leads there.
+- Files that name the environment's own place get ``PLACEHOLDER`` instead and are listed in ``.relocate``, each name ended
+  by a zero byte: ``node-start.sh`` writes the new place into them.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.launch.staging.interpreter import Interpreter
+
+PLACEHOLDER = "@HPC_MP_PREFIX@"
+RELOCATE = ".relocate"
+SKIPPED = frozenset({".git", "pkgs", "envs"})  # in the top directory: history, and conda's other environments
+MOST_CHECKOUT = 1 << 30  # bytes: a checkout with more in it holds data, not code
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One file of the archive: the bytes of ``source``, or ``text`` instead, or a link.
+
+    Attributes:
+        changed: when ``source`` was (nanoseconds).
+        link: what a symbolic link says.
+    """
+
+    name: str
+    size: int
+    changed: int
+    mode: int
+    source: str | None = None
+    text: bytes | None = None
+    link: str | None = None
+
+
+def members(python: Interpreter) -> list[Member]:
+    """All files of the environment, sorted by name. Raises HpcMpError when one cannot be taken along."""
+    found = {member.name: member for member in _environment(python)}
+    moved = sorted(name for name, member in found.items() if member.text is not None and PLACEHOLDER.encode() in member.text)
+    found[RELOCATE] = _text(RELOCATE, b"".join(os.fsencode(name) + b"\0" for name in moved))
+    return [found[name] for name in sorted(found)]
+
+
+def write_tar(content: Sequence[Member], file: IO[bytes], show: Callable[[int], None]) -> None:
+    """Write an uncompressed archive; ``show(bytes so far)`` is called as it goes. Raises HpcMpError when a file is gone."""
+    done = 0
+    with tarfile.open(fileobj=file, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 20) as tar:
+        for member in content:
+            info = tarfile.TarInfo(member.name)
+            info.mode, info.mtime = member.mode, member.changed // 10**9
+            if member.link is not None:
+                info.type, info.linkname = tarfile.SYMTYPE, member.link
+                tar.addfile(info)
+                continue
+            with _content(member) as content_:
+                info.size = content_.seek(0, os.SEEK_END)
+                content_.seek(0)
+                tar.addfile(info, content_)
+            done += info.size
+            show(done)
+
+
+def _content(member: Member) -> IO[bytes]:
+    if member.text is not None:
+        return io.BytesIO(member.text)
+    try:
+        return open(_source(member), "rb")
+    except OSError as error:
+        raise HpcMpError(f"environment.stage: {member.source}", f"could not be packed ({error.strerror})",
+                         "launch again when nothing is being installed or edited there") from None
+
+
+def _environment(python: Interpreter) -> Iterator[Member]:
+    yield from _adapted(_tree(python.prefix, ""), python)
+    if python.packs_base:
+        yield from _tree(python.base, "base/", frozenset(map(str, python.unseen_libraries)))
+
+
+def _adapted(tree: Iterable[Member], python: Interpreter) -> Iterator[Member]:
+    """What has to be written differently to work in another place."""
+    libraries = {str(path.relative_to(python.prefix)) for path in python.libraries if path.is_relative_to(python.prefix)}
+    editable: dict[Path, str] = {}
+    for member in tree:
+        folder, _, name = member.name.rpartition("/")
+        if member.name == "pyvenv.cfg" and python.packs_base:
+            yield _text(member.name, _home(_source(member).read_text(encoding="utf-8"), f"{PLACEHOLDER}/base/bin").encode())
+        elif folder == "bin" and member.link is not None and os.path.isabs(member.link) and python.packs_base:
+            yield replace(member, link=f"../base/{Path(member.link).relative_to(python.base.resolve())}")
+        elif folder == "bin" and member.source is not None:
+            yield _script(member, python.prefix)
+        elif folder in libraries and name.endswith(".pth"):
+            yield _text(member.name, _pth(member, python, editable))
+        else:
+            yield member
+    for directory, at in editable.items():
+        yield from _checkout(directory, at)
+
+
+def _tree(root: Path, at: str, without: frozenset[str] = frozenset()) -> Iterator[Member]:
+    """The files below ``root`` as members whose names begin with ``at``, but for those of some directories."""
+    real = os.path.realpath(root)
+    without |= {os.path.join(root, name) for name in SKIPPED}
+    pending = [(str(root), at)]
+    while pending:
+        directory, prefix = pending.pop()
+        for entry in os.scandir(directory):
+            name = prefix + entry.name
+            if entry.is_symlink():
+                target = os.path.realpath(entry.path)
+                if os.path.exists(target) and Path(target).is_relative_to(real):
+                    yield _link(name, os.path.relpath(target, os.path.realpath(directory)))
+                elif prefix == "bin/" and entry.name.startswith("python"):
+                    yield _link(name, target)
+                elif os.path.isdir(target):
+                    pending.append((target, f"{name}/"))
+                elif os.path.exists(target):
+                    yield _file(name, target, os.stat(target))
+            elif entry.is_dir():
+                if entry.path not in without:
+                    pending.append((entry.path, f"{name}/"))
+            elif entry.is_file():
+                yield _file(name, entry.path, entry.stat())
+
+
+def _file(name: str, path: str, status: os.stat_result) -> Member:
+    return Member(name, status.st_size, status.st_mtime_ns, status.st_mode & 0o700, source=path)
+
+
+def _text(name: str, text: bytes) -> Member:
+    return Member(name, len(text), 0, 0o600, text=text)
+
+
+def _link(name: str, target: str) -> Member:
+    return Member(name, 0, 0, 0o777, link=target)
+
+
+def _source(member: Member) -> Path:
+    assert member.source is not None
+    return Path(member.source)
+
+
+def _home(config: str, home: str) -> str:
+    """pyvenv.cfg with another directory of the Python that the environment was made with."""
+    lines = (f"home = {home}" if line.partition("=")[0].strip() == "home" else line for line in config.splitlines())
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _script(member: Member, prefix: Path) -> Member:
+    """A script of the environment's Python runs the copy's."""
+    source = _source(member)
+    with open(source, "rb") as file:
+        first = file.read(4096).splitlines()[:2]  # a long path stands in the second line, after "#!/bin/sh"
+    if not first or not first[0].startswith(b"#!") or os.fsencode(prefix) not in b"".join(first):
+        return member
+    text = source.read_bytes().replace(os.fsencode(f"{prefix}/"), f"{PLACEHOLDER}/".encode())
+    return replace(member, text=text, size=len(text))
+
+
+def _pth(member: Member, python: Interpreter, editable: dict[Path, str]) -> bytes:
+    """A ``.pth`` file whose directories lie in the archive: checkouts are noted in ``editable``."""
+    library = os.path.dirname(member.name)
+    lines = []
+    for line in _source(member).read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        if line.startswith("import __editable__"):
+            raise HpcMpError(f"environment.stage: {_source(member)}", "is an editable install by an import hook",
+                             "install that package without -e, or with --config-settings editable_mode=compat")
+        directory = Path(line.strip())
+        if not line.startswith(("import ", "import\t")) and directory.is_absolute() and directory.is_dir():
+            if directory.is_relative_to(python.prefix):
+                line = os.path.relpath(directory.relative_to(python.prefix), library)
+            else:
+                line = os.path.relpath(editable.setdefault(directory, f"editable/{len(editable)}"), library)
+        lines.append(line + "\n")
+    return "".join(lines).encode(errors="surrogateescape")
+
+
+def _checkout(directory: Path, at: str) -> list[Member]:
+    """What git knows of a checkout, or would not ignore; without git everything in it."""
+    try:
+        listed = subprocess.run(("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"), cwd=directory,
+                                stdin=subprocess.DEVNULL, capture_output=True, check=True).stdout
+        names = (os.fsdecode(name) for name in listed.split(b"\0") if name)
+        found = [_file(f"{at}/{name}", path, os.stat(path)) for name in names if os.path.isfile(path := f"{directory}/{name}")]
+    except (OSError, subprocess.CalledProcessError):
+        found = list(_tree(directory, f"{at}/"))
+    size = sum(member.size for member in found)
+    if size > MOST_CHECKOUT:
+        raise HpcMpError(f"environment.stage: the editable install {directory}",
+                         f"holds {size / 2**30:.1f} GiB, more than code does", "install that package without -e")
+    return found

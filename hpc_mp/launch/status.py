@@ -1,0 +1,167 @@
+"""What a run is doing: Slurm's word where there is a job, and the run directory, which has the last one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hpc_mp.base.command import Ask
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
+from hpc_mp.job import load_job
+from hpc_mp.launch.resume import JOB_ID
+from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.failures import failures
+from hpc_mp.rundir.job_chain import successors
+
+RECENT = 20  # steps whose median time foretells the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What a run is doing.
+
+    Attributes:
+        state: "pending", "running", "completed", "failed", "stopped", or "unknown" (Slurm does not answer, and the run
+            directory does not tell).
+        attempt: from 1.
+        job: of Slurm: that which runs, or comes next; None for emulated nodes and for a step of an allocation.
+        successors: the jobs that carry on after it, in their order.
+        phase: what rank 0 says it is doing.
+        step, steps: finished, and to do in all.
+        tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
+        checkpoint: the newest one.
+        cause: of a failure.
+    """
+
+    run: Path
+    state: str
+    attempt: int
+    job: SlurmJob | None
+    successors: tuple[SlurmJob, ...]
+    phase: str | None
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_s: float | None
+    eta: float | None
+    step_age: float | None
+    checkpoint: Path | None
+    cause: str | None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("completed", "failed", "stopped")
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        text = json.dumps(asdict(self), default=str)
+        return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON knows no NaN
+
+
+def overview(run: RunDirectory, ask: Ask = queue.patient) -> Overview:
+    """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
+    ids = job_ids(run)
+    jobs = queue.look(ids, ask) if ids else {}
+    return seen(run, [jobs[job_id] for job_id in ids])
+
+
+def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
+    """The overview that goes with what Slurm has said of the run's jobs, in their order; asks nobody."""
+    job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
+    behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
+    attempt, steps = run.attempt(), load_job(run.job).train.steps
+    status = _of_attempt(run.path / "status.json", attempt)
+    outcome = _of_attempt(run.path / "outcome.json", attempt)
+    records = read_lines(run.metrics)
+    recent = [record for record in records if record["attempt"] == attempt][-RECENT:]
+    last = records[-1] if records else {}
+    step = last.get("step", 0)
+    told = _told(run, attempt, status, outcome, done=step == steps)
+    state = _state(job, told, held(run))
+    pace = statistics.median(record["step_time_s"] for record in recent) if recent else None
+    return Overview(
+        run.path, state, attempt, job, behind, status.get("phase"), step, steps, last.get("loss"),
+        last.get("tokens_per_s"),
+        eta=pace * (steps - step) if pace is not None and state == "running" else None,
+        step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,
+        checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
+        cause=_cause(run, attempt, outcome, job) if state == "failed" else None)
+
+
+def job_ids(run: RunDirectory) -> list[str]:
+    """The Slurm job of a run, then its successors; empty where the run has no job of its own."""
+    try:
+        first = (run.path / JOB_ID).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return []
+    return [first, *(job_id for job_id in successors(run, first) if job_id != first)]
+
+
+def held(run: RunDirectory) -> bool:
+    """Whether a launcher or a rank on emulated nodes has the run (see ``resume.hold``)."""
+    try:
+        with open(run.path / ".lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _state(job: SlurmJob | None, told: str | None, held: bool) -> str:
+    """``told``: how the run directory says that it ended."""
+    if job is None:
+        return "running" if held and told is None else told or "failed"
+    if job.waits:
+        return "pending"
+    if job.state == UNKNOWN:
+        return told or "unknown"
+    if not job.ended:
+        return told or "running"
+    if told is not None:
+        return told
+    return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING else "failed"
+
+
+def _told(
+    run: RunDirectory, attempt: int, status: Mapping[str, Any], outcome: Mapping[str, Any], done: bool
+) -> str | None:
+    """How the run directory says that this attempt has ended; None while it does not."""
+    if outcome:
+        return str(outcome["state"])
+    phase = status.get("phase")
+    if phase == "done" and done:
+        return "completed"
+    return "stopped" if phase == "stopped" else None
+
+
+def _cause(run: RunDirectory, attempt: int, outcome: Mapping[str, Any], job: SlurmJob | None) -> str:
+    said = failures(run, attempt)
+    if said:
+        return str(said[0])
+    if outcome.get("cause"):
+        return str(outcome["cause"]["message"])
+    if job is None:
+        return "it ended without a word: its launcher was killed, or its machine went down"
+    code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
+    reason = f" ({job.meaning or job.reason})" if job.reason else ""
+    return f"Slurm job {job.id} ended as {job.state}{code}{reason}"
+
+
+def _of_attempt(path: Path, attempt: int) -> dict[str, Any]:
+    """The document, if it is of this attempt; else an empty one."""
+    try:
+        document: dict[str, Any] = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return document if document.get("attempt", attempt) == attempt else {}

@@ -1,0 +1,1 @@
+"""hpc_mp.submit: Python callables as jobs."""

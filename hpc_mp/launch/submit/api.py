@@ -1,0 +1,135 @@
+"""``hpc_mp.submit``: a Python callable on every task of a Slurm job, or of emulated nodes on this machine."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cluster.slurm.inside import decide
+from hpc_mp.cluster.slurm.job import FINAL
+from hpc_mp.launch.submit.worker import Task, failure_file
+from hpc_mp.rundir import read_json
+
+LOOK = 0.1  # seconds between two looks at the files
+LATE = 5.0  # seconds that a result may appear on a shared file system after the job has ended
+
+
+def submit(
+    function: Callable[..., Any], /, *arguments: Any, on: Literal["auto", "slurm", "local"] = "auto", nodes: int = 1,
+    tasks_per_node: int = 1, directory: str | Path = "submitted", slurm: Mapping[str, Any] | None = None, **keywords: Any,
+) -> Job:
+    """Call ``function(*arguments, **keywords)`` in ``nodes * tasks_per_node`` processes, and return at once.
+
+    Each has ``SLURM_PROCID`` and the other names of srun, and ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``
+    and ``MASTER_PORT`` (of task 0's host). Function and arguments are pickled by value (cloudpickle).
+
+    Args:
+        on: a Slurm job, emulated nodes here (which end with the returned object), or "auto": Slurm if it answers.
+        directory: where a folder with the pickles, the script and the logs is made; all nodes must see it.
+        slurm: parameters of ``submitit.SlurmExecutor``: ``{"partition": "gpu", "time": 60, "gpus_per_node": 8}`` (minutes),
+            others in ``"additional_parameters"``.
+
+    Raises:
+        HpcMpError: a parameter is wrong, or we are inside an allocation.
+        RunFailed: sbatch refuses, in its own words.
+    """
+    for name, value in (("nodes", nodes), ("tasks_per_node", tasks_per_node)):
+        if value < 1:
+            raise HpcMpError(f"{name} = {value}", "must be at least 1", "give a positive number")
+    where = decide(on)
+    if where.place == "step":
+        raise HpcMpError(f'on = "{on}"', f"not built yet for a callable {where.why}",
+                         'use on = "local", or call it outside of the allocation for a job of its own: '
+                         "env -u SLURM_JOB_ID python …")
+    base = Path(directory).resolve()
+    base.mkdir(parents=True, exist_ok=True)
+    name = getattr(function, "__name__", type(function).__name__).strip("<>")
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+    from hpc_mp.launch.submit.backends import OnEmulator, OnSlurm  # submitit takes a while to import
+
+    start = partial(OnSlurm, options=slurm or {}) if where.place == "slurm" else OnEmulator
+    return Job(start(Task(function, arguments, keywords), folder, nodes, tasks_per_node), folder, nodes * tasks_per_node)
+
+
+class Job:
+    """A submitted callable.
+
+    Attributes:
+        id: of Slurm's job; on emulated nodes a number that stands for it.
+        words: what the site had to say when the job was handed in; mostly empty.
+    """
+
+    def __init__(self, hand: Any, folder: Path, tasks: int) -> None:
+        self._hand, self.folder, self.tasks = hand, folder, tasks
+        self.id: str = hand.id
+        self.words: str = hand.words
+
+    @property
+    def state(self) -> str:
+        """In Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` …
+
+        Of a Slurm job as it was half a minute ago at most.
+        """
+        state: str = self._hand.state()
+        return state
+
+    @property
+    def logs(self) -> list[Path]:
+        """What each task prints, by task; a file is there once its task has begun."""
+        return [self.folder / f"{self.id}_{task}_log.out" for task in range(self.tasks)]
+
+    def results(self, timeout: float | None = None) -> list[Any]:
+        """What the call returned, by task; waits for it.
+
+        Raises:
+            RunFailed: a task failed: names the first one, its host and the Python error with its traceback.
+            TimeoutError: the results are not there after so many seconds; the job goes on.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        ended: float | None = None
+        while not all(self._result(task).exists() for task in range(self.tasks)):
+            self._check()
+            now = time.monotonic()
+            if ended is None and self.state in FINAL:
+                ended = now
+            if ended is not None and now > ended + LATE:
+                self._check()
+                missing = [str(task) for task in range(self.tasks) if not self._result(task).exists()]
+                raise RunFailed(f"{self._hand.why()}; no result of task {', '.join(missing)}; logs are in {self.folder}")
+            if deadline is not None and now > deadline:
+                raise TimeoutError(f"job {self.id} is {self.state} after {timeout:g} s")
+            time.sleep(LOOK)
+        self._check()
+        return [self._load(task) for task in range(self.tasks)]
+
+    def result(self, timeout: float | None = None) -> Any:
+        """That of task 0; raises as ``results`` does."""
+        return self.results(timeout)[0]
+
+    def cancel(self) -> None:
+        """End it. Raises RunFailed: Slurm refuses."""
+        self._hand.cancel()
+
+    def _check(self) -> None:
+        """Raise RunFailed for the earliest failure that a task has noted."""
+        found = [read_json(path) for task in range(self.tasks) if (path := failure_file(self.folder, task)).exists()]
+        if found:
+            first = min(found, key=lambda failure: float(failure["time"]))
+            raise RunFailed(f"task {first['rank']} on {first['node']} failed: {first['message']}\n{first['traceback']}"
+                            f"its log: {self.logs[first['rank']]}")
+
+    def _result(self, task: int) -> Path:
+        return self.folder / f"{self.id}_{task}_result.pkl"
+
+    def _load(self, task: int) -> Any:
+        with open(self._result(task), "rb") as file:
+            kind, value = pickle.load(file)
+        if kind == "error":
+            raise RunFailed(f"task {task} failed:\n{value}its log: {self.logs[task]}")
+        return value

@@ -1,0 +1,74 @@
+"""A plan in words, printed before the start."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.unused_keys import without_effect
+from hpc_mp.planner.device import size
+
+PLACES = {"local": "emulated on this machine", "slurm": "in a new Slurm job", "step": "in this allocation",
+          "mpi": "under mpirun"}
+WIDTH = 120
+
+
+def describe(plan: Plan) -> str:
+    """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default."""
+    spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
+    rows = {
+        "where": f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks} ranks, "
+                 f"{PLACES[plan.where.place]} ({plan.where.why})",
+        "device": f"{plan.device.kind} ({plan.device.why})",
+        "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}",
+        "layout": f"tensor({p.tensor}) × pipeline({p.pipeline}) × data({spec.data_degree}), ZeRO-{p.zero}",
+        "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
+                    f"sequences of {spec.data.sequence_length} tokens",
+        "order": f"{plan.placement.order} ({plan.order_why})",
+        "state": f"{_state(plan)} (parameters, gradients, optimizer)",
+        "defaults": defaults(plan.given),
+    }
+    if plan.avoided is not None:
+        rows["nodes"] = plan.avoided
+    if plan.profile is not None:
+        rows["profile"] = plan.profile
+    note = without_effect(plan.given, plan.where.place)
+    if note is not None:
+        rows["note"] = note
+    return "\n".join(_row(name, text) for name, text in rows.items())
+
+
+def defaults(spec: JobSpec) -> str:
+    """Every key that the job file leaves out and that has a value all the same, by section."""
+    sections = []
+    for section in type(spec).model_fields:
+        table = getattr(spec, section)
+        values = {key: getattr(table, key) for key in type(table).model_fields if key not in table.model_fields_set}
+        shown = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, (), {})]
+        if shown:
+            sections.append(f"[{section}] {', '.join(shown)}")
+    return " ".join(sections)
+
+
+def _state(plan: Plan) -> str:
+    low, high = size(min(plan.state)), size(max(plan.state))
+    each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
+    if not plan.device.pools:
+        return f"{each}; the memory of the nodes is not known here"
+    tightest = max(plan.device.pools, key=lambda pool: sum(plan.state[rank] for rank in pool.ranks))
+    total = size(sum(plan.state[rank] for rank in tightest.ranks))
+    limit = "an unknown size" if tightest.size is None else size(tightest.size)
+    return f"{each}, {total} of {limit} on {tightest.name}"
+
+
+def _row(name: str, text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
+                         break_long_words=False)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,0 +1,40 @@
+"""Model families as torch-free tables, and the checks that need only a model's shape."""
+
+from __future__ import annotations
+
+import difflib
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models.checks import check_layout, chunk_sizes
+from hpc_mp.layout.models.costs import LayerCosts, layer_costs
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.gpt2 import GPT2
+from hpc_mp.layout.models.llama import LLAMA
+from hpc_mp.layout.models.shape import ModelShape, read_config
+
+__all__ = [
+    "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "chunk_sizes", "family_of",
+    "layer_costs", "read_config", "read_shape",
+]
+
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA)}
+
+
+def family_of(model_type: str) -> Family:
+    """Raises HpcMpError for a family that has no table."""
+    if model_type in FAMILIES:
+        return FAMILIES[model_type]
+    near = difflib.get_close_matches(model_type, FAMILIES, n=1)
+    raise HpcMpError(f"model_type = {model_type!r}", f"is not one of {', '.join(FAMILIES)}",
+                     (f"did you mean {near[0]!r}? Use" if near else "use") + " a model of one of these families")
+
+
+def read_shape(spec: JobSpec) -> ModelShape:
+    """The shape of a job's model.
+
+    Raises:
+        HpcMpError: for a missing checkpoint, an unknown family or impossible sizes.
+    """
+    config = read_config(spec)
+    return family_of(config["model_type"]).read(config)

@@ -1,0 +1,78 @@
+"""GPT-2: learned positions, Conv1D projections stored (in, out), q, k and v fused, head tied to the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
+
+
+def read(config: Mapping[str, Any]) -> ModelShape:
+    """Defaults: transformers' GPT2Config (the 124 M model)."""
+    c = ConfigReader(config)
+    c.refuse("add_cross_attention", False, "leave it out")
+    c.refuse("reorder_and_upcast_attn", False, "leave it out")
+    hidden = c.count("n_embd", "hidden_size", default=768)
+    heads = c.count("n_head", "num_attention_heads", default=12)
+    if hidden % heads:
+        raise HpcMpError(f"the model's n_embd({hidden}) / n_head({heads})", "must be a whole number",
+                         "choose n_embd as a multiple of n_head")
+    return ModelShape(
+        model_type="gpt2", layers=c.count("n_layer", "num_hidden_layers", default=12, most=MOST_LAYERS),
+        hidden=hidden, heads=heads, kv_heads=heads, head_dim=hidden // heads,
+        intermediate=c.count("n_inner", default=4 * hidden), vocabulary=c.count("vocab_size", default=50257),
+        positions=c.count("n_positions", "max_position_embeddings", default=1024),
+        tied=c.flag("tie_word_embeddings", True), attention_bias=True, mlp_bias=True, gated_mlp=False,
+        initializer_range=c.number("initializer_range", 0.02),
+    )
+
+
+def block_weights(s: ModelShape) -> tuple[Weight, ...]:
+    h, f = s.hidden, s.intermediate
+    return (
+        Weight("ln_1.weight", (h,), init="ones"),
+        Weight("ln_1.bias", (h,), init="zeros"),
+        Weight("attn.c_attn.weight", (h, 3, h), cut=2),
+        Weight("attn.c_attn.bias", (3, h), cut=1, init="zeros"),
+        Weight("attn.c_proj.weight", (h, h), cut=0, init="residual"),
+        Weight("attn.c_proj.bias", (h,), init="zeros"),
+        Weight("ln_2.weight", (h,), init="ones"),
+        Weight("ln_2.bias", (h,), init="zeros"),
+        Weight("mlp.c_fc.weight", (h, f), cut=1),
+        Weight("mlp.c_fc.bias", (f,), cut=0, init="zeros"),
+        Weight("mlp.c_proj.weight", (f, h), cut=0, init="residual"),
+        Weight("mlp.c_proj.bias", (h,), init="zeros"),
+    )
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    modules=("transformers.models.gpt2.modeling_gpt2",),
+    read=read,
+    embedding="transformer.wte",
+    position="transformer.wpe",
+    blocks="transformer.h",
+    norm="transformer.ln_f",
+    head="lm_head",
+    rotary=None,
+    embedding_dropout="transformer.drop",
+    projections={"attn.c_attn": "fused", "attn.c_proj": "row", "mlp.c_fc": "column", "mlp.c_proj": "row"},
+    transposed=True,
+    enters=("attn", "mlp"),
+    block_weights=block_weights,
+    embedding_weights=lambda s: (
+        Weight("transformer.wte.weight", (s.vocabulary, s.hidden), cut=0),
+        Weight("transformer.wpe.weight", (s.positions, s.hidden)),
+    ),
+    norm_weights=lambda s: (
+        Weight("transformer.ln_f.weight", (s.hidden,), init="ones"),
+        Weight("transformer.ln_f.bias", (s.hidden,), init="zeros"),
+    ),
+    head_weights=lambda s: (Weight("lm_head.weight", (s.vocabulary, s.hidden), cut=0),),
+    dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    checkpoint_prefixes=("transformer.",),
+)

@@ -1,0 +1,80 @@
+"""Llama: rotary positions, RMSNorm, gated MLP, grouped-query attention, head tied or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
+
+
+def read(config: Mapping[str, Any]) -> ModelShape:
+    """Defaults: transformers' LlamaConfig (the 7 B model)."""
+    c = ConfigReader(config)
+    hidden = c.count("hidden_size", default=4096)
+    heads = c.count("num_attention_heads", default=32)
+    kv_heads = c.count("num_key_value_heads", default=heads)
+    if config.get("head_dim") is None and hidden % heads:
+        raise HpcMpError(f"the model's hidden_size({hidden}) / num_attention_heads({heads})", "must be a whole number",
+                         "choose hidden_size as a multiple of num_attention_heads, or give head_dim")
+    if heads % kv_heads:
+        raise HpcMpError(f"the model's num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
+                         "must be a whole number", "choose num_key_value_heads as a divisor of num_attention_heads")
+    return ModelShape(
+        model_type="llama", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
+        heads=heads, kv_heads=kv_heads, head_dim=c.count("head_dim", default=hidden // heads),
+        intermediate=c.count("intermediate_size", default=11008), vocabulary=c.count("vocab_size", default=32000),
+        positions=c.count("max_position_embeddings", default=2048), tied=c.flag("tie_word_embeddings", False),
+        attention_bias=c.flag("attention_bias", False), mlp_bias=c.flag("mlp_bias", False), gated_mlp=True,
+        initializer_range=c.number("initializer_range", 0.02),
+    )
+
+
+def block_weights(s: ModelShape) -> tuple[Weight, ...]:
+    h, f, q, kv = s.hidden, s.intermediate, s.heads * s.head_dim, s.kv_heads * s.head_dim
+    weights = [Weight("input_layernorm.weight", (h,), init="ones")]
+    for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
+        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0))
+        if s.attention_bias:
+            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros"))
+    weights.append(Weight("self_attn.o_proj.weight", (h, q), cut=1))
+    if s.attention_bias:
+        weights.append(Weight("self_attn.o_proj.bias", (h,), init="zeros"))
+    weights.append(Weight("post_attention_layernorm.weight", (h,), init="ones"))
+    for name in ("gate_proj", "up_proj"):
+        weights.append(Weight(f"mlp.{name}.weight", (f, h), cut=0))
+        if s.mlp_bias:
+            weights.append(Weight(f"mlp.{name}.bias", (f,), cut=0, init="zeros"))
+    weights.append(Weight("mlp.down_proj.weight", (h, f), cut=1))
+    if s.mlp_bias:
+        weights.append(Weight("mlp.down_proj.bias", (h,), init="zeros"))
+    return tuple(weights)
+
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    modules=("transformers.models.llama.modeling_llama",),
+    read=read,
+    embedding="model.embed_tokens",
+    position=None,
+    blocks="model.layers",
+    norm="model.norm",
+    head="lm_head",
+    rotary="model.rotary_emb",
+    embedding_dropout=None,
+    projections={
+        "self_attn.q_proj": "column", "self_attn.k_proj": "column", "self_attn.v_proj": "column",
+        "self_attn.o_proj": "row",
+        "mlp.gate_proj": "column", "mlp.up_proj": "column", "mlp.down_proj": "row",
+    },
+    transposed=False,
+    enters=("self_attn", "mlp"),
+    block_weights=block_weights,
+    embedding_weights=lambda s: (Weight("model.embed_tokens.weight", (s.vocabulary, s.hidden), cut=0),),
+    norm_weights=lambda s: (Weight("model.norm.weight", (s.hidden,), init="ones"),),
+    head_weights=lambda s: (Weight("lm_head.weight", (s.vocabulary, s.hidden), cut=0),),
+    dropouts=("attention_dropout",),
+)

@@ -1,0 +1,222 @@
+"""Which rank does what where: letter orders as axis permutations of one arange, and the groups they make.
+
+A letter order such as ``DPT`` names the axes data, pipeline, (context) and tensor. The right-most letter varies fastest
+over ranks, as SageMaker's ``placement_strategy`` does: ``cluster`` = ``DPT``, ``spread`` = ``TPD``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import permutations
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+
+ORDERS: tuple[str, ...] = tuple(map("".join, permutations("DPT")))
+ALIASES: dict[str, str] = {"cluster": "DPT", "spread": "TPD"}
+AXES: dict[str, str] = {"D": "dp", "P": "pp", "C": "cp", "T": "tp"}
+
+Groups = tuple[tuple[int, ...], ...]
+RankMap = str | tuple[int, ...]
+"""``auto``, ``block``, ``cyclic``, or the node (from 0) of every rank."""
+
+
+def _block(rank: int, ranks_per_node: int, nodes: int) -> int:
+    return rank // ranks_per_node
+
+
+def _cyclic(rank: int, ranks_per_node: int, nodes: int) -> int:
+    return rank % nodes
+
+
+NODE_OF: dict[str, Callable[[int, int, int], int]] = {"auto": _block, "block": _block, "cyclic": _cyclic}
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """Size of every axis.
+
+    ``data`` counts replicas (SageMaker's ``rdp``). ``expert`` is no factor of the world: expert groups are blocks of
+    ranks inside data × context.
+
+    Raises:
+        HpcMpError: a degree below 1, or ``expert`` not dividing data × context.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    context: int = 1
+    expert: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            _at_least_one(field.name, getattr(self, field.name))
+        if self.data * self.context % self.expert:
+            product = self.data * self.context
+            raise HpcMpError(f"expert = {self.expert}",
+                             f"does not divide data({self.data}) × context({self.context}) = {product}",
+                             f"use a divisor of {product}")
+
+    @property
+    def world(self) -> int:
+        """Number of ranks: tensor × pipeline × data × context."""
+        return self.tensor * self.pipeline * self.data * self.context
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """One rank: the node it runs on (from 0), its index there, and its coordinate on every axis."""
+
+    rank: int
+    node: int
+    local_rank: int
+    dp: int
+    pp: int
+    cp: int
+    tp: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """All ranks in ascending order, with the order, the degrees and the rank map that made them."""
+
+    order: str
+    degrees: Degrees
+    ranks_per_node: int
+    rank_map: RankMap
+    ranks: tuple[RankPlace, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes; the last one may be part-filled."""
+        return 1 + max(place.node for place in self.ranks)
+
+    @cached_property
+    def groups(self) -> dict[str, Groups]:
+        """Ranks that communicate along an axis: name → groups, ascending inside and by first rank.
+
+        ``tp``, ``pp``, ``dp`` (the replica axis D alone, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D,
+        SageMaker's ``dp``); ``cp`` if context > 1; ``ep`` if expert > 1.
+        """
+        groups = {
+            "tp": self._along("tp"),
+            "pp": self._along("pp"),
+            "dp": self._along("dp"),
+            "mp": self._along("tp", "pp"),
+            "tp_dp": self._along("tp", "dp"),
+        }
+        if self.degrees.context > 1:
+            groups["cp"] = self._along("cp")
+        if (size := self.degrees.expert) > 1:
+            blocks = (group[i : i + size] for group in self._along("dp", "cp") for i in range(0, len(group), size))
+            groups["ep"] = tuple(sorted(blocks))
+        return groups
+
+    def _along(self, *axes: str) -> Groups:
+        """Groups of the ranks that differ in no coordinate but ``axes``."""
+        fixed = [axis for axis in AXES.values() if axis not in axes]
+        members: dict[tuple[int, ...], list[int]] = {}
+        for place in self.ranks:
+            members.setdefault(tuple(getattr(place, axis) for axis in fixed), []).append(place.rank)
+        return tuple(map(tuple, members.values()))
+
+
+def normalize_order(order: str, context: int = 1) -> str:
+    """The letters of an order or of its alias; with ``context`` > 1 an order without C gets it directly before T.
+
+    Raises:
+        HpcMpError: neither ``cluster``, ``spread`` nor a permutation of DPT or DPCT in capitals.
+    """
+    letters = ALIASES.get(order, order)
+    if not _is_permutation(letters):
+        named = f"use cluster, spread, or letters such as {', '.join(ORDERS)}"
+        raise HpcMpError(f"order = {order!r}", "must be cluster, spread, or a permutation of the letters DPT or DPCT",
+                         f"write {order.upper()}" if _is_permutation(order.upper()) else named)
+    return letters.replace("T", "CT") if context > 1 and "C" not in letters else letters
+
+
+def place(degrees: Degrees, order: str, ranks_per_node: int = 8, rank_map: RankMap = "block") -> Placement:
+    """Lay ``degrees.world`` ranks out in the given order on N = ⌈world / ranks_per_node⌉ nodes.
+
+    The order gives every rank its coordinates, the map its node: ``block`` fills node after node, ``cyclic`` puts rank
+    r on node r mod N, a tuple names the node of every rank. ``auto`` is ``block``: whoever knows the switches sorts the
+    hosts, not the ranks. Local ranks count up on each node in the order of ranks.
+
+    Raises:
+        HpcMpError: an unknown order or map, a map that is not one of these ranks to nodes 0 to N − 1 with at most
+            ``ranks_per_node`` on each, or ``ranks_per_node`` < 1.
+    """
+    _at_least_one("ranks_per_node", ranks_per_node)
+    letters = normalize_order(order, degrees.context)
+    sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
+
+    def coordinates(rank: int) -> dict[str, int]:
+        found = dict.fromkeys(AXES.values(), 0)
+        for letter in reversed(letters):
+            rank, found[AXES[letter]] = divmod(rank, sizes[letter])
+        return found
+
+    taken: Counter[int] = Counter()  # ranks on each node so far
+    ranks = []
+    for rank, node in enumerate(_nodes(degrees.world, ranks_per_node, rank_map)):
+        ranks.append(RankPlace(rank, node, taken[node], **coordinates(rank)))
+        taken[node] += 1
+    return Placement(letters, degrees, ranks_per_node, rank_map, tuple(ranks))
+
+
+def _nodes(world: int, ranks_per_node: int, rank_map: RankMap) -> tuple[int, ...]:
+    """The node of every rank."""
+    nodes = -(-world // ranks_per_node)
+    if isinstance(rank_map, tuple):
+        counts = Counter(rank_map)
+        if len(rank_map) != world or set(counts) != set(range(nodes)) or max(counts.values()) > ranks_per_node:
+            raise HpcMpError(f"rank_map = {','.join(map(str, rank_map))}",
+                             f"does not put {world} ranks on the nodes 0 to {nodes - 1}, at most {ranks_per_node} on each",
+                             f"name the node of each of the {world} ranks")
+        return rank_map
+    if rank_map not in NODE_OF:
+        raise HpcMpError(f"rank_map = {rank_map!r}", f"must be {', '.join(NODE_OF)}, or the node of every rank",
+                         "write for example block, or 0,0,1,1")
+    return tuple(NODE_OF[rank_map](rank, ranks_per_node, nodes) for rank in range(world))
+
+
+def to_dict(placement: Placement) -> dict[str, Any]:
+    """What ``placement.json`` holds."""
+    return {
+        "order": placement.order,
+        "degrees": asdict(placement.degrees),
+        "world": placement.degrees.world,
+        "nodes": placement.nodes,
+        "ranks_per_node": placement.ranks_per_node,
+        "rank_map": placement.rank_map,
+        "ranks": [asdict(place) for place in placement.ranks],
+        "groups": {name: [list(group) for group in groups] for name, groups in placement.groups.items()},
+    }
+
+
+def from_dict(tree: dict[str, Any]) -> Placement:
+    """Read what ``to_dict`` wrote; groups are derived again from the coordinates.
+
+    Raises:
+        HpcMpError: a key is missing or of the wrong kind.
+    """
+    try:
+        rank_map = tree["rank_map"]
+        return Placement(tree["order"], Degrees(**tree["degrees"]), tree["ranks_per_node"],
+                         rank_map if isinstance(rank_map, str) else tuple(rank_map),
+                         tuple(RankPlace(**place) for place in tree["ranks"]))
+    except (KeyError, TypeError) as error:
+        raise HpcMpError("placement.json", f"is not a placement ({error})", "launch the job again") from None
+
+
+def _is_permutation(letters: str) -> bool:
+    return sorted(letters) in (sorted("DPT"), sorted("DPCT"))
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise HpcMpError(f"{name} = {value}", "must be at least 1", f"set {name} to 1 or more")

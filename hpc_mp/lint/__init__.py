@@ -1,0 +1,1 @@
+"""Findings in what others wrote: sbatch scripts and Slurm configurations."""

@@ -1,0 +1,89 @@
+"""The ``#SBATCH`` lines of a script, taken apart as sbatch does it (src/sbatch/opt.c), and what it would not take."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.lint.sbatch.word import Word
+
+MAGIC = "#SBATCH"
+_SEPARATOR = re.compile(r"\s*(hetjob|packjob)(\s|$)", re.IGNORECASE)
+
+
+class Unmatched(ValueError):
+    """A quote that no other closes; sbatch gives up there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What sbatch reads.
+
+    Attributes:
+        components: the options of each component of the job in order; one unless it is a heterogeneous job.
+        words: every word of every directive.
+        strays: words that are no options; sbatch refuses them.
+        unmatched: lines with a quote that is not closed.
+        end: the line of the first command, where sbatch stops to look; one past the last line if there is none.
+    """
+
+    components: tuple[tuple[Option, ...], ...]
+    words: tuple[Word, ...]
+    strays: tuple[Word, ...]
+    unmatched: tuple[int, ...]
+    end: int
+
+
+def read_header(lines: Sequence[str]) -> Header:
+    end = next((number for number, line in enumerate(lines, start=1) if line.strip() and line.lstrip()[0] != "#"),
+               len(lines) + 1)
+    components: list[list[Word]] = [[]]
+    unmatched = []
+    for number, line in enumerate(lines[:end - 1], start=1):
+        if not line.startswith(MAGIC):
+            continue
+        text = line[len(MAGIC):]
+        if separator := _SEPARATOR.match(text):
+            components.append([])
+            text = text[separator.end():]
+        try:
+            components[-1] += [Word(word, number) for word in arguments(text)]
+        except Unmatched:
+            unmatched.append(number)
+    parsed = [parse(words, syntax("sbatch"), permute=True) for words in components]
+    return Header(tuple(options for options, _ in parsed), tuple(word for words in components for word in words),
+                  tuple(word for _, rest in parsed for word in rest), tuple(unmatched), end)
+
+
+def arguments(text: str) -> list[str]:
+    """The words of a directive by sbatch's own rules: ``get_argument`` in src/sbatch/opt.c.
+
+    A backslash escapes also between quotes; ``#`` outside of quotes ends the line, also inside a word.
+
+    Raises:
+        Unmatched: a quote is not closed.
+    """
+    words: list[str] = []
+    word = quote = ""
+    inside = escaped = False
+    for letter in text:
+        if escaped:
+            word, escaped = word + letter, False
+        elif letter == "\\":
+            inside = escaped = True
+        elif quote:
+            word, quote = (word, "") if letter == quote else (word + letter, quote)
+        elif letter in "\"'":
+            inside, quote = True, letter
+        elif letter == "#":
+            break
+        elif letter.isspace():
+            words += [word] if inside else []
+            word, inside = "", False
+        else:
+            word, inside = word + letter, True
+    if quote:
+        raise Unmatched(quote)
+    return [*words, word] if inside else words

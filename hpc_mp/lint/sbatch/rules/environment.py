@@ -1,0 +1,76 @@
+"""HM6xx: variables of NCCL, PyTorch and CUDA in a script. Most of these rules are those of ``hpc_mp.environment``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from hpc_mp.environment.rule import VariableRule
+from hpc_mp.environment.rules import LOOPBACK
+from hpc_mp.environment.rules import RULES as OF_VARIABLES
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.shell import Assignment
+
+FOR_PROGRAMS = re.compile(r"(NCCL|TORCH_NCCL|UCX|GLOO|FI|OMP|HF)_[A-Z0-9_]+|MASTER_(ADDR|PORT)|WORLD_SIZE|PYTHONPATH")
+_ONE_GPU = re.compile(r"\d+|\$\{?(SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL_RANK)\}?")
+
+
+def _exported(script: Script) -> Iterator[Assignment]:
+    """What programs see."""
+    names = script.shell.exported | {each.name for each in script.shell.assignments if each.exported}
+    everything = script.shell_option("a", "allexport") is not None
+    return (each for each in script.shell.assignments if everything or each.name in names)
+
+
+def _in_script(rule: VariableRule) -> Rule:
+    """A rule about variables, for those that a script exports."""
+    return Rule(rule.code, rule.severity, lambda script: rule.find(tuple(_exported(script))), rule.message, rule.fix)
+
+
+def _one_gpu_in_task(script: Script) -> Iterable[Hit]:
+    for each in _exported(script):
+        if each.name == "CUDA_VISIBLE_DEVICES" and each.task and _ONE_GPU.fullmatch(each.value):
+            yield Hit(each.line, each.value)
+
+
+def _gpus_of_the_batch_shell(script: Script) -> Iterable[Hit]:
+    for each in _exported(script):
+        if each.name == "CUDA_VISIBLE_DEVICES" and not each.task and script.steps:
+            yield Hit(each.line)
+
+
+def _loopback(script: Script) -> Iterable[Hit]:
+    return LOOPBACK.find(tuple(_exported(script))) if script.nodes > 1 else ()
+
+
+def _not_exported(script: Script) -> Iterable[Hit]:
+    exported = {each.name for each in _exported(script)}
+    for each in script.shell.assignments:
+        if FOR_PROGRAMS.fullmatch(each.name) and each.name not in exported and not each.captured \
+                and not re.search(rf"\$\{{?{each.name}\b", script.text):
+            yield Hit(each.line, each.name)
+
+
+def _for_sbatch(script: Script) -> Iterable[Hit]:
+    if not any(script.commands("sbatch")):
+        yield from (Hit(each.line, each.name) for each in _exported(script) if each.name.startswith("SBATCH_"))
+
+
+RULES = (
+    *map(_in_script, OF_VARIABLES),
+    Rule("HM609", "warning", _one_gpu_in_task,
+         "CUDA_VISIBLE_DEVICES={it} in a task shows it one GPU: no peer-to-peer between ranks, and LOCAL_RANK is no "
+         "device number.",
+         "Leave it out and choose the device by LOCAL_RANK."),
+    Rule("HM610", "info", _gpus_of_the_batch_shell,
+         "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it anew for each task.",
+         "Leave it out; ask for GPUs with --gpus-per-node."),
+    Rule(LOOPBACK.code, LOOPBACK.severity, _loopback, LOOPBACK.message, LOOPBACK.fix),
+    Rule("HM612", "warning", _not_exported,
+         "{it} is set but not exported: no program sees it.",
+         "export {it}=…"),
+    Rule("HM613", "warning", _for_sbatch,
+         "{it} is read by sbatch when a job is submitted: in the script it does nothing.",
+         "Write it as a directive."),
+)

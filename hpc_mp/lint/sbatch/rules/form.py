@@ -1,0 +1,229 @@
+"""HM1xx: how the file and its ``#SBATCH`` lines are written. Sources: src/sbatch/{sbatch,opt}.c."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterable
+
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.header import MAGIC
+from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
+from hpc_mp.lint.sbatch.script import Script
+
+CLOSE = 0.85  # how alike two names are when one is taken for a slip of the other
+_SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
+_EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
+_SINGLE_DASH = re.compile(r"-([a-z][a-z\-]{2,})(=.*)?", re.DOTALL)
+
+
+def _no_interpreter(script: Script) -> Iterable[Hit]:
+    if not script.text.startswith("#!"):
+        yield Hit(1)
+
+
+def _dos_lines(script: Script) -> Iterable[Hit]:
+    before, found, _ = script.text.partition("\r\n")
+    if found:
+        yield Hit(before.count("\n") + 1)
+
+
+def _nul(script: Script) -> Iterable[Hit]:
+    before, found, _ = script.text.partition("\0")
+    if found:
+        yield Hit(before.count("\n") + 1)
+
+
+def _too_late(script: Script) -> Iterable[Hit]:
+    yield from (Hit(line, text.split("#", 2)[1].strip()) for line, text in script.shell.comments
+                if line > script.header.end and text.startswith(MAGIC) and _starts(script, line))
+
+
+def _starts(script: Script, line: int) -> bool:
+    """Whether a comment is the whole line: the text of an inner script has lines of its own."""
+    return line <= len(script.lines) and script.lines[line - 1].startswith(MAGIC)
+
+
+def _indented(script: Script) -> Iterable[Hit]:
+    for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
+        if line.lstrip().startswith(f"{MAGIC} ") and not line.startswith(MAGIC):
+            yield Hit(number)
+
+
+def _slips(script: Script) -> Iterable[Hit]:
+    for number, line in enumerate(script.lines[:script.header.end - 1], start=1):
+        if found := _SLIP.match(line):
+            yield Hit(number, found[0].rstrip(" -"))
+
+
+def _all(script: Script) -> list[Option]:
+    return [option for options in script.header.components for option in options]
+
+
+def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
+    """Options that sbatch does not know, and what to write instead, if anybody can tell."""
+    of_srun = set(option_table()["names"]["srun"])
+    dashed = {word.line for word in script.header.words if _long_with_one_dash(word.text)}
+    for option in _all(script):
+        if not option.known and option.line not in dashed:
+            near = _meant(option.name.replace("_", "-"))
+            if option.name in of_srun:
+                yield option, f"Give --{option.name} to srun."
+            else:
+                yield option, f"Did you mean --{near}?" if near else ""
+
+
+@functools.cache
+def _meant(written: str) -> str | None:
+    """The option that a slip of the pen turned into this: nearly the same letters, or the same in another order."""
+    names = sorted(syntax("sbatch").names)
+    near = difflib.get_close_matches(written, names, n=1, cutoff=CLOSE)
+    near += [name for name in names if sorted(name) == sorted(written)]
+    return near[0] if near else None
+
+
+def _misspelt(script: Script) -> Iterable[Hit]:
+    yield from (Hit(option.line, option.name.lstrip("-"), advice) for option, advice in _unknown(script) if advice)
+
+
+def _foreign(script: Script) -> Iterable[Hit]:
+    yield from (Hit(option.line, option.name.lstrip("-")) for option, advice in _unknown(script) if not advice)
+
+
+def _too_new(script: Script) -> Iterable[Hit]:
+    if script.version:
+        for option in _all(script):
+            since = releases().get(option.name, "")
+            if since and not since.startswith("-") and script.version < release(since):
+                yield Hit(option.line, f"--{option.name}", since)
+
+
+def _value_too_new(script: Script) -> Iterable[Hit]:
+    if script.version:
+        for option in _all(script):
+            for row in option_table()["younger"]:
+                if (option.name, option.value) == (row["option"], row["value"]) \
+                        and script.version < release(row["since"]):
+                    yield Hit(option.line, f"--{option.name}={option.value}", row["since"])
+
+
+def _gone(script: Script) -> Iterable[Hit]:
+    if script.version:
+        for option in _all(script):
+            last = releases().get(option.name, "")
+            if last.startswith("-") and script.version >= release(last[1:]):
+                yield Hit(option.line, f"--{option.name}", last[1:])
+
+
+def release(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _twice(script: Script) -> Iterable[Hit]:
+    for options in script.header.components:
+        first: dict[str, Option] = {}
+        for option in options:
+            if option.name in first and option.known:
+                yield Hit(option.line, f"--{option.name}", str(first[option.name].line))
+            first.setdefault(option.name, option)
+
+
+def _expansions(script: Script) -> Iterable[Hit]:
+    comments = {option.line for option in _all(script) if option.name in ("comment", "wrap", "mail-user")}
+    for word in script.header.words:
+        if word.line not in comments and (found := _EXPANSION.search(word.text)):
+            yield Hit(word.line, found[0].lstrip("="))
+
+
+def _malformed(script: Script) -> Iterable[Hit]:
+    forms = option_table()["forms"]
+    for option in _all(script):
+        if option.known and option.name in forms and option.value is not None and not _EXPANSION.search(option.value):
+            pattern, words = forms[option.name]
+            if not re.fullmatch(pattern, option.value):
+                yield Hit(option.line, f"--{option.name} {option.value}", words)
+
+
+def _long_with_one_dash(text: str) -> str | None:
+    found = _SINGLE_DASH.fullmatch(text)
+    return found[1] if found and found[1] in syntax("sbatch").names else None
+
+
+def _one_dash(script: Script) -> Iterable[Hit]:
+    for word in script.header.words:
+        if name := _long_with_one_dash(word.text):
+            yield Hit(word.line, name)
+
+
+def _strays(script: Script) -> Iterable[Hit]:
+    unknown = {option.line for option, _ in _unknown(script)}
+    yield from (Hit(word.line, word.text) for word in script.header.strays if word.line not in unknown)
+
+
+def _unmatched(script: Script) -> Iterable[Hit]:
+    return map(Hit, script.header.unmatched)
+
+
+def _unread(script: Script) -> Iterable[Hit]:
+    return map(Hit, script.shell.faults[:1])
+
+
+RULES = (
+    Rule("HM101", "error", _no_interpreter,
+         "The first line is no #!: sbatch refuses the script.",
+         "Begin with #!/bin/bash, without anything before it."),
+    Rule("HM102", "error", _dos_lines,
+         "Lines end as in DOS (CR LF): sbatch refuses the script.",
+         "Convert it: dos2unix FILE, or sed -i 's/\\r$//' FILE."),
+    Rule("HM103", "error", _nul,
+         "A NUL character: sbatch refuses the script.",
+         "Remove it; the file may be damaged or UTF-16."),
+    Rule("HM104", "error", _too_late,
+         "“{it}” stands behind the first command: sbatch stops reading there and ignores it, silently.",
+         "Move it up, above every command."),
+    Rule("HM105", "error", _indented,
+         "Blanks before #SBATCH: sbatch takes the line for a comment, silently.",
+         "Let #SBATCH begin the line; write ##SBATCH to switch one off."),
+    Rule("HM106", "warning", _slips,
+         "“{it}” is not #SBATCH: sbatch takes the line for a comment, silently.",
+         "Write #SBATCH; write ##SBATCH to switch one off."),
+    Rule("HM107", "error", _misspelt,
+         "sbatch has no option --{it}: it refuses the script.",
+         "{advice}"),
+    Rule("HM108", "warning", _foreign,
+         "sbatch has no option --{it} unless a plug-in of the site adds it.",
+         "Remove it, or ask sbatch --help on the cluster."),
+    Rule("HM109", "error", _too_new,
+         "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
+         "Leave it out there."),
+    Rule("HM110", "warning", _twice,
+         "{it} is given twice (first in line {advice}): sbatch takes the last.",
+         "Keep one."),
+    Rule("HM111", "error", _expansions,
+         "“{it}” in a directive: sbatch expands nothing, the text is taken as it stands.",
+         "Write the value out, use a pattern such as %j or %x in file names, or give the option on the command "
+         "line."),
+    Rule("HM112", "error", _malformed,
+         "{it}: sbatch does not understand the value and refuses the script.",
+         "Write {advice}."),
+    Rule("HM113", "error", _one_dash,
+         "-{it} with one dash is read as letters, not as --{it}.",
+         "Write --{it}=VALUE."),
+    Rule("HM114", "error", _strays,
+         "“{it}” is no option: sbatch refuses the script (invalid directive).",
+         "Write --NAME=VALUE without blanks around “=”, with plain ASCII dashes."),
+    Rule("HM115", "error", _unmatched,
+         "A quote is not closed: sbatch refuses the script.",
+         "Close it, or write \\' and \\\" for the characters themselves."),
+    Rule("HM116", "info", _unread,
+         "From here on the shell text could not be read with certainty: rules may have missed something.",
+         "Check it: bash -n FILE."),
+    Rule("HM117", "error", _gone,
+         "{it} does not exist from Slurm {advice} on: sbatch refuses the script.",
+         "Leave it out."),
+    Rule("HM118", "error", _value_too_new,
+         "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
+         "Leave the value out there."),
+)

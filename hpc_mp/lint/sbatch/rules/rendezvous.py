@@ -1,0 +1,226 @@
+"""HM4xx: how ranks find each other: MASTER_ADDR, ports, torchrun's rendezvous, rank numbers."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.programs import Torchrun, torchrun
+from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.shell import Assignment
+from hpc_mp.lint.sbatch.word import Word
+
+ADDRESSES = ("MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "RDZV_HOST", "master_addr",
+             "master_node", "head_node", "head_node_ip")
+PORTS = ("MASTER_PORT", "RDZV_PORT", "PORT", "master_port", "rdzv_port")
+RANKS = ("RANK", "NODE_RANK", "LOCAL_RANK", "GROUP_RANK", "MACHINE_RANK", "node_rank")
+TASK_VARIABLES = frozenset({"SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID"})  # 0 in the job's own shell
+_NODE_RANK = re.compile(r"(node|machine)[-_]rank\b")
+_PORT_OPTION = re.compile(r"--(?:main[-_]process|master)[-_]port=(\d+)")
+_LOCAL = re.compile(r"\b(localhost|127\.\d+\.\d+\.\d+)\b")
+_HOSTNAME_I = re.compile(r"\bhostname\s+(-i\b|--ip-address)")
+_HOSTNAME_F = re.compile(r"\bhostname\s+(-f\b|--fqdn|--long)")
+_RANGE = re.compile(r"(\d+)\s*\+[^%]*%\s*(\d+)|\bshuf\b.*?-i\s*(\d+)-(\d+)")
+EPHEMERAL = 32768  # where Linux begins to draw ports for connections (ip_local_port_range)
+CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker")
+_LIST = r"\$\{?SLURM_(?:JOB_)?NODELIST\}?"
+_NODELIST = re.compile(rf'{_LIST}|\$\(echo\s+"?{_LIST}"?\s*\|\s*(cut|awk|sed|head|tr)\b.*\)', re.DOTALL)
+_OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\$\(/bin/hostname\b")
+
+
+def _addresses(script: Script) -> Iterator[Assignment]:
+    return (each for each in script.shell.assignments if each.name in ADDRESSES and not each.captured)
+
+
+def _launchers(script: Script) -> Iterator[Torchrun]:
+    return (found for command in script.shell.commands
+            if command.name != "srun" and (found := torchrun(command.words)))
+
+
+def _several_nodes(found: Torchrun, script: Script) -> bool:
+    return script.nodes > 1 and (found.value("nnodes") or "1") not in ("1", "1:1")
+
+
+def _fixed_port(script: Script) -> Iterable[Hit]:
+    for each in script.shell.assignments:
+        if each.name in PORTS and re.fullmatch(r"\d+", each.value):
+            yield Hit(each.line, each.value)
+    for found in _launchers(script):
+        for name in ("master-port", "rdzv-endpoint"):
+            value, line = found.options.get(name, ("", 0))
+            if port := re.fullmatch(r"(?:.*:)?(\d+)", value):
+                yield Hit(line, port[1])
+    for command in script.commands("accelerate", "deepspeed"):
+        for word, following in itertools.pairwise((*command.words, Word("", 0))):
+            text = word.text if "=" in word.text else f"{word.text}={following.text}"
+            if port := _PORT_OPTION.fullmatch(text):
+                yield Hit(word.line, port[1])
+
+
+def _port_per_rank(script: Script) -> Iterable[Hit]:
+    yield from (Hit(each.line) for each in script.shell.assignments
+                if each.task and each.name in PORTS and re.search(r"\bRANDOM\b|\bshuf\b", each.raw))
+
+
+def _no_endpoint(script: Script) -> Iterable[Hit]:
+    for found in _launchers(script):
+        named = {"master-addr", "rdzv-endpoint", "rdzv-conf", "*"} & found.options.keys()
+        set_as_well = script.sets("PET_RDZV_ENDPOINT") or script.sets("PET_MASTER_ADDR")
+        if _several_nodes(found, script) and not named and not set_as_well:
+            yield Hit(found.line)
+
+
+def _hostname_i(script: Script) -> Iterable[Hit]:
+    yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_I.search(each.raw))
+    for found in _launchers(script):
+        for name in ("master-addr", "rdzv-endpoint"):
+            value, line = found.options.get(name, ("", 0))
+            if value.startswith(("$(", "`")) and _HOSTNAME_I.search(value):
+                yield Hit(line, f"--{name}")
+
+
+def _own_address(script: Script) -> Iterable[Hit]:
+    for each in _addresses(script):
+        if each.task and script.nodes > 1 and _OWN_NAME.search(each.raw) and "srun" not in each.raw:
+            yield Hit(each.line, each.name)
+
+
+def _localhost(script: Script) -> Iterable[Hit]:
+    if script.nodes > 1:
+        for each in _addresses(script):
+            if _LOCAL.fullmatch(each.value):
+                yield Hit(each.line, each.name, each.value)
+        for found in _launchers(script):
+            for name in ("master-addr", "rdzv-endpoint"):
+                value, line = found.options.get(name, ("", 0))
+                if _several_nodes(found, script) and (local := _LOCAL.match(value)):
+                    yield Hit(line, f"--{name}", local[0])
+
+
+def _fallback_to_localhost(script: Script) -> Iterable[Hit]:
+    for each in _addresses(script):
+        if not _LOCAL.fullmatch(each.value) and (local := _LOCAL.search(each.raw)):
+            yield Hit(each.line, each.name, local[0])
+
+
+def _launch_node(script: Script) -> Iterable[Hit]:
+    yield from (Hit(each.line, each.name) for each in _addresses(script) if "SLURM_LAUNCH_NODE_IPADDR" in each.raw)
+
+
+def _unexpanded_nodelist(script: Script) -> Iterable[Hit]:
+    yield from (Hit(each.line, each.name) for each in _addresses(script)
+                if script.nodes > 1 and _NODELIST.fullmatch(each.raw.strip('"')))
+
+
+def _inert_node_rank(script: Script) -> Iterable[Hit]:
+    for found in _launchers(script):
+        if "node-rank" in found.options and (found.value("rdzv-backend") or "static") in ("c10d", "etcd", "etcd-v2"):
+            yield Hit(found.options["node-rank"][1], found.value("rdzv-backend") or "")
+
+
+def _expanded_too_early(script: Script) -> Iterable[Hit]:
+    for step in script.steps:
+        if not script.several_tasks(step) or step.command.task:
+            continue
+        c10d = any("c10d" in word.text for word in step.program)  # there a node's rank does nothing, see HM410
+        for before, word in itertools.pairwise((Word("", 0), *step.program)):
+            if not (c10d and _NODE_RANK.search(f"{before.text} {word.text}")):
+                yield from (Hit(line, name) for name, line in word.expands if name in TASK_VARIABLES)
+
+
+def _rank_of_the_batch_shell(script: Script) -> Iterable[Hit]:
+    if not any(script.several_tasks(step) for step in script.steps):
+        return
+    in_tasks = {each.name for each in script.shell.assignments if each.task}
+    for each in script.shell.assignments:
+        found = TASK_VARIABLES & {name for name, _ in each.expands}
+        if found and not each.task and not each.captured and each.name in RANKS and each.name not in in_tasks \
+                and (each.exported or each.name in script.shell.exported):
+            yield Hit(each.line, each.name, sorted(found)[0])
+
+
+def _ephemeral_port(script: Script) -> Iterable[Hit]:
+    for each in script.shell.assignments:
+        if each.name in PORTS and (found := _RANGE.search(each.raw)):
+            highest = int(found[1]) + int(found[2]) - 1 if found[1] else int(found[4])
+            if highest >= EPHEMERAL:
+                yield Hit(each.line, str(highest))
+
+
+def _port_of_the_last_attempt(script: Script) -> Iterable[Hit]:
+    for each in script.shell.assignments:
+        if each.name in PORTS and script.option("requeue") and "SLURM_JOB" in each.raw \
+                and "SLURM_RESTART_COUNT" not in each.raw:
+            yield Hit(each.line)
+
+
+def _scontrol_in_a_container(script: Script) -> Iterable[Hit]:
+    for step in script.steps:
+        inside = step.option("container-image") or (step.program and step.program[0].base in CONTAINERS)
+        lines = range(step.line, max((word.line + word.text.count("\n") for word in step.program), default=0) + 1)
+        if inside:
+            yield from (Hit(command.line) for command in script.commands("scontrol")
+                        if command.task and command.line in lines and command.arguments[:1] == ("show",))
+
+
+def _long_name(script: Script) -> Iterable[Hit]:
+    if any(_launchers(script)):
+        yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_F.search(each.raw))
+
+
+RULES = (
+    Rule("HM401", "warning", _fixed_port,
+         "Port {it} is fixed: jobs that share a node collide on it, and a requeued job with its own past.",
+         "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),
+    Rule("HM402", "error", _port_per_rank,
+         "Every task draws a port of its own: they never meet.",
+         "Choose the port in the job script, before srun."),
+    Rule("HM403", "error", _no_endpoint,
+         "torchrun over several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for "
+         "the others.",
+         "--rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"),
+    Rule("HM404", "warning", _hostname_i,
+         "{it} from hostname -i: on many systems that is 127.0.1.1, where no other node can connect.",
+         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
+    Rule("HM405", "error", _own_address,
+         "Every task sets {it} to its own host: nodes never meet.",
+         'Set it in the job script: {it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
+    Rule("HM406", "error", _localhost,
+         "{it} is {advice} in a job of several nodes: each talks to itself.",
+         'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
+    Rule("HM407", "warning", _fallback_to_localhost,
+         "{it} falls back to {advice}: when the real address is missing, ranks wait for each other in vain instead "
+         "of saying so.",
+         "Stop instead: ${{it}:?is not set}"),
+    Rule("HM408", "warning", _launch_node,
+         "{it} from SLURM_LAUNCH_NODE_IPADDR: that is where srun was called, and it is not set in the job script.",
+         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
+    Rule("HM409", "error", _unexpanded_nodelist,
+         "{it} is a list such as node[01-04], not a host name.",
+         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
+    Rule("HM410", "warning", _inert_node_rank,
+         "--node-rank does nothing under --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks need "
+         "not follow Slurm's order.",
+         "Leave it out; where the order matters use srun with a task per GPU, or the static backend."),
+    Rule("HM411", "error", _expanded_too_early,
+         "${it} is expanded by the job's own shell, where it is 0: every task gets the same number.",
+         "Let each task expand it: srun bash -c '… ${it} …' in single quotes."),
+    Rule("HM412", "error", _rank_of_the_batch_shell,
+         "{it} is set once, in the job's own shell, where {advice} is 0: every rank takes itself for rank 0.",
+         "Set it in the tasks: srun bash -c 'export {it}=${advice}; exec python …'"),
+    Rule("HM413", "info", _ephemeral_port,
+         "The port may be as high as {it}: from 32768 on Linux gives ports to connections, and this one may be taken.",
+         "Stay below: $((10000 + SLURM_JOB_ID % 20000))."),
+    Rule("HM414", "info", _port_of_the_last_attempt,
+         "A requeued job keeps its number, and with it this port: ranks left on a node that was cut off may still "
+         "hold it.",
+         "Let the attempt count: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
+    Rule("HM415", "warning", _scontrol_in_a_container,
+         "scontrol inside a container: it has no Slurm client.",
+         "Ask in the job script, before srun, and hand the answer on with export."),
+    Rule("HM416", "info", _long_name,
+         "{it} is the long name of a host: torchrun compares it with the short one, and may find no host that is meant.",
+         '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
+)

@@ -1,0 +1,257 @@
+"""HM2xx: what the directives ask for: time, memory, GPUs, output."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.options import Option, option_table
+from hpc_mp.lint.sbatch.programs import torchrun
+from hpc_mp.lint.sbatch.rules.form import release
+from hpc_mp.lint.sbatch.script import Script
+
+MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
+WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
+ONE_GPU_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
+_ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
+_TASK_ID = re.compile(r"%(\d*[aAjJ])")
+
+
+def _no_time(script: Script) -> Iterable[Hit]:
+    if script.option("time") is None:
+        yield Hit(script.first_line)
+
+
+def _short_time(script: Script) -> Iterable[Hit]:
+    time = script.option("time")
+    if time and (found := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
+        yield Hit(time.line, f"{int(found[1])} minutes and {int(found[2])} seconds", f"{found[0]}:00")
+
+
+def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
+    """(the later option, both in words, since which release sbatch refuses them together, advice)."""
+    for options in script.header.components:
+        given = {option.name: option for option in options} | {_with_kind(option): option for option in options}
+        for row in option_table()["conflicts"]:
+            for one, other in itertools.combinations(row["options"], 2):
+                if one in given and other in given:
+                    later = max(given[one], given[other], key=lambda option: option.line)
+                    yield later, f"--{one} and --{other}", row["since"], row["advice"]
+
+
+def _with_kind(option: Option) -> str:
+    """``gres=gpu`` of ``--gres=gres/gpu:4``, ``distribution=arbitrary``."""
+    found = re.match(r"(?:gres/)?(\w+)", option.value or "")
+    return f"{option.name}={found[1]}" if found else option.name
+
+
+def _refused_together(script: Script) -> Iterable[Hit]:
+    for option, both, since, advice in _conflicts(script):
+        if not since or (script.version and script.version >= release(since)):
+            yield Hit(option.line, both, advice)
+
+
+def _refused_later(script: Script) -> Iterable[Hit]:
+    for option, both, since, advice in _conflicts(script):
+        if since and not (script.version and script.version >= release(since)):
+            yield Hit(option.line, f"{both} exclude each other: Slurm refuses them together from {since} on", advice)
+
+
+def _hint_dropped(script: Script) -> Iterable[Hit]:
+    for options in (script.options, *((*script.options, *step.options) for step in script.steps)):
+        given = {option.name: option for option in options}
+        others = [name for name in WITHOUT_HINT if name in given]
+        if "hint" in given and others:
+            yield Hit(given["hint"].line, f"--{others[0]}")
+
+
+def _no_memory(script: Script) -> Iterable[Hit]:
+    if not any(script.option(name) for name in MEMORY) and not script.option("exclusive"):
+        yield Hit(script.first_line)
+
+
+def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
+    exclusive = script.option("exclusive")
+    if exclusive and exclusive.value is None and not any(script.option(name) for name in MEMORY):
+        yield Hit(exclusive.line)
+
+
+def _hidden_peers(script: Script) -> Iterable[Hit]:
+    everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
+    if any(option.name in ("gpu-bind", "tres-bind") and (option.value or "").endswith("none") for option in everywhere):
+        return
+    alone = (script.number("ntasks-per-node") or 1) == 1  # then several GPUs per task are all of the node's
+    for options, several in ((script.options, script.tasks > 1),
+                             *((step.options, script.several_tasks(step)) for step in script.steps)):
+        for option in options:
+            gpus = option.name != "tres-per-task" or "gpu" in (option.value or "")
+            all_of_them = alone and option.name == "gpus-per-task" and not re.search(r"(^|:)1$", option.value or "")
+            if option.name in ONE_GPU_PER_TASK and gpus and several and not all_of_them:
+                yield Hit(option.line, f"--{option.name}")
+
+
+def _bound_to_one(script: Script) -> Iterable[Hit]:
+    for options in (script.options, *(step.options for step in script.steps)):
+        for option in options:
+            if option.name == "gpu-bind" and _ONE_GPU.match(option.value or ""):
+                yield Hit(option.line, f"--gpu-bind={option.value}")
+
+
+def _nodes_times_tasks(script: Script) -> Iterable[Hit]:
+    ntasks, per_node, nodes = script.option("ntasks"), script.number("ntasks-per-node"), script.value("nodes") or ""
+    if ntasks and per_node and nodes.isdecimal() and ntasks.value not in (None, str(int(nodes) * per_node)):
+        product = f"{nodes} nodes × {per_node} are {int(nodes) * per_node} tasks"
+        yield Hit(ntasks.line, f"--ntasks={ntasks.value}, but {product}")
+
+
+def _output_folder(script: Script) -> Iterable[Hit]:
+    start = Path(script.value("chdir") or ".")
+    for name in ("output", "error", "input"):
+        option = script.option(name)
+        folder = Path(option.value).parent if option and option.value else Path()
+        taken_as_written = not re.search(r"[$~\0]", str(folder))  # others are the business of HM111 and HM103
+        if option and folder != Path() and taken_as_written and not (start / folder).is_absolute() \
+                and not _is_dir(script.directory / start / str(folder).replace("%%", "%")):
+            yield Hit(option.line, str(folder))
+
+
+def _is_dir(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long
+        return False
+
+
+def _one_file_for_an_array(script: Script) -> Iterable[Hit]:
+    for name in ("output", "error"):
+        option = script.option(name)
+        shared = option and option.value != "/dev/null" and not _TASK_ID.search(option.value or "")
+        if option and shared and script.option("array"):
+            yield Hit(option.line, f"--{name}={option.value}")
+
+
+def _emptied_log(script: Script) -> Iterable[Hit]:
+    requeue = script.option("requeue")
+    if requeue and not (script.value("open-mode") or "").lower().startswith("a"):
+        yield Hit(requeue.line)
+
+
+def _export_list(script: Script) -> Iterable[Hit]:
+    export = script.option("export")
+    if export and drops_the_rest(export):
+        yield Hit(export.line, names_of(export))
+
+
+def drops_the_rest(export: Option) -> bool:
+    """Whether a list in --export names variables without ALL."""
+    return not {"ALL", "NONE", "NIL"} & {part.strip().upper() for part in (export.value or "ALL").split(",")}
+
+
+def names_of(export: Option) -> str:
+    """The option without the values, which may be secrets."""
+    return "--export=" + ",".join(part.partition("=")[0] for part in (export.value or "").split(","))
+
+
+def _export_commas(script: Script) -> Iterable[Hit]:
+    for options in (script.options, *(step.options for step in script.steps)):
+        for option in options:
+            parts = (option.value or "").split(",") if option.name == "export" else []
+            for before, part in itertools.pairwise(parts):
+                if "=" in before and "=" not in part and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", part):
+                    yield Hit(option.line, f"{before.partition('=')[0]}=…,{part}")
+
+
+def _how_many_tasks(script: Script) -> Iterable[Hit]:
+    if option := script.option("gpus-per-task"):
+        counted = ("ntasks", "gpus", "ntasks-per-node", "ntasks-per-gpu")
+        if not any(script.option(name) for name in counted):
+            yield Hit(option.line)
+
+
+def _nodes_without_gpus(script: Script) -> Iterable[Hit]:
+    exclusive = script.option("exclusive")
+    everywhere = [*script.options, *(option for step in script.steps for option in step.options)]
+    asked = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in everywhere)
+    used = any(script.commands("nvidia-smi")) or any(torchrun(command.words) for command in script.shell.commands)
+    if exclusive and not asked and used:
+        yield Hit(exclusive.line)
+
+
+def _long_wait_for_switches(script: Script) -> Iterable[Hit]:
+    switches = script.option("switches")
+    if switches and "@" not in (switches.value or "@"):
+        yield Hit(switches.line, switches.value or "")
+
+
+def _array_of_components(script: Script) -> Iterable[Hit]:
+    if len(script.header.components) > 1:
+        yield from (Hit(option.line) for options in script.header.components for option in options
+                    if option.name == "array")
+
+
+RULES = (
+    Rule("HM201", "warning", _no_time,
+         "No --time: the partition's default applies, which may be minutes or the longest wait in the queue.",
+         "Add #SBATCH --time=HH:MM:SS."),
+    Rule("HM202", "warning", _short_time,
+         "Two numbers are minutes and seconds: the job ends after {it}.",
+         "Write {advice} for hours and minutes, or 00:MM:SS to say it plainly."),
+    Rule("HM203", "error", _refused_together,
+         "{it} exclude each other: sbatch refuses the script.",
+         "{advice}."),
+    Rule("HM204", "warning", _refused_later,
+         "{it}.",
+         "{advice}."),
+    Rule("HM205", "warning", _hint_dropped,
+         "--hint beside {it}: Slurm drops the hint silently.",
+         "Keep one of them."),
+    Rule("HM206", "warning", _no_memory,
+         "No --mem: the job gets the site's default, often a few GB per CPU; loading a checkpoint then dies out of "
+         "memory.",
+         "Add #SBATCH --mem=0 for all memory of a node, or the amount you need."),
+    Rule("HM207", "warning", _no_memory_of_whole_nodes,
+         "--exclusive without --mem: the nodes are yours, but memory is the site's default per CPU times the CPUs.",
+         "Add #SBATCH --mem=0."),
+    Rule("HM208", "warning", _hidden_peers,
+         "{it} shows every task its own GPU only: peer-to-peer over NVLink between ranks of a node fails, and "
+         "LOCAL_RANK is no device number.",
+         "Ask for --gpus-per-node and choose the device by SLURM_LOCALID, or add --gpu-bind=none."),
+    Rule("HM209", "warning", _bound_to_one,
+         "{it} hides the GPUs of a node from each other's ranks: no peer-to-peer between them.",
+         "Leave it out, or write --gpu-bind=none; pin CPUs by LOCAL_RANK instead."),
+    Rule("HM210", "warning", _nodes_times_tasks,
+         "{it}: --ntasks wins, --ntasks-per-node is only a limit then.",
+         "Leave --ntasks out, or make the numbers agree."),
+    Rule("HM211", "warning", _output_folder,
+         "The folder {it} is not there: Slurm does not make it, the job dies at its start without a word. mkdir in "
+         "the script comes too late.",
+         "Make it before sbatch: mkdir -p {it}."),
+    Rule("HM212", "warning", _one_file_for_an_array,
+         "{it}: all tasks of the array write over each other in one file.",
+         "Put %A_%a into the name."),
+    Rule("HM213", "warning", _emptied_log,
+         "--requeue without --open-mode=append: a requeued job empties its log, and with it the reason.",
+         "Add #SBATCH --open-mode=append."),
+    Rule("HM214", "warning", _export_list,
+         "{it} drops every other variable, PATH among them.",
+         "Write --export=ALL,… or set the variables with export in the script."),
+    Rule("HM215", "warning", _export_commas,
+         "“{it}”: a comma ends the value, what follows is taken for another variable.",
+         "Set it with export in the script."),
+    Rule("HM216", "warning", _how_many_tasks,
+         "--gpus-per-task without a number of tasks: Slurm cannot tell how many GPUs that makes, and 23.11 and later "
+         "refuse it.",
+         "Add #SBATCH --ntasks=N."),
+    Rule("HM217", "info", _nodes_without_gpus,
+         "--exclusive gives nodes, not their GPUs, unless the site manages none.",
+         "Add #SBATCH --gpus-per-node=N."),
+    Rule("HM218", "info", _long_wait_for_switches,
+         "--switches without a time: the job may wait for that as long as the site lets it (max_switch_wait).",
+         "Write --switches={it}@HH:MM:SS."),
+    Rule("HM219", "error", _array_of_components,
+         "A heterogeneous job cannot be an array: sbatch refuses it.",
+         "Submit the components as jobs of their own, or leave --array out."),
+)

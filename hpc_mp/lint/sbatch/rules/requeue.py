@@ -1,0 +1,67 @@
+"""HM34x: putting the job back into the queue. Sources: scontrol(1), and what 22.05 does for an ordinary user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.shell import Command
+
+REQUEUES = ("requeue", "requeuehold")
+
+
+def _called(script: Script, *verbs: str, task: bool = False) -> list[Command]:
+    return [command for command in script.commands("scontrol")
+            if command.task == task and command.arguments and command.arguments[0] in verbs]
+
+
+def _by_a_rank(script: Script) -> Iterable[Hit]:
+    yield from (Hit(command.line) for command in _called(script, *REQUEUES, task=True))
+
+
+def _held_for_ever(script: Script) -> Iterable[Hit]:
+    ignored = any(not trap.task and trap.arguments[:1] == ("",) and {"TERM", "SIGTERM", "15"} & set(trap.arguments)
+                  for trap in script.commands("trap"))
+    if not ignored:
+        yield from (Hit(command.line) for command in _called(script, "requeuehold"))
+
+
+def _refused(script: Script) -> Iterable[Hit]:
+    asked = [option.name for option in script.options if option.name in ("requeue", "no-requeue")]
+    if asked[-1:] == ["no-requeue"]:
+        yield from (Hit(command.line) for command in _called(script, *REQUEUES))
+
+
+def _excluded_too_early(script: Script) -> Iterable[Hit]:
+    held = [command.line for command in _called(script, "requeuehold")]
+    for command in _called(script, "update"):
+        of_itself = any("SLURM_JOB" in each for each in command.arguments)
+        excludes = any(each.lower().startswith("excnodelist") for each in command.arguments)
+        if of_itself and excludes and not any(line <= command.line for line in held):
+            yield Hit(command.line)
+
+
+def _never_released(script: Script) -> Iterable[Hit]:
+    last = max((command.line for command in _called(script, "release")), default=0)
+    yield from (Hit(command.line) for command in _called(script, "requeuehold") if command.line > last)
+
+
+RULES = (
+    Rule("HM312", "warning", _by_a_rank,
+         "A task asks for the requeue: containers have no scontrol, sites forbid it on compute nodes, and every "
+         "rank asks.",
+         "Let the job script do it, after srun, by the exit code."),
+    Rule("HM313", "warning", _held_for_ever,
+         "scontrol requeuehold ends this shell before it can release the job, which then stays held for ever.",
+         "trap '' TERM before it."),
+    Rule("HM341", "error", _refused,
+         "The job says --no-requeue: this is refused.",
+         "Write #SBATCH --requeue instead."),
+    Rule("HM342", "warning", _excluded_too_early,
+         "ExcNodeList of a running job cannot be changed: the update is refused.",
+         "scontrol requeuehold $SLURM_JOB_ID before it, scontrol release $SLURM_JOB_ID behind it."),
+    Rule("HM343", "warning", _never_released,
+         "scontrol requeuehold, and nothing releases the job: it stays held until somebody does.",
+         "scontrol release $SLURM_JOB_ID behind it, or scontrol requeue instead."),
+)

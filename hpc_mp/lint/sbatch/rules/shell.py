@@ -1,0 +1,127 @@
+"""HM5xx: what the script does as a shell script."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from collections.abc import Iterable
+from typing import Any
+
+from hpc_mp.base.assets import asset
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.script import Script
+from hpc_mp.lint.sbatch.shell import Command
+
+SECRETS = "env/secrets.toml"
+_OWN = r"(?:0|BASH_SOURCE)\b"
+_OWN_FOLDER = re.compile(rf'\bdirname\s+(-- )?"?\$\{{?{_OWN}|\b(realpath|readlink)\b[^|;)]*\$\{{?{_OWN}'
+                         rf'|\$\{{{_OWN}(\[0\])?%/\*\}}')
+
+
+@functools.cache
+def _secrets() -> dict[str, Any]:
+    return tomllib.loads(asset(SECRETS).read_text(encoding="utf-8"))
+
+
+def _activations(script: Script) -> list[Command]:
+    return [command for command in script.shell.commands
+            if (command.name in ("conda", "mamba", "micromamba") and command.arguments[:1] == ("activate",))
+            or (command.name in ("source", ".") and command.arguments and _conda_file(command.arguments[0]))]
+
+
+def _conda_file(path: str) -> bool:
+    return path.rpartition("/")[2] in ("conda.sh", "mamba.sh") or (path.endswith("/bin/activate") and "conda" in path)
+
+
+def _nounset_and_conda(script: Script) -> Iterable[Hit]:
+    strict = script.shell_option("u", "nounset")
+    if strict is None:
+        return
+    relaxed = [command.line for command in script.commands("set") if "+u" in command.arguments or
+               command.arguments[:2] == ("+o", "nounset")]
+    for command in _activations(script):
+        if command.line > strict.line and not any(strict.line < line <= command.line for line in relaxed):
+            yield Hit(command.line)
+            return
+
+
+def _conda_without_hook(script: Script) -> Iterable[Hit]:
+    login = re.match(r"#!.*\s-\w*l", script.lines[0])
+    hooked = any(command.name in ("source", ".", "module", "ml", "eval") for command in script.shell.commands)
+    if not login and not hooked:
+        yield from (Hit(each.line, each.name) for each in _activations(script) if each.name in ("conda", "mamba"))
+
+
+def _unlimited_stack(script: Script) -> Iterable[Hit]:
+    for command in script.commands("ulimit"):
+        if "unlimited" in command.arguments and any(re.fullmatch(r"-[SH]*s", each) for each in command.arguments):
+            yield Hit(command.line)
+
+
+def _secret(script: Script) -> Iterable[Hit]:
+    table = _secrets()
+    tokens, seen = re.compile("|".join(table["tokens"])), set()
+    for each in script.shell.assignments:
+        literal = not each.expands and "$" not in each.raw and "`" not in each.raw
+        if literal and re.search(table["names"], each.name) and re.fullmatch(table["value"], each.value):
+            seen.add(each.line)
+            yield Hit(each.line, each.name)
+    for command in script.shell.commands:
+        for word, following in zip(command.words, (*command.words[1:], None), strict=True):
+            name, equals, value = word.text.partition("=")
+            value = value if equals else following.text if following else ""
+            if name.startswith("-") and re.search(table["names"], name) and re.fullmatch(table["value"], value):
+                seen.add(word.line)
+                yield Hit(word.line, name)
+    for number, line in enumerate(script.lines, start=1):
+        if number not in seen and tokens.search(line):
+            yield Hit(number, "This line")
+
+
+def _own_folder(script: Script) -> Iterable[Hit]:
+    if "scontrol show job" in script.text:
+        return
+    for number, line in enumerate(script.lines, start=1):
+        if not line.lstrip().startswith("#") and _OWN_FOLDER.search(line):
+            yield Hit(number)
+
+
+def _modules_on_top(script: Script) -> Iterable[Hit]:
+    commands = list(script.commands("module", "ml"))
+    cleared = any({"purge", "reset", "restore"} & set(command.arguments) for command in commands)
+    if commands and not cleared and (script.value("export") or "ALL").upper() != "NONE":
+        yield Hit(commands[0].line)
+
+
+def _background_in_step(script: Script) -> Iterable[Hit]:
+    waits = any(command.task for command in script.commands("wait"))
+    tasks = [command for command in script.shell.commands if command.task and command.name not in ("bash", "sh")]
+    if tasks and tasks[-1].background and not waits:
+        yield Hit(tasks[-1].line, tasks[-1].name)
+
+
+RULES = (
+    Rule("HM501", "warning", _nounset_and_conda,
+         "conda's own scripts use variables that are not set: under set -u they end the job.",
+         "set +u before it and set -u behind it, or call the environment's python by its path."),
+    Rule("HM502", "warning", _conda_without_hook,
+         "{it} activate works in a shell that conda has prepared; a job script is none.",
+         "source …/etc/profile.d/conda.sh before it, or call the environment's python by its path."),
+    Rule("HM503", "warning", _unlimited_stack,
+         "ulimit -s unlimited makes the stacks of NCCL's threads smaller (2 MB) before NCCL 2.28: crashes have been "
+         "seen.",
+         "ulimit -s 8192, or leave it out."),
+    Rule("HM504", "error", _secret,
+         "{it} holds a secret in plain text: Slurm keeps the script, and shows it to operators and in job archives.",
+         "Read it from a file that only you can read: NAME=$(< ~/.secret)."),
+    Rule("HM505", "warning", _own_folder,
+         "The folder of $0 is Slurm's spool directory: the script runs from a copy there.",
+         "Use SLURM_SUBMIT_DIR or an absolute path."),
+    Rule("HM506", "info", _modules_on_top,
+         "Modules are loaded on top of what the submitting shell had loaded.",
+         "module purge before it."),
+    Rule("HM507", "error", _background_in_step,
+         "{it} runs in the background of a task that ends at once: Slurm kills it.",
+         "Leave the & out, or add wait."),
+)

@@ -1,0 +1,216 @@
+"""HM30x–HM32x: lines with srun, and what should be one."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable
+
+from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.lint.sbatch.programs import is_training, torchrun
+from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
+from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.shell import Command
+from hpc_mp.lint.sbatch.step import Step
+
+INHERITS_CPUS = ((22, 5), (23, 11))  # from the first to before the second, srun does not
+CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
+GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
+MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
+
+
+def _training_steps(script: Script) -> list[Step]:
+    return [step for step in script.steps if is_training(step.program)]
+
+
+def _lingering(script: Script) -> Iterable[Hit]:
+    for step in _training_steps(script):
+        if script.several_tasks(step) and not step.opaque and not script.sets("SLURM_KILL_BAD_EXIT"):
+            option = step.option("kill-on-bad-exit")
+            if option is None or option.value == "0":
+                yield Hit(step.line)
+
+
+def _lost_cpus(script: Script) -> Iterable[Hit]:
+    affected = script.version is None or INHERITS_CPUS[0] <= script.version < INHERITS_CPUS[1]
+    if affected and not script.sets("SRUN_CPUS_PER_TASK"):
+        for step in _training_steps(script):
+            cpus = script.of(step).value("cpus-per-task")
+            if cpus and cpus != "1" and not step.opaque and not step.option("cpus-per-task"):
+                yield Hit(step.line, f"--cpus-per-task={cpus}")
+
+
+def _export_none(script: Script) -> Iterable[Hit]:
+    none = (script.value("export") or "").upper() in ("NONE", "NIL")
+    unset = any("SLURM_EXPORT_ENV" in command.arguments for command in script.commands("unset"))
+    if none and not unset and not script.sets("SLURM_EXPORT_ENV"):
+        yield from (Hit(step.line) for step in script.steps if not step.opaque and not step.option("export"))
+
+
+def _step_export_list(script: Script) -> Iterable[Hit]:
+    for step in script.steps:
+        option = step.option("export")
+        if option and drops_the_rest(option):
+            yield Hit(option.line, names_of(option))
+
+
+def _left_behind(script: Script) -> Iterable[Hit]:
+    last = max((command.line for command in script.shell.commands if command.name in ("wait", "sleep")
+                or (_is_work(command) and not command.background and not command.task)), default=0)
+    for command in script.shell.commands:
+        if command.background and _is_work(command) and not command.task and command.line > last:
+            yield Hit(command.line, command.name)
+
+
+def _is_work(command: Command) -> bool:
+    return command.name in ("srun", *MPI) or is_training(command.words)
+
+
+def _mpi_in_step(script: Script) -> Iterable[Hit]:
+    yield from (Hit(command.line, command.name) for command in script.commands(*MPI) if command.task)
+
+
+def _step_in_step(script: Script) -> Iterable[Hit]:
+    yield from (Hit(command.line) for command in script.commands("srun")
+                if command.task and "--overlap" not in command.arguments)
+
+
+def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
+    for step in script.steps:
+        job = None if step.option("ntasks") else script.value("ntasks-per-node")
+        per_node = step.value("ntasks-per-node") or job or "1"
+        found = torchrun(step.program)
+        if found and per_node.isdecimal() and int(per_node) > 1 and (found.value("nproc-per-node") or "1") != "1":
+            yield Hit(found.line, per_node)
+
+
+def _first_node_only(script: Script) -> Iterable[Hit]:
+    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+        for command in script.shell.commands:
+            found = torchrun(command.words)
+            if found and not command.captured and (found.value("nnodes") or "1") not in ("1", "1:1"):
+                yield Hit(command.line, str(script.nodes))
+
+
+def _one_of_many(script: Script) -> Iterable[Hit]:
+    if script.tasks > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+        for command in script.shell.commands:
+            if command.name.startswith("python") and is_training(command.words) and not torchrun(command.words) \
+                    and not command.captured:
+                yield Hit(command.line, str(script.tasks))
+
+
+def _nested_sbatch(script: Script) -> Iterable[Hit]:
+    for command in script.commands("sbatch", "salloc"):
+        scrubbed = "env" in command.prefixes or {"--export=NONE", "--export=NIL"} & set(command.arguments)
+        if not scrubbed:
+            yield Hit(command.line, command.name)
+
+
+def _hidden_exit_code(script: Script) -> Iterable[Hit]:
+    if script.shell_option("", "pipefail") or "PIPESTATUS" in script.text:
+        return
+    for command in script.shell.commands:
+        if command.piped and _is_work(command) and not command.captured and not command.task and not command.background:
+            yield Hit(command.line, command.name, command.piped[-1])
+
+
+def _swallowed_exit_code(script: Script) -> Iterable[Hit]:
+    batch = [command for command in script.shell.commands if not command.task and not command.captured]
+    if script.shell_option("e", "errexit") or re.search(r"\$\?|\$\{\?\}|PIPESTATUS", script.text):
+        return
+    for command, following in itertools.pairwise(batch):
+        if following is batch[-1] and following.name in ("echo", "date", "printf") and command.name == "srun" \
+                and not command.tested and not command.background:
+            yield Hit(command.line, following.name)
+
+
+def _two_cpu_counts(script: Script) -> Iterable[Hit]:
+    asked = script.value("cpus-per-task")
+    if asked and (script.version is None or script.version >= INHERITS_CPUS[1]):
+        for each in script.shell.assignments:
+            if each.name in CPU_VARIABLES and each.value.isdecimal() and each.value != asked and not each.task:
+                yield Hit(each.line, f"{each.name}={each.value}", f"--cpus-per-task={asked}")
+
+
+def _order_from_nowhere(script: Script) -> Iterable[Hit]:
+    told = script.sets("SLURM_HOSTFILE")
+    for options in (script.options, *(step.options for step in script.steps)):
+        names = {option.name for option in options}
+        for option in options:
+            if option.name == "distribution" and (option.value or "").startswith("arbitrary") and not told \
+                    and not {"nodelist", "nodefile"} & names:
+                yield Hit(option.line)
+
+
+def _unused_component(script: Script) -> Iterable[Hit]:
+    several = len(script.header.components) > 1
+    if several and script.steps and not any(step.option("het-group") or step.opaque for step in script.steps):
+        yield Hit(script.steps[0].line, str(len(script.header.components)))
+
+
+def _container_without_gpus(script: Script) -> Iterable[Hit]:
+    asked = any(option.name.startswith("gpus") or "gpu" in (option.value or "") for option in script.options)
+    for command in script.commands("apptainer", "singularity"):
+        if asked and command.arguments[:1] in (("exec",), ("run",)) and is_training(command.words) \
+                and not GPU_FLAGS & set(command.arguments) and not any("$" in each for each in command.arguments):
+            yield Hit(command.line, command.name)
+
+
+RULES = (
+    Rule("HM301", "warning", _lingering,
+         "No --kill-on-bad-exit: when one rank dies, the others wait for it in a collective until the time limit.",
+         "srun --kill-on-bad-exit=1 …"),
+    Rule("HM302", "warning", _lost_cpus,
+         "Slurm 22.05 to 23.02 does not hand {it} on from sbatch to srun: every task gets one CPU there.",
+         "srun --cpus-per-task=$SLURM_CPUS_PER_TASK …"),
+    Rule("HM303", "warning", _export_none,
+         "#SBATCH --export=NONE holds for srun too: tasks start without PATH and fail (execve: no such file).",
+         "srun --export=ALL …, or unset SLURM_EXPORT_ENV before it."),
+    Rule("HM304", "warning", _step_export_list,
+         "{it} drops every other variable for the tasks, PATH among them.",
+         "Write --export=ALL,… instead."),
+    Rule("HM305", "error", _left_behind,
+         "{it} runs in the background and nothing waits for it: the script ends, and Slurm kills it.",
+         "Add wait at the end."),
+    Rule("HM306", "warning", _mpi_in_step,
+         "{it} inside srun: every task starts all ranks again, or none at all.",
+         "Let one of them start the ranks: srun --mpi=pmix PROGRAM, or {it} without srun."),
+    Rule("HM307", "warning", _step_in_step,
+         "srun inside a task: the inner step waits for resources that the outer one holds.",
+         "Start the steps from the job script, or give the inner one --overlap."),
+    Rule("HM308", "warning", _launchers_times_tasks,
+         "torchrun starts the processes of a node by itself, and srun starts it {it} times per node: they fight for "
+         "GPUs and ports.",
+         "srun --ntasks-per-node=1 torchrun …, or leave torchrun out: srun python …"),
+    Rule("HM309", "error", _first_node_only,
+         "torchrun runs on the first of {it} nodes only: the script is executed once. It waits for the others until "
+         "it times out.",
+         "srun --ntasks-per-node=1 torchrun …"),
+    Rule("HM310", "warning", _one_of_many,
+         "The job asks for {it} tasks, but without srun the program runs once.",
+         "srun python …, or ask for one task."),
+    Rule("HM311", "warning", _nested_sbatch,
+         "{it} inside a job hands its SLURM_* variables on: memory and CPU requests then contradict the new "
+         "script's.",
+         "env -u SLURM_MEM_PER_NODE -u SLURM_CPUS_PER_TASK {it} …; or submit the successor beforehand with "
+         "--dependency."),
+    Rule("HM314", "warning", _hidden_exit_code,
+         "{it} | {advice}: the exit code is that of {advice}. A failed run counts as completed, and afterok goes on.",
+         "set -o pipefail, or let srun --output write the log."),
+    Rule("HM315", "info", _swallowed_exit_code,
+         "The script's exit code is that of the last {it}: a failed run counts as completed.",
+         "set -e at the start, or end with srun."),
+    Rule("HM316", "warning", _two_cpu_counts,
+         "{it} beside {advice}: from 23.11 on srun finds the number in two variables that differ, and gives up.",
+         "Leave it out, and change the directive."),
+    Rule("HM317", "warning", _order_from_nowhere,
+         "--distribution=arbitrary takes the order of hosts from SLURM_HOSTFILE, which this script does not set.",
+         "export SLURM_HOSTFILE=FILE with one line per task before it."),
+    Rule("HM318", "warning", _unused_component,
+         "The job has {it} components, but no srun names them: a step runs in the first one only.",
+         "srun --het-group=0 … : --het-group=1 …"),
+    Rule("HM319", "warning", _container_without_gpus,
+         "{it} without --nv: the program sees no GPU in the container.",
+         "{it} exec --nv …, or --rocm on AMD."),
+)

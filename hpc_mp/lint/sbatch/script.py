@@ -1,0 +1,186 @@
+"""A job script, taken apart once, with the questions that rules ask about it."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpc_mp.lint.sbatch.expand import assign, expanded
+from hpc_mp.lint.sbatch.header import Header, read_header
+from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.lint.sbatch.shell import (
+    SHELLS,
+    Assignment,
+    Command,
+    Shell,
+    inner_script,
+    named_assignment,
+    read_shell,
+    split_prefixes,
+)
+from hpc_mp.lint.sbatch.step import Step, read_step
+from hpc_mp.lint.sbatch.word import Word
+
+DEPTH = 6  # of srun and bash -c in each other
+ELSEWHERE = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "ssh", "pdsh", "clush", "parallel"})  # for other nodes
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the rules look at.
+
+    Attributes:
+        lines: without their ends.
+        shell: everything that runs, also inside of ``bash -c``; ``task`` marks what runs in the tasks of a step.
+        directory: where sbatch would be called.
+        version: of Slurm, (23, 11) for 23.11; None when it is not known.
+    """
+
+    text: str
+    lines: tuple[str, ...]
+    header: Header
+    shell: Shell
+    steps: tuple[Step, ...]
+    directory: Path
+    version: tuple[int, int] | None
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """Of the job, or of the first component of a heterogeneous one."""
+        return self.header.components[0]
+
+    def option(self, name: str) -> Option | None:
+        """The last one of that name in the directives, which sbatch takes."""
+        return next((option for option in reversed(self.options) if option.name == name), None)
+
+    def value(self, name: str) -> str | None:
+        found = self.option(name)
+        return found.value if found else None
+
+    def number(self, name: str) -> int | None:
+        """The value of a directive if it is a number; of a range, its least."""
+        found = re.match(r"\d+", self.value(name) or "")
+        return int(found[0]) if found else None
+
+    @property
+    def nodes(self) -> int:
+        """At least that many, by the directives."""
+        ntasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
+        if (nodes := self.number("nodes")) is not None:
+            return nodes
+        return -(-ntasks // per_node) if ntasks and per_node else 1
+
+    @property
+    def tasks(self) -> int:
+        """At least that many, by the directives."""
+        return self.number("ntasks") or self.nodes * (self.number("ntasks-per-node") or 1)
+
+    def of(self, step: Step) -> Script:
+        """This script as the step sees it: with its component of a heterogeneous job as the only one."""
+        group = step.value("het-group") or ""
+        components = self.header.components
+        at = int(group) if group.isdecimal() and int(group) < len(components) else 0
+        return replace(self, header=replace(self.header, components=(components[at],)))
+
+    def several_tasks(self, step: Step) -> bool:
+        """Whether a step has more than one task, or may have."""
+        job = self.of(step)
+        ntasks, nodes, per_node = (step.value(name) for name in ("ntasks", "nodes", "ntasks-per-node"))
+        if ntasks is not None:
+            return ntasks != "1"
+        if per_node is not None or nodes is not None:
+            return nodes not in (None, "1") or per_node not in (None, "1") or (nodes is None and job.nodes > 1)
+        return job.tasks > 1
+
+    @property
+    def first_line(self) -> int:
+        """Where a finding stands that is about something missing in the directives: the first of them."""
+        return self.options[0].line if self.options else 1
+
+    def commands(self, *names: str) -> Iterator[Command]:
+        return (command for command in self.shell.commands if command.name in names)
+
+    def sets(self, name: str) -> bool:
+        return any(each.name == name for each in self.shell.assignments)
+
+    def shell_option(self, letter: str, name: str) -> Command | None:
+        """The ``set`` in the job's own shell that turns an option on: ("u", "nounset"), ("", "pipefail")."""
+        for command in self.commands("set"):
+            by_letter = letter and any(re.fullmatch(rf"-[a-zA-Z]*{letter}[a-zA-Z]*", each)
+                                       for each in command.arguments)
+            by_name = any(re.fullmatch(r"-[a-zA-Z]*o", option) and value == name
+                          for option, value in itertools.pairwise(command.arguments))
+            if not command.task and (by_letter or by_name):
+                return command
+        return None
+
+
+def read_script(text: str, *, directory: Path, version: tuple[int, int] | None) -> Script:
+    lines = tuple(text.replace("\r\n", "\n").split("\n"))
+    header = read_header(lines)
+    shell = Shell()
+    steps: list[Step] = []
+    if _is_for_a_shell(lines[0]):
+        shell = read_shell("\n".join(lines))
+        shell = replace(shell, assignments=(*_exports(header.components[0], task=False), *shell.assignments))
+        shell, steps = _with_inner(shell)
+    return Script(text, lines, header, shell, tuple(steps), directory, version)
+
+
+def _is_for_a_shell(first: str) -> bool:
+    """By its ``#!``; without one it is taken for bash."""
+    if not first.startswith("#!"):
+        return True
+    words = [part.rpartition("/")[2] for part in first[2:].split()]
+    return any(word in SHELLS for word in words)
+
+
+def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
+    """The script with what its steps and its ``bash -c`` run, and with its own variables put in."""
+    commands: list[Command] = []
+    assignments = list(outer.assignments)
+    exported = set(outer.exported)
+    faults = list(outer.faults)
+    steps: list[Step] = []
+    known: dict[str, tuple[Word, ...]] = {}
+
+    def visit(command: Command, depth: int) -> None:
+        if not command.words:  # it was a variable that holds nothing
+            return
+        commands.append(command)
+        if not depth:
+            return
+        if command.name == "srun":
+            step = read_step(command)
+            steps.append(step)
+            assignments.extend(_exports(step.options, task=True))
+            if step.program:
+                prefixes, given, words = split_prefixes(step.program)
+                inner = Command(words or step.program, step.program[0].line, prefixes,
+                                tuple(named_assignment(word, task=True) for word in given), task=True)
+                assignments.extend(inner.assignments)
+                visit(inner, depth - 1)
+        elif found := inner_script(command.words):
+            inside = read_shell(found.text, found.line, task=command.task or command.name in ELSEWHERE)
+            assignments.extend(inside.assignments)
+            exported.update(inside.exported)
+            faults.extend(inside.faults if not found.expands else ())  # what was put in may stand there for a list
+            for each in inside.commands:
+                visit(replace(each, words=expanded(each.words, known)), depth - 1)
+
+    ahead = deque(sorted((each for each in outer.assignments if not each.captured), key=lambda each: each.line))
+    for command in outer.commands:
+        while ahead and ahead[0].line < command.line:
+            assign(known, ahead.popleft())
+        visit(replace(command, words=expanded(command.words, known)), DEPTH)
+    return Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
+
+
+def _exports(options: Iterable[Option], *, task: bool) -> list[Assignment]:
+    """What ``--export=NAME=VALUE`` sets."""
+    return [named_assignment(Word(part, option.line), task=task) for option in options if option.name == "export"
+            for part in (option.value or "").split(",") if "=" in part]

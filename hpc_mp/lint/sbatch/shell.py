@@ -1,0 +1,298 @@
+"""A shell script as a flat list of commands and assignments, each with its line. Nothing of it is ever run.
+
+The grammar is tree-sitter's for bash: it goes on behind what it cannot read, and knows where every word stands.
+(bashlex stops at the first construct it does not know, and its licence is the GPL.)
+
+It is given ASCII only, one letter for every other character: its scanner calls C's isdigit() on whole code points
+(tree-sitter-bash 0.25.1, src/scanner.c, behind a ``{``), which reads outside of a table of 256 and ends the interpreter as
+memory happens to lie. NUL is replaced too: the scanner needs n² steps for n of them. Lines are counted from offsets: the
+Points of py-tree-sitter 0.26.0 are freed while they are in use (its issue 472).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from hpc_mp.lint.sbatch.word import Word
+
+# Words before a command that change how it is started, not what it is; the options of theirs that take a value apart.
+PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "builtin": (), "setsid": (),
+            "stdbuf": (), "env": ("-u", "-C"), "nice": ("-n",), "timeout": ("-s", "-k"), "numactl": ("-N", "-m", "-C")}
+SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
+_LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
+_CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """``NAME=value``. ``words`` are the elements of an array, or the one value; ``raw`` is the value as written."""
+
+    name: str
+    words: tuple[Word, ...]
+    raw: str
+    line: int
+    exported: bool = False
+    appended: bool = False
+    array: bool = False
+    task: bool = False
+    captured: bool = False
+
+    @property
+    def value(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+    @property
+    def expands(self) -> tuple[tuple[str, int], ...]:
+        return tuple(found for word in self.words for found in word.expands)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One simple command.
+
+    Attributes:
+        words: its name and its arguments, without redirections.
+        prefixes: what stood before it (``exec``, ``time``, ``env`` …).
+        assignments: ``NAME=value`` in front of it or given to ``env``.
+        background: ``&`` follows.
+        piped: the names of the commands its output goes through.
+        tested: something looks at its exit code (``if``, ``&&``, ``||``, ``!``).
+        captured: it runs in ``$(…)`` or ``<(…)``.
+        task: it runs in the tasks of a step, not in the shell of the job script.
+    """
+
+    words: tuple[Word, ...]
+    line: int
+    prefixes: tuple[str, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    background: bool = False
+    piped: tuple[str, ...] = ()
+    tested: bool = False
+    captured: bool = False
+    task: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.words[0].base if self.words else ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return tuple(word.text for word in self.words[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Shell:
+    """A script, read: ``comments`` as (line, text), ``exported`` names, ``faults`` the lines that could not be read."""
+
+    commands: tuple[Command, ...] = ()
+    assignments: tuple[Assignment, ...] = ()
+    comments: tuple[tuple[int, str], ...] = ()
+    exported: frozenset[str] = frozenset()
+    faults: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Around:
+    """What surrounds a node of the tree and holds for the commands in it."""
+
+    background: bool = False
+    tested: bool = False
+    captured: bool = False
+    piped: tuple[str, ...] = ()
+
+
+@functools.cache
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell:
+    """Read a script, or the text of a ``bash -c``.
+
+    Args:
+        first_line: the number of its first line.
+        task: it runs in the tasks of a step.
+    """
+    commands: list[Command] = []
+    assignments: list[Assignment] = []
+    comments: list[tuple[int, str]] = []
+    exported: set[str] = set()
+    faults: list[int] = []
+    line_ends = tuple(found.start() for found in re.finditer("\n", source))
+    reader = _Reader(source, line_ends, first_line, task)
+    tree = _parser().parse(_UNSAFE.sub("x", source).encode("ascii"))
+    stack = [(tree.root_node, "", _Around())]
+    while stack:
+        node, parent, around = stack.pop()
+        match node.type:
+            case "comment":
+                comments.append((reader.line(node), reader.raw(node)))
+            case "command" | "unset_command" if command := reader.command(node, around):
+                commands.append(command)
+                assignments += command.assignments
+            case "declaration_command":
+                found, names = reader.declaration(node, captured=around.captured)
+                assignments += found
+                exported |= names
+            case "variable_assignment" if parent not in _WITH_ASSIGNMENTS:
+                assignments.append(reader.assignment(node, captured=around.captured))
+        if node.type == "ERROR" or node.is_missing:
+            faults.append(reader.line(node))
+        stack += [(child, node.type, held) for child, held in reversed(list(reader.children(node, around)))]
+    return Shell(tuple(commands), tuple(assignments), tuple(comments), frozenset(exported), tuple(faults))
+
+
+def split_prefixes(words: tuple[Word, ...]) -> tuple[tuple[str, ...], tuple[Word, ...], tuple[Word, ...]]:
+    """(what only changes how the command is started, the ``NAME=value`` words given to env, the command itself).
+
+    Whatever is called with ``-- srun …`` starts the step as well: ``python -m watchdog -- srun …``.
+    """
+    prefixes: list[str] = []
+    given: list[Word] = []
+    while words and words[0].base in PREFIXES:
+        name, words = words[0].base, words[1:]
+        prefixes.append(name)
+        while (words and words[0].text.startswith("-")) or (name == "env" and words and _NAMED.match(words[0].text)):
+            given += words[:1] if not words[0].text.startswith("-") else ()
+            words = words[2 if words[0].text in PREFIXES[name] else 1:]
+        if name == "timeout":
+            words = words[1:]
+    for at, (before, word) in enumerate(itertools.pairwise(words), start=1):
+        if before.text == "--" and word.base == "srun":
+            return (*prefixes, words[0].base), tuple(given), words[at:]
+    return tuple(prefixes), tuple(given), words
+
+
+def inner_script(words: tuple[Word, ...]) -> Word | None:
+    """The text that a ``bash -c TEXT`` among the words runs."""
+    for at, word in enumerate(words):
+        if word.base in SHELLS:
+            for behind, option in enumerate(words[at + 1:], start=at + 2):
+                if not option.text.startswith(("-", "+")):
+                    return None
+                if re.fullmatch(r"-[a-z]*c", option.text):
+                    return words[behind] if behind < len(words) else None
+    return None
+
+
+_UNSAFE = re.compile(r"[^\x01-\x7f]")
+_NAMED = re.compile(r"[A-Za-z_]\w*=")
+_WITH_ASSIGNMENTS = ("command", "declaration_command")
+_SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",
+            "comment")
+
+
+def named_assignment(word: Word, *, task: bool) -> Assignment:
+    """``NAME=value`` that a program takes as an argument and puts into an environment."""
+    name, _, value = word.text.partition("=")
+    return Assignment(name, (replace(word, text=value),), value, word.line, exported=True, task=task)
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Nodes of the tree as words, commands and assignments: offsets in the tree are offsets in the text."""
+
+    text: str
+    line_ends: tuple[int, ...]
+    first_line: int
+    task: bool
+
+    def line(self, node: Node) -> int:
+        return bisect_left(self.line_ends, node.start_byte) + self.first_line
+
+    def raw(self, node: Node) -> str:
+        return self.text[node.start_byte:node.end_byte]
+
+    def children(self, node: Node, around: _Around) -> Iterator[tuple[Node, _Around]]:
+        children = node.children
+        if node.type in ("command_substitution", "process_substitution"):
+            around = _Around(captured=True)
+        elif node.type == "negated_command":
+            around = replace(around, tested=True)
+        stages = [child for child in children if child.is_named] if node.type == "pipeline" else []
+        for at, child in enumerate(children):
+            held = around
+            mark = _LEFT_OF.get(children[at + 1].type) if at + 1 < len(children) else None
+            if mark == "background":
+                held = replace(held, background=True)
+            elif mark == "tested" or (node.type in _CONDITIONS and node.field_name_for_child(at) == "condition"):
+                held = replace(held, tested=True)
+            if child in stages:
+                later = stages[stages.index(child) + 1:]
+                held = replace(held, piped=tuple(map(self.first_name, later)) + around.piped)
+            yield child, held
+
+    def first_name(self, stage: Node) -> str:
+        while stage.type == "redirected_statement" and stage.children:
+            stage = stage.children[0]
+        name = stage.child_by_field_name("name")
+        return self.plain(name) if name else ""
+
+    def word(self, node: Node) -> Word:
+        expands = tuple(dict.fromkeys((self.raw(each), self.line(each))
+                                      for each in _descendants(node) if each.type == "variable_name"))
+        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"))
+
+    def plain(self, node: Node) -> str:
+        """The text without its quotes; expansions, and a backslash before a line end, stay as they are written."""
+        text = self.raw(node)
+        match node.type:
+            case "raw_string":
+                return text[1:-1]
+            case "ansi_c_string":
+                return text[2:-1]
+            case "string":
+                return re.sub(r'\\([\\"$`])', r"\1", text[1:-1])
+            case "word":
+                return re.sub(r"\\([^\n])", r"\1", text)
+            case "concatenation":
+                return "".join(map(self.plain, node.children))
+            case "command_name" if node.children:
+                return self.plain(node.children[0])
+        return text
+
+    def command(self, node: Node, around: _Around) -> Command | None:
+        name = node.children[0] if node.type == "unset_command" else node.child_by_field_name("name")
+        given = tuple(self.assignment(child, exported=True, captured=around.captured)
+                      for child in node.children if child.type == "variable_assignment")
+        words = tuple(self.word(child) for child in node.children if child.is_named and child.type not in _SKIPPED)
+        if name is None or not (heading := self.word(name)).text:
+            return None
+        prefixes, named, rest = split_prefixes((heading, *words))
+        given += tuple(named_assignment(word, task=self.task) for word in named)
+        return Command(rest or (heading,), heading.line, prefixes, given, around.background, around.piped,
+                       around.tested, around.captured, self.task)
+
+    def declaration(self, node: Node, *, captured: bool) -> tuple[list[Assignment], set[str]]:
+        kind = self.raw(node.children[0])
+        flags = "".join(self.raw(child) for child in node.children if child.type == "word")
+        exports = kind == "export" or "x" in flags
+        found = [self.assignment(child, exported=exports, captured=captured)
+                 for child in node.children if child.type == "variable_assignment"]
+        names = {self.raw(child) for child in node.children if child.type == "variable_name"} if exports else set()
+        return found, names | {each.name for each in found if each.exported}
+
+    def assignment(self, node: Node, *, exported: bool = False, captured: bool) -> Assignment:
+        name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
+        array = value is not None and value.type == "array"
+        parts = [child for child in value.children if child.is_named and child.type != "comment"] \
+            if value and array else [value] if value else []
+        return Assignment(self.raw(name) if name else "", tuple(map(self.word, parts)), self.raw(value) if value else "",
+                          self.line(node), exported, any(child.type == "+=" for child in node.children), array,
+                          self.task, captured)
+
+
+def _descendants(node: Node) -> Iterator[Node]:
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack += reversed(node.children)

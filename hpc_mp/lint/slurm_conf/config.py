@@ -1,0 +1,145 @@
+"""What ``scontrol`` tells of a cluster, as tables of words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.topology import SwitchTree, Topology, read_topologies
+from hpc_mp.cluster.topology.model import chosen
+
+Words = Mapping[str, str]
+NOTHING = ("(null)", "N/A", "n/a", "(null type)")
+_SETTING = re.compile(r"([\w.]+(?:\[\d+\])?)\s*=(.*)")
+_RECORD = re.compile(r"(\w[\w:/]*)=(.*?)(?=\s+\w[\w:/]*=|\s*$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Everything that is known of a cluster. A value that Slurm shows as nothing is an empty text.
+
+    Attributes:
+        config: of ``scontrol show config``, without its further sections.
+        cgroup: its section on cgroups, else cgroup.conf; None: neither was seen.
+        partitions, nodes: one table each.
+        topologies: None where Slurm did not tell.
+        gres_conf: gres.conf, where it can be read.
+        measured: between its nodes, by the doctor.
+        unseen: what could not be asked, and why.
+    """
+
+    config: Words
+    cgroup: Words | None = None
+    partitions: tuple[Words, ...] = ()
+    nodes: tuple[Words, ...] = ()
+    topologies: tuple[Topology, ...] | None = None
+    gres_conf: str | None = None
+    measured: Measured | None = None
+    unseen: tuple[str, ...] = ()
+
+    def says(self, key: str) -> str:
+        return self.config.get(key, "")
+
+    def seconds(self, key: str) -> int | None:
+        """Of ``30 sec``; None where Slurm does not say."""
+        found = re.match(r"\d+", self.says(key))
+        return int(found[0]) if found else None
+
+    def listed(self, key: str) -> tuple[str, ...]:
+        """Of ``a,b``, in small letters."""
+        return tuple(word.lower() for word in self.says(key).split(",") if word)
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        found = re.match(r"(\d+)\.(\d+)", self.says("SLURM_VERSION"))
+        return (int(found[1]), int(found[2])) if found else None
+
+    @property
+    def gpu_nodes(self) -> tuple[Words, ...]:
+        return tuple(node for node in self.nodes if "gpu" in node.get("Gres", ""))
+
+    @property
+    def tree(self) -> SwitchTree:
+        try:
+            return chosen(self.topologies or ()).tree
+        except HpcMpError:  # it is in Slurm's hands that it is sound; the topology's own command says what is wrong
+            return SwitchTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """``scontrol show config`` in its parts."""
+
+    config: Words
+    sections: Mapping[str, Words] = field(default_factory=dict)
+
+
+def read_config(text: str) -> Settings:
+    """``KEY = VALUE`` lines; a line that ends in a colon begins a section, such as "Cgroup Support Configuration"."""
+    tables: dict[str, dict[str, str]] = {"": {}}
+    section = ""
+    for line in text.splitlines():
+        if line.endswith(":") and "=" not in line:
+            section = line[:-1]
+            tables[section] = {}
+        elif found := _SETTING.fullmatch(line.strip()):
+            tables[section][found[1]] = _value(found[2])
+    return Settings(tables.pop(""), tables)
+
+
+def read_records(text: str) -> tuple[Words, ...]:
+    """What ``--oneliner`` prints of nodes or partitions: a line each of ``KEY=VALUE``, whose values may hold blanks."""
+    return tuple({key: _value(value) for key, value in _RECORD.findall(line)} for line in text.splitlines() if "=" in line)
+
+
+def ask_slurm(ask: Ask = ask) -> Told:
+    """Raises NoAnswer: Slurm does not show its configuration."""
+    settings = read_config(ask(("scontrol", "show", "config")))
+    unseen: list[str] = []
+
+    def records(what: str) -> tuple[Words, ...]:
+        try:
+            return read_records(ask(("scontrol", "show", what, "--oneliner")))
+        except NoAnswer as error:
+            unseen.append(f"{what}s: {str(error).splitlines()[-1]}")
+            return ()
+
+    partitions, nodes = records("partition"), records("node")
+    topologies: tuple[Topology, ...] | None = None
+    try:
+        topologies = read_topologies(ask(("scontrol", "show", "topology")))
+    except (NoAnswer, HpcMpError) as error:
+        unseen.append(f"topology: {str(error).splitlines()[-1]}")
+    folder = Path(settings.config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
+    cgroup = next((words for name, words in settings.sections.items() if name.lower().startswith("cgroup")), None)
+    if cgroup is None and (text := _file(folder / "cgroup.conf")) is not None:
+        cgroup = read_config(re.sub(r"#.*", "", text)).config
+    return Told(settings.config, cgroup, partitions, nodes, topologies, _file(folder / "gres.conf"),
+                noted(settings.config.get("ClusterName")), tuple(unseen))
+
+
+def _value(text: str) -> str:
+    plain = text.strip()
+    return "" if plain in NOTHING else plain
+
+
+def _file(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def number(record: Words, key: str) -> int | None:
+    """Of a record's field; None where it is no number (UNLIMITED)."""
+    value = record.get(key, "")
+    return int(value) if value.isdecimal() else None
+
+
+def names(records: Sequence[Words], key: str) -> tuple[str, ...]:
+    return tuple(record[key] for record in records if key in record)

@@ -1,0 +1,135 @@
+"""A description of a cluster: partitions, GPUs, networks, switches, how jobs are run, and what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.query import parse_gpus
+from hpc_mp.cluster.topology.model import chosen
+from hpc_mp.lint.slurm_conf import rules_jobs, rules_site
+from hpc_mp.lint.slurm_conf.config import Told, Words, number
+from hpc_mp.lint.slurm_conf.misfit import WEIGHT, Misfit
+
+RULES = (*rules_site.RULES, *rules_jobs.RULES)
+NETWORK = re.compile(r"\b(ib|infiniband|fdr|edr|hdr|ndr|xdr|opa|roce|efa|slingshot|cxi|rdma|mlx\w*|hca\w*|nic\w*)\b",
+                     re.IGNORECASE)
+SETTINGS = ("SLURM_VERSION", "SelectType", "SelectTypeParameters", "TaskPlugin", "ProctrackType", "MpiDefault",
+            "AccountingStorageType", "AccountingStorageEnforce", "HealthCheckProgram", "HealthCheckInterval", "JobRequeue",
+            "KillWait", "PriorityType", "PreemptType", "PreemptMode", "PrologFlags", "JobSubmitPlugins",
+            "TopologyPlugin", "TopologyParam", "SlurmdTimeout", "ReturnToService", "GresTypes", "SuspendTime")
+"""What bears on training, in the order in which it is shown; prologs are shown beside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Equal nodes of a partition.
+
+    Attributes:
+        gres: as Slurm writes it; ``gpus``: (type or None, number per node) in it.
+        memory: MB per node.
+        states: number of nodes by state.
+    """
+
+    nodes: int
+    cpus: int | None
+    memory: int | None
+    gres: str
+    gpus: tuple[tuple[str | None, int], ...]
+    features: tuple[str, ...]
+    states: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    name: str
+    default: bool
+    state: str
+    max_time: str
+    max_nodes: str
+    preempt_mode: str
+    groups: tuple[Group, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """Attributes:
+        settings: of slurm.conf, those in ``SETTINGS`` and the prologs, as Slurm shows them; empty: not set.
+        constrain: what cgroup.conf constrains; None where that is not shown.
+        networks: what features and GRES say of NICs, and the platform that the doctor noted; empty: Slurm does not tell.
+        switches: storeys of the topology, the leaves first, as numbers of switches.
+        unseen: what could not be asked.
+    """
+
+    cluster: str
+    settings: Mapping[str, str]
+    constrain: tuple[str, ...] | None
+    partitions: tuple[PartitionReport, ...]
+    networks: tuple[str, ...]
+    platform: str | None
+    topology: str
+    switches: tuple[int, ...]
+    misfits: tuple[Misfit, ...]
+    unseen: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe(told: Told) -> Description:
+    """Pure: the same words give the same description."""
+    misfits = [misfit for rule in RULES for misfit in rule.apply(told)]
+    settings = {key: told.says(key) for key in SETTINGS if key in told.config}
+    settings |= {key: value for key, value in told.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}
+    return Description(
+        cluster=told.says("ClusterName"), settings=settings, constrain=_constrain(told),
+        partitions=tuple(_partition(told, partition) for partition in told.partitions), networks=_networks(told),
+        platform=told.measured.platform if told.measured else None, topology=chosen(told.topologies or ()).kind,
+        switches=_storeys(told), misfits=tuple(sorted(misfits, key=lambda misfit: WEIGHT[misfit.severity])), unseen=told.unseen)
+
+
+def _constrain(told: Told) -> tuple[str, ...] | None:
+    if told.cgroup is None:
+        return None
+    return tuple(key for key, value in told.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes")
+
+
+def _partition(told: Told, partition: Words) -> PartitionReport:
+    try:
+        inside = set(expand(partition.get("Nodes", "")))
+    except HpcMpError:
+        inside = set()
+    kinds: dict[tuple[str, ...], list[Words]] = {}
+    for node in told.nodes:
+        if node.get("NodeName") in inside:
+            keys = ("CPUEfctv" if "CPUEfctv" in node else "CPUTot", "RealMemory", "Gres", "AvailableFeatures")
+            kinds.setdefault(tuple(node.get(key, "") for key in keys), []).append(node)
+    return PartitionReport(
+        partition.get("PartitionName", ""), partition.get("Default") == "YES", partition.get("State", ""),
+        partition.get("MaxTime", ""), partition.get("MaxNodes", ""), partition.get("PreemptMode", ""),
+        tuple(_group(nodes) for nodes in kinds.values()))
+
+
+def _group(nodes: list[Words]) -> Group:
+    first = nodes[0]
+    gres = first.get("Gres", "")
+    return Group(
+        len(nodes), number(first, "CPUEfctv") or number(first, "CPUTot"), number(first, "RealMemory"), gres, parse_gpus(gres),
+        tuple(filter(None, first.get("AvailableFeatures", "").split(","))),
+        dict(Counter(node.get("State", "?") for node in nodes)))
+
+
+def _networks(told: Told) -> tuple[str, ...]:
+    words = (word for node in told.nodes for key in ("AvailableFeatures", "Gres") for word in node.get(key, "").split(","))
+    return tuple(dict.fromkeys(word for word in words if word and NETWORK.search(re.sub(r"[_-]", " ", word))))
+
+
+def _storeys(told: Told) -> tuple[int, ...]:
+    chains = list(told.tree.above.values())
+    deepest = max(map(len, chains), default=0)
+    return tuple(len({chain[storey] for chain in chains if storey < len(chain)}) for storey in range(deepest))

@@ -1,0 +1,161 @@
+"""Rules on how jobs start, are fenced, stop and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from hpc_mp.lint.slurm_conf.config import Told
+from hpc_mp.lint.slurm_conf.misfit import Rule
+
+GRACE_S = 120
+"""Seconds in which hpc-mp's ranks want to save (checkpoint.grace, slurm.grace by default)."""
+
+SHORT_KILL_S = 30
+"""Slurm's own default of KillWait."""
+
+LATE_S = 600
+"""A node that is dead for so long and not noticed costs more than a restart; Slurm's default is 300."""
+
+UNKILLABLE_S = 180
+"""A process that waits for a GPU or a file server often needs more than Slurm's 60 s to die."""
+
+SWITCH_WAIT_S = 300
+"""Slurm's default of max_switch_wait."""
+
+Look = Callable[[Told], Iterator[str]]
+
+
+def _is(key: str, *wrong: str) -> Look:
+    """Where a setting is shown and is one of ``wrong``, in small letters."""
+    def look(told: Told) -> Iterator[str]:
+        if key in told.config and told.says(key).lower() in wrong:
+            yield f"{key}={told.says(key) or '(none)'}"
+    return look
+
+
+def _task_plugin(told: Told) -> Iterator[str]:
+    found = told.listed("TaskPlugin")
+    if "TaskPlugin" in told.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(found):
+        yield f"TaskPlugin={told.says('TaskPlugin') or '(none)'}"
+
+
+def _fence(key: str, gpus_only: bool = False) -> Look:
+    def look(told: Told) -> Iterator[str]:
+        if told.cgroup is not None and "task/cgroup" in told.listed("TaskPlugin") and (told.gpu_nodes or not gpus_only):
+            value = next((value for name, value in told.cgroup.items() if name.lower() == key.lower()), "no")
+            if value.lower() != "yes":
+                yield f"cgroup.conf: {key}={value or 'no'}"
+    return look
+
+
+def _memlock(told: Told) -> Iterator[str]:
+    """Slurm takes one of the two settings."""
+    kept = told.listed("PropagateResourceLimitsExcept")
+    if {"all", "memlock"} & set(told.listed("PropagateResourceLimits")) and not kept:
+        yield f"PropagateResourceLimits={told.says('PropagateResourceLimits')}"
+    elif kept and not {"all", "memlock"} & set(kept):
+        yield f"PropagateResourceLimitsExcept={told.says('PropagateResourceLimitsExcept')}"
+
+
+def _kill_wait(low: int, high: int) -> Look:
+    def look(told: Told) -> Iterator[str]:
+        wait = told.seconds("KillWait")
+        if wait is not None and low <= wait < high:
+            yield f"KillWait={wait} s"
+    return look
+
+
+def _late(told: Told) -> Iterator[str]:
+    timeout = told.seconds("SlurmdTimeout")
+    if timeout is not None and (timeout == 0 or timeout >= LATE_S):
+        yield f"SlurmdTimeout={timeout} s"
+
+
+def _unkillable(told: Told) -> Iterator[str]:
+    timeout = told.seconds("UnkillableStepTimeout")
+    if timeout is not None and timeout < UNKILLABLE_S:
+        yield f"UnkillableStepTimeout={timeout} s"
+
+
+def _prolog(told: Told) -> Iterator[str]:
+    has = any(value for key, value in told.config.items() if key.partition("[")[0] == "Prolog")
+    if has and not {"alloc", "contain", "x11"} & set(told.listed("PrologFlags")):  # both others imply Alloc
+        yield f"PrologFlags={told.says('PrologFlags') or '(none)'}"
+
+
+def _contain(told: Told) -> Iterator[str]:
+    if "PrologFlags" in told.config and not {"contain", "x11"} & set(told.listed("PrologFlags")):
+        yield f"PrologFlags={told.says('PrologFlags') or '(none)'}"
+
+
+def _no_warning(told: Told) -> Iterator[str]:
+    preempts = told.says("PreemptType") not in ("", "preempt/none")
+    if preempts and "send_user_signal" not in told.says("PreemptParameters") + told.says("SlurmctldParameters"):
+        yield f"PreemptType={told.says('PreemptType')} without send_user_signal"
+
+
+def _switch_wait(told: Told) -> Iterator[str]:
+    words = dict(word.partition("=")[::2] for word in told.listed("SchedulerParameters"))
+    wait = words.get("max_switch_wait", str(SWITCH_WAIT_S))
+    if told.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S:
+        yield f"max_switch_wait={wait} s"
+
+
+_ADMIN = "slurm.conf: "
+RULES = (
+    Rule("task-plugin", "warning", _task_plugin,
+         "Slurm neither binds tasks to processors nor fences them: ranks crowd one core or run beside their GPU's socket",
+         _ADMIN + "TaskPlugin=task/cgroup,task/affinity"),
+    Rule("proctrack", "warning", _is("ProctrackType", "proctrack/linuxproc", "proctrack/pgid"),
+         "what a job leaves behind (a hung rank, a data loader) is not found, and keeps GPU memory and ports from the next",
+         _ADMIN + "ProctrackType=proctrack/cgroup"),
+    Rule("constrain-cores", "warning", _fence("ConstrainCores"),
+         "jobs on one node take each other's processors: ranks become slow without a trace",
+         "cgroup.conf: ConstrainCores=yes"),
+    Rule("constrain-devices", "warning", _fence("ConstrainDevices", gpus_only=True),
+         "every job sees every GPU of the node, and a leftover of one holds memory that another was given",
+         "cgroup.conf: ConstrainDevices=yes"),
+    Rule("constrain-memory", "info", _fence("ConstrainRAMSpace"),
+         "a job that takes too much memory ends others, not itself",
+         "cgroup.conf: ConstrainRAMSpace=yes"),
+    Rule("memlock", "warning", _memlock,
+         "the login node's limit of locked memory goes with the job; where it is 64 KiB, RDMA cannot register memory and "
+         "NCCL fails or falls back to TCP",
+         _ADMIN + "PropagateResourceLimitsExcept=MEMLOCK in place of PropagateResourceLimits, and LimitMEMLOCK=infinity for "
+         "slurmd"),
+    Rule("kill-wait", "warning", _kill_wait(0, SHORT_KILL_S),
+         f"after scancel or preemption ranks are killed before they have saved (they want {GRACE_S} s)",
+         _ADMIN + f"KillWait={GRACE_S}"),
+    Rule("kill-wait-short", "info", _kill_wait(SHORT_KILL_S, GRACE_S),
+         f"after scancel or preemption a large checkpoint may not be finished (ranks want {GRACE_S} s); `hpc-mp cancel` "
+         "waits by itself",
+         _ADMIN + f"KillWait={GRACE_S}"),
+    Rule("slurmd-timeout", "warning", _late,
+         "a dead node is noticed late or never: the job holds all others until then",
+         _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends such a job before"),
+    Rule("unkillable", "info", _unkillable,
+         "a rank that dies slowly, in a GPU's driver or a file server, has Slurm drain its node (\"Kill task failed\")",
+         _ADMIN + f"UnkillableStepTimeout={UNKILLABLE_S}"),
+    Rule("return-to-service", "warning", _is("ReturnToService", "2"),
+         "a node that broke down and came up again gets jobs at once, with whatever broke it",
+         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that looks before (`hpc-mp doctor --install`)"),
+    Rule("no-requeue", "warning", _is("JobRequeue", "0"),
+         "a job whose node died is not queued again unless it says --requeue (hpc-mp's scripts do)",
+         _ADMIN + "JobRequeue=1"),
+    Rule("prolog-late", "warning", _prolog,
+         "the prolog of a node runs at its first step, inside of srun's time, not when the job gets it: a slow one looks "
+         "like a hung start",
+         _ADMIN + "PrologFlags=Alloc,Contain"),
+    Rule("prolog-contain", "info", _contain,
+         "a job has no external step: ssh into it is not fenced (pam_slurm_adopt), and what it leaves is not cleared away",
+         _ADMIN + "PrologFlags=Alloc,Contain"),
+    Rule("preempt-signal", "info", _no_warning,
+         "preemption sends SIGTERM, not the signal of --signal; hpc-mp saves on both, other programs may not",
+         _ADMIN + "PreemptParameters=send_user_signal; in 22.05 SlurmctldParameters=preempt_send_user_signal"),
+    Rule("switch-wait", "info", _switch_wait,
+         "jobs that ask for one leaf switch (slurm.switches) wait for it so long at most, and are then spread",
+         _ADMIN + "SchedulerParameters=…,max_switch_wait=86400"),
+    Rule("part-limits", "info", _is("EnforcePartLimits", "no"),
+         "a job beyond its partition's limits is queued and never starts, instead of being refused",
+         _ADMIN + "EnforcePartLimits=ALL"),
+)

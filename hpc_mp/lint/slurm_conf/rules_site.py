@@ -1,0 +1,312 @@
+"""Rules on what the cluster has: GPUs, memory, nodes, partitions, switches, accounting, health."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.limits import seconds
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.query import parse_gpus
+from hpc_mp.cluster.topology.check import agreement
+from hpc_mp.cluster.topology.model import chosen
+from hpc_mp.cluster.topology.reading import listed
+from hpc_mp.lint.slurm_conf.config import Told, Words, number
+from hpc_mp.lint.slurm_conf.misfit import Rule
+from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
+
+FLAT = ("", "topology/none", "topology/default", "topology/flat")
+OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # of a node's state
+NODES_SHOWN = 3  # reasons of broken nodes that are repeated
+
+
+def _select(told: Told) -> Iterator[str]:
+    if told.gpu_nodes and (found := told.says("SelectType")) and found != "select/cons_tres":
+        yield f"SelectType={found}"
+
+
+def _memory(told: Told) -> Iterator[str]:
+    if "SelectTypeParameters" in told.config and "memory" not in told.says("SelectTypeParameters").lower():
+        yield f"SelectTypeParameters={told.says('SelectTypeParameters') or '(none)'}"
+
+
+def _gres_file(told: Told) -> Iterator[str]:
+    """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
+    lines = [line.partition("#")[0].strip().lower() for line in (told.gres_conf or "").splitlines()]
+    if not told.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
+        return
+    for line in lines:
+        if re.search(r"\bname=gpu\b", line) and not re.search("files?=", line) and not re.search(r"autodetect=(?!off)", line):
+            yield f"gres.conf: {line}"
+
+
+def _gres_broken(told: Told) -> Iterator[str]:
+    hit = [node for node in told.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]
+    if hit:
+        yield f"{listed(node['NodeName'] for node in hit)}: {hit[0]['Reason']}"
+
+
+def _gres_type(told: Told) -> Iterator[str]:
+    bare = [node for node in told.gpu_nodes if re.match(r"gpu:\d", node["Gres"])]
+    typed = [node for node in told.gpu_nodes if re.match(r"gpu:[^\d]", node["Gres"])]
+    if bare and typed:
+        yield f"{listed(node['NodeName'] for node in bare)} without a type, {listed(node['NodeName'] for node in typed)} with one"
+
+
+def _mixed(told: Told) -> Iterator[str]:
+    for partition in told.partitions:
+        inside = set(_expanded(partition.get("Nodes", "")))
+        kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in told.nodes
+                        if node.get("NodeName") in inside)
+        if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
+            yield f"{partition['PartitionName']}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+
+
+def _tiny(told: Told) -> Iterator[str]:
+    small = [node for node in told.nodes if (number(node, "RealMemory") or 1000) <= 1]
+    if small:
+        yield f"{listed(node['NodeName'] for node in small)}: RealMemory=1"
+
+
+def _few_cpus(told: Told) -> Iterator[str]:
+    few: dict[str, list[str]] = {}
+    for node in told.nodes:
+        cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
+        if cpus is not None and cpus < max(gpus, 2):
+            few.setdefault(f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else ""), []).append(node["NodeName"])
+    for words, nodes in few.items():
+        yield f"{listed(nodes)}: {words}"
+
+
+def _broken(told: Told) -> Iterator[str]:
+    """A cloud's node that is off is started for a job, and does not answer before."""
+    reasons: dict[str, list[str]] = {}
+    for node in told.nodes:
+        states = {*re.findall(r"[A-Z_]+", node.get("State", ""))}
+        if states & OUT or ("NOT_RESPONDING" in states and not any(state.startswith("POWER") for state in states)):
+            words = re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason is given"
+            reasons.setdefault(f"{node['State']}: {words}", []).append(node["NodeName"])
+    for reason, nodes in list(reasons.items())[:NODES_SHOWN]:
+        yield f"{listed(nodes)} {reason}"
+    if len(reasons) > NODES_SHOWN:
+        yield f"{sum(map(len, list(reasons.values())[NODES_SHOWN:]))} more nodes for other reasons"
+
+
+def _releases(told: Told) -> Iterator[str]:
+    found = Counter(node["Version"] for node in told.nodes if node.get("Version"))
+    if len(found) > 1:
+        yield ", ".join(f"{count} nodes with {release}" for release, count in found.most_common())
+
+
+def _default(told: Told) -> Iterator[str]:
+    if told.partitions and not any(partition.get("Default") == "YES" for partition in told.partitions):
+        yield "no partition has Default=YES"
+
+
+def _closed(told: Told) -> Iterator[str]:
+    for partition in told.partitions:
+        if partition.get("State", "UP") != "UP":
+            yield f"{partition['PartitionName']}: State={partition['State']}"
+
+
+def _max_nodes(told: Told) -> Iterator[str]:
+    for partition in told.partitions:
+        most, there = number(partition, "MaxNodes"), number(partition, "TotalNodes")
+        if most is not None and there is not None and most < there:
+            yield f"{partition['PartitionName']}: MaxNodes={most} of {there}"
+
+
+def _shared(told: Told) -> Iterator[str]:
+    if "CR_LLN" in told.says("SelectTypeParameters").upper():
+        yield f"SelectTypeParameters={told.says('SelectTypeParameters')}"
+    for partition in told.partitions:
+        if partition.get("OverSubscribe", "NO").startswith("FORCE") or partition.get("LLN") == "YES":
+            words = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
+            yield f"{partition['PartitionName']}: {words}"
+
+
+def _preemptable(told: Told) -> Iterator[tuple[Words, set[str]]]:
+    """Partitions from which jobs are taken away, and by what modes."""
+    if told.says("PreemptType") not in ("", "preempt/none"):
+        for partition in told.partitions:
+            yield partition, {*partition.get("PreemptMode", "OFF").split(",")} - {"OFF"}
+
+
+def _grace(told: Told) -> Iterator[str]:
+    for partition, modes in _preemptable(told):
+        if modes - {"SUSPEND", "GANG"} and (number(partition, "GraceTime") or 0) < GRACE_S:
+            words = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
+            yield f"{partition['PartitionName']}: {words}"
+
+
+def _suspends(told: Told) -> Iterator[str]:
+    for partition, modes in _preemptable(told):
+        if "SUSPEND" in modes:
+            yield f"{partition['PartitionName']}: PreemptMode={partition['PreemptMode']}"
+
+
+def _short(told: Told) -> Iterator[str]:
+    for partition in told.partitions:
+        limit = partition.get("MaxTime", "UNLIMITED")
+        if re.fullmatch(r"[\d:-]+", limit) and seconds(limit) < 3600:
+            yield f"{partition['PartitionName']}: MaxTime={limit}"
+
+
+def _knows_none(told: Told) -> bool:
+    """With a topology.yaml Slurm shows the plugin of slurm.conf still, which it passes over."""
+    return told.says("TopologyPlugin") in FLAT and not told.tree.above
+
+
+def _flat(told: Told) -> Iterator[str]:
+    if told.measured is not None and _knows_none(told):
+        found = agreement(told.tree, told.measured)
+        if found.verdict == "disagrees":
+            yield f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}; {found.why}"
+
+
+def _unmeasured(told: Told) -> Iterator[str]:
+    if told.measured is None and _knows_none(told) and len(told.nodes) > 1:
+        yield f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}"
+
+
+def _disagrees(told: Told) -> Iterator[str]:
+    if told.measured is not None and told.topologies and not _knows_none(told):
+        for odd in agreement(told.tree, told.measured).odd:
+            yield str(odd)
+
+
+def _outside(told: Told) -> Iterator[str]:
+    tree = told.tree
+    lost = [node["NodeName"] for node in told.nodes if tree.leaf(node.get("NodeName", "")) is None]
+    if tree.above and lost:
+        yield f"{listed(lost)}: under no switch of the topology"
+
+
+def _rootless(told: Told) -> Iterator[str]:
+    topology = chosen(told.topologies or ())
+    if topology.kind == "tree" and len(topology.tops) > 1:
+        yield f"no switch is above {', '.join(topology.tops[:8])}"
+
+
+def _no_accounting(told: Told) -> Iterator[str]:
+    if told.says("AccountingStorageType") in ("accounting_storage/none", "") and "AccountingStorageType" in told.config:
+        yield f"AccountingStorageType={told.says('AccountingStorageType') or '(none)'}"
+
+
+def _gpus_uncounted(told: Told) -> Iterator[str]:
+    keeps = told.says("AccountingStorageType") == "accounting_storage/slurmdbd"
+    if keeps and told.gpu_nodes and not any(word.startswith("gres/gpu") for word in told.listed("AccountingStorageTRES")):
+        yield f"AccountingStorageTRES={told.says('AccountingStorageTRES')}"
+
+
+def _no_health(told: Told) -> Iterator[str]:
+    if "HealthCheckProgram" in told.config and not told.says("HealthCheckProgram"):
+        yield "HealthCheckProgram is not set"
+
+
+def _idle_health(told: Told) -> Iterator[str]:
+    if told.says("HealthCheckProgram") and told.seconds("HealthCheckInterval") == 0:
+        yield f"HealthCheckProgram={told.says('HealthCheckProgram')}, HealthCheckInterval=0"
+
+
+def _suspended(told: Told) -> Iterator[str]:
+    wait = told.seconds("SuspendTime")
+    if wait is not None and 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in told.nodes):
+        yield f"SuspendTime={wait} s"
+
+
+def _expanded(nodelist: str) -> tuple[str, ...]:
+    try:
+        return expand(nodelist)
+    except HpcMpError:
+        return ()
+
+
+_ADMIN = "slurm.conf: "
+_WRITE = "`hpc-mp cluster topology --from measured --to tree` writes what was measured"
+RULES = (
+    Rule("cons-tres", "error", _select,
+         "GPUs cannot be asked for per node, task or socket (--gpus-per-node)",
+         _ADMIN + "SelectType=select/cons_tres"),
+    Rule("memory-shared", "warning", _memory,
+         "memory is not given out: two jobs on a node take it from each other",
+         _ADMIN + "SelectTypeParameters=CR_Core_Memory"),
+    Rule("gres-file", "error", _gres_file,
+         "Slurm does not know which devices these GPUs are: it cannot fence them, and drains nodes with file-less GPUs",
+         "gres.conf: File=/dev/nvidia[0-7], or AutoDetect=nvml"),
+    Rule("gres-broken", "error", _gres_broken,
+         "these nodes have other GPUs than gres.conf says, and take no jobs",
+         "`nvidia-smi -L` and `hpc-mp doctor` there; mend gres.conf or the node, then State=RESUME"),
+    Rule("gres-types", "warning", _gres_type,
+         "a job that asks for a type of GPU never gets the nodes without one",
+         "name the type on all nodes, in slurm.conf and gres.conf"),
+    Rule("mixed-nodes", "info", _mixed,
+         "a job gets nodes of several kinds, and its slowest GPU sets the pace",
+         "ask for one kind: slurm.gpu_type, slurm.constraint"),
+    Rule("real-memory", "warning", _tiny,
+         "no job that asks for memory fits these nodes",
+         "RealMemory as `slurmd -C` prints it there"),
+    Rule("few-cpus", "warning", _few_cpus,
+         "ranks have no processor of their own: they wait for each other, and for their data",
+         "CPUs=, Sockets= and CoresPerSocket= as `slurmd -C` prints them there"),
+    Rule("nodes-out", "info", _broken,
+         "these nodes take no jobs",
+         "`hpc-mp doctor` on them, then scontrol update … State=RESUME"),
+    Rule("slurmd-releases", "info", _releases,
+         "daemons of several releases behave differently, node by node",
+         "finish the upgrade"),
+    Rule("default-partition", "info", _default,
+         "jobs that name no partition are refused",
+         "name it: slurm.partition"),
+    Rule("partition-closed", "info", _closed,
+         "it starts no jobs",
+         "take another; `scontrol update PartitionName=… State=UP`"),
+    Rule("max-nodes", "info", _max_nodes,
+         "a job gets no more of its nodes",
+         "MaxNodes=UNLIMITED, or a partition for large runs"),
+    Rule("nodes-shared", "warning", _shared,
+         "ranks of several jobs share cores, or are spread over least loaded nodes: speed becomes a matter of luck",
+         "OverSubscribe=NO LLN=NO for partitions with GPUs; else --exclusive (slurm.extra)"),
+    Rule("grace-time", "warning", _grace,
+         f"a preempted job is ended before it has saved (ranks want {GRACE_S} s)",
+         f"GraceTime={GRACE_S} for this partition or its QOS"),
+    Rule("preempt-suspend", "warning", _suspends,
+         "a suspended job keeps its GPUs' memory, in which the next one does not fit, and its ranks run into timeouts",
+         "PreemptMode=REQUEUE for this partition or its QOS"),
+    Rule("short-limit", "info", _short,
+         "a run needs many jobs, one after the other",
+         "slurm.chain"),
+    Rule("topology-none", "warning", _flat,
+         "rates show leaves, of which Slurm knows nothing: it spreads jobs over them, and hpc-mp cannot put neighbours "
+         "together",
+         _WRITE + "; then " + _ADMIN + "TopologyPlugin=topology/tree"),
+    Rule("topology-unknown", "info", _unmeasured,
+         "whether there are leaf switches that matter is not known",
+         "`hpc-mp doctor --nodes N` measures between nodes"),
+    Rule("topology-wrong", "warning", _disagrees,
+         "Slurm puts jobs together that are apart, and hpc-mp orders hosts by it",
+         "look at the cables; " + _WRITE),
+    Rule("topology-outside", "warning", _outside,
+         "jobs do not get these nodes together with others",
+         "add them to topology.conf"),
+    Rule("topology-apart", "warning", _rootless,
+         "Slurm starts no job across them",
+         "a SwitchName= with Switches= above them, if they are one fabric"),
+    Rule("accounting-off", "warning", _no_accounting,
+         "what a job used, why it ended and who ran what is forgotten after MinJobAge; fair share and limits do not work",
+         _ADMIN + "AccountingStorageType=accounting_storage/slurmdbd"),
+    Rule("gpus-uncounted", "warning", _gpus_uncounted,
+         "hours of GPUs are not counted, and cannot be limited",
+         _ADMIN + "AccountingStorageTRES=gres/gpu"),
+    Rule("health-none", "warning", _no_health,
+         "a node whose GPU or NIC has failed goes on taking jobs, and fails each",
+         "`hpc-mp doctor --install DIR` writes one"),
+    Rule("health-idle", "warning", _idle_health,
+         "the health check never runs",
+         _ADMIN + "HealthCheckInterval=60"),
+    Rule("suspend-soon", "info", _suspended,
+         "nodes are given back between the jobs of a chain, and must boot again",
+         "SuspendTime=1800, or keep the nodes (azslurm keep_alive)"),
+)

@@ -1,0 +1,192 @@
+"""What busbw a healthy fabric gives: the fastest of NCCL's algorithms on its links and NICs, at this payload.
+
+An operation takes ``base + steps × latency + S/A + 2·√(fill · S/A)``: its start, the steps that a byte goes through, the bytes
+S at the algorithm's rate A, and the filling of the pipeline (with chunks of the best size, pipelining p steps of latency L
+costs 2·√(pL·S/A)). Latencies are those of NCCL's own tuner; rates follow from what crosses which link:
+
+- ring: every link and the NICs of every node carry the busbw itself, 2(n−1)/n · S in the time of an all-reduce.
+- tree between k nodes: S leaves a node of 2, 2·S one of more (in two trees, each node is inside one and a leaf of the other).
+- NVLS: NVSwitch adds up, each GPU sends S·(n+1)/n, so busbw is 2(n−1)/(n+1) of the links' rate (nccl-tests' PERFORMANCE.md).
+
+No algorithm without reduction in the network beats ``ceiling``: 2(k−1)/k · S has to leave a node, so a GPU's share of the
+NICs carries at least (k−1)/(n−1) of busbw (``nic_share``).
+
+``tests/test_bench_expected.py`` compares the model with published measurements, row by row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.planner.busbw import COLLECTIVES
+from hpc_mp.planner.fabrics import Fabric, Model, Protocol, Tcp, model, tcp
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """``busbw`` in GB/s, ``seconds`` of an operation, the algorithm that takes the least time, and ``reach``: the share of
+    the busbw that an endless payload gets. Near 1 bandwidth decides, near 0 latency does."""
+
+    busbw: float
+    seconds: float
+    algorithm: str
+    reach: float
+
+
+def expected(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> float:
+    """busbw in GB/s over NCCL; see ``expect``."""
+    return expect(collective, size, nodes, ranks_per_node, fabric, beside).busbw
+
+
+def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: Fabric, beside: int = 1) -> Expectation:
+    """Over NCCL (or RCCL).
+
+    Args:
+        size: bytes of the whole array.
+        nodes, ranks_per_node: of the group.
+        beside: groups on each node that use its NICs at the same time, this one included.
+
+    Raises:
+        HpcMpError: the group reaches several nodes, and the fabric has nothing between them.
+    """
+    n = nodes * ranks_per_node
+    if n <= max(fabric.domain, ranks_per_node):
+        nodes, ranks_per_node = 1, n
+    if n == 1 or size == 0:
+        return Expectation(0.0, 0.0, "none", 0.0)
+    if nodes > 1 and fabric.nics == 0:
+        raise HpcMpError(f"--fabric {fabric.name}", f"has no network between nodes, and the group reaches {nodes}",
+                         "measure inside the nodes (--split node), or name another fabric")
+    shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
+    factor = COLLECTIVES[collective].factor(n)
+    ways = [way for protocol in model().protocols for way in _ways(collective, shape, fabric, protocol, model())]
+    best = min(ways, key=lambda way: way.seconds(size, factor))
+    seconds = best.seconds(size, factor)
+    busbw = size / seconds / 1e9 * factor
+    return Expectation(busbw, seconds, best.name, busbw / max(way.busbw for way in ways))
+
+
+def expect_tcp(
+    collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, gloo: bool, beside: int = 1
+) -> Expectation:
+    """Over gloo, or over MPI as good as it can be, between nodes whose network carries ``node_rate`` GB/s each way."""
+    data = tcp()
+    n = nodes * ranks_per_node
+    factor = COLLECTIVES[collective].factor(n)
+    shape = _Shape(n, ranks_per_node, nodes, math.inf, node_rate * data.payload / beside)
+    rate = _ring_rate(collective, shape)
+    if collective == "sendrecv":
+        rate *= ranks_per_node  # the one rank that sends to the next node has all of the network
+    if gloo:
+        rate *= _gloo_share(collective, n, nodes, beside, data)
+    turns = {"all_reduce": 2 * (n - 1), "reduce_scatter": 2 * (n - 1), "all_gather": n - 1}
+    seconds = turns.get(collective, 1) * data.step * 1e-6 + size * factor / rate / 1e9
+    busbw = size / seconds / 1e9 * factor
+    return Expectation(busbw, seconds, "gloo" if gloo else "ring", busbw / rate)
+
+
+def ceiling(nodes: int, ranks_per_node: int, fabric: Fabric) -> float:
+    """GB/s busbw of an all-reduce that no algorithm between the nodes can beat without reduction in the network."""
+    factor = COLLECTIVES["all_reduce"].factor(nodes * ranks_per_node)
+    return _outside(fabric, ranks_per_node, 1) * nodes * factor / (2 * (nodes - 1))
+
+
+def nic_share(busbw: float, nodes: int, ranks_per_node: int) -> float:
+    """What a GPU's share of its node's NICs carried at least, in GB/s, during an all-reduce of this busbw."""
+    return busbw * (nodes - 1) / (nodes * ranks_per_node - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """n ranks on k nodes, g of them on each; GB/s from a GPU to the others of its node, and of the node's network that this
+    group may use."""
+
+    n: int
+    g: int
+    k: int
+    inside: float
+    network: float
+
+
+def _inside(fabric: Fabric, ranks: int) -> float:
+    """No limit when a node has no other rank."""
+    if ranks == 1:
+        return math.inf
+    return fabric.link * (min(fabric.links, ranks - 1) if fabric.mesh else fabric.links)
+
+
+def _outside(fabric: Fabric, ranks: int, beside: int) -> float:
+    """The NICs that ``ranks`` GPUs of a node reach (each its share of them, or one that it shares), among ``beside`` groups."""
+    return fabric.nic * min(max(1.0, fabric.nics * min(1.0, ranks / fabric.gpus)), fabric.nics / beside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """An algorithm with a protocol: busbw in GB/s, seconds before the first byte has arrived, seconds to fill its pipeline."""
+
+    name: str
+    busbw: float
+    latency: float
+    fill: float
+
+    def seconds(self, size: int, factor: float) -> float:
+        moving = size * factor / self.busbw / 1e9
+        return self.latency + moving + 2 * math.sqrt(self.fill * moving)
+
+
+def _ways(collective: str, shape: _Shape, fabric: Fabric, protocol: Protocol, model: Model) -> Iterator[_Way]:
+    """None where the algorithm does not serve."""
+    levels = 2 * math.ceil(math.log2(shape.k))
+    if protocol.algorithm == "ring":
+        rate = _ring_rate(collective, _Shape(shape.n, shape.g, shape.k, shape.inside, shape.network * model.nic_ring))
+        most = fabric.ll if protocol.protocol == "LL" and shape.k == 1 else protocol.most
+        yield _way(protocol, min(rate * protocol.share, most), *_ring_steps(collective, shape), fabric)
+    elif collective == "all_reduce" and protocol.algorithm == "tree" and shape.k > 1:
+        rate = min(model.tree_inside * shape.inside * (shape.n - 1) / shape.n, _tree_rate(shape, model))
+        yield _way(protocol, min(rate * protocol.share, protocol.most), 2 * (shape.g - 1), levels, fabric)
+    elif collective == "all_reduce" and protocol.algorithm.startswith("NVLS") and fabric.nvls and shape.g > 1:
+        rate = COLLECTIVES[collective].factor(shape.n) * shape.inside * fabric.nvls * shape.g / (shape.g + 1)
+        if (shape.k > 1) == (protocol.algorithm == "NVLS tree"):
+            yield _way(protocol, rate if shape.k == 1 else min(rate, _tree_rate(shape, model)), 0, levels, fabric)
+
+
+def _ring_rate(collective: str, shape: _Shape) -> float:
+    if shape.k == 1:
+        return shape.inside
+    if collective == "sendrecv":  # the last rank of a node alone sends to the next node
+        return min(shape.inside, shape.network / shape.g)
+    if collective == "all_to_all":  # of what a rank sends, (n − g) / n leaves the node, together with that of g − 1 others
+        inside = shape.inside * (shape.n - 1) / max(1, shape.g - 1)
+        return min(inside, shape.network / shape.g * (shape.n - 1) / (shape.n - shape.g))
+    return min(shape.inside, shape.network)
+
+
+def _ring_steps(collective: str, shape: _Shape) -> tuple[int, int]:
+    """Inside nodes, and between them."""
+    if collective in ("sendrecv", "all_to_all"):
+        return int(shape.g > 1), int(shape.k > 1)
+    turns = 2 if collective == "all_reduce" else 1
+    between = turns * (shape.k - 1)
+    return turns * (shape.n - 1) - between, between
+
+
+def _tree_rate(shape: _Shape, model: Model) -> float:
+    leaves = 1 if shape.k == 2 else 2  # × S leave a node
+    return shape.network * model.nic_tree * COLLECTIVES["all_reduce"].factor(shape.n) / leaves
+
+
+def _way(protocol: Protocol, rate: float, inside: int, between: int, fabric: Fabric) -> _Way:
+    hops = 2 if protocol.protocol == "Simple" else 1  # Simple flushes what a NIC has written, which takes another one
+    latency = protocol.base + inside * protocol.inside + between * (protocol.between + hops * fabric.hop)
+    return _Way(f"{protocol.algorithm} {protocol.protocol}", rate, latency * 1e-6, protocol.fill * 1e-6)
+
+
+def _gloo_share(collective: str, n: int, nodes: int, beside: int, data: Tcp) -> float:
+    """Of the rate that is left for what has to be sent."""
+    if collective == "all_to_all" or (collective == "all_gather" and n == 2):
+        return data.gloo_crossing if beside == 1 else 1.0
+    sent = {"reduce_scatter": data.gloo_reduce_scatter, "broadcast": math.ceil(math.log2(nodes))}
+    return 1.0 / sent.get(collective, 1.0)

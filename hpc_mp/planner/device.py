@@ -1,0 +1,104 @@
+"""What the emulated ranks compute on, and whether the model's state fits there."""
+
+from __future__ import annotations
+
+import math
+import runpy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+
+Asked = Literal["auto", "cpu", "cuda"]
+UNITS = ("KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """One memory and the ranks that share it; ``size`` in bytes, None when nobody tells."""
+
+    name: str
+    size: int | None
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What ranks compute on, why, and the memories they live in (none known: no pools)."""
+
+    kind: Asked
+    why: str
+    pools: tuple[Pool, ...] = ()
+
+
+def local_device(asked: Asked, ranks: int) -> Device:
+    """The device of ``ranks`` emulated ranks here. Raises HpcMpError as ``choose`` does."""
+    return choose(asked, ranks, find_gpus(), torch_has_cuda(), psutil.virtual_memory().total)
+
+
+def choose(asked: Asked, ranks: int, gpus: Sequence[Gpu], cuda_built: bool, memory: int) -> Device:
+    """``auto`` is cuda where every rank gets a GPU of its own; ``cuda`` with fewer has rank r share GPU r mod GPUs.
+
+    Args:
+        cuda_built: whether the installed torch can use GPUs.
+        memory: of this machine, in bytes.
+
+    Raises:
+        HpcMpError: cuda is asked for and there is no GPU, or torch cannot use it.
+    """
+    lacking = ""
+    if not gpus:
+        lacking = "nvidia-smi finds no GPU"
+    elif not cuda_built:
+        lacking = "the installed torch is built without CUDA"
+    if asked == "cuda" and lacking:
+        raise HpcMpError("job.device = cuda", lacking, "use job.device = \"cpu\" or \"auto\"")
+    if asked == "cpu" or lacking or (asked == "auto" and len(gpus) < ranks):
+        why = "job.device = cpu" if asked == "cpu" else lacking or f"{len(gpus)} GPUs are fewer than {ranks} ranks"
+        return Device("cpu", why, (Pool("this machine", memory, tuple(range(ranks))),))
+    why = "a GPU for every rank" if len(gpus) >= ranks else f"{ranks} ranks share {len(gpus)} GPUs"
+    used = gpus[:ranks]
+    shares = (tuple(range(n, ranks, len(used))) for n in range(len(used)))
+    return Device("cuda", why, tuple(Pool(f"GPU {gpu.index} ({gpu.name})", gpu.memory, share)
+                                     for gpu, share in zip(used, shares, strict=True)))
+
+
+def check_memory(state: Sequence[int], device: Device) -> None:
+    """Refuse a model whose state cannot fit.
+
+    Args:
+        state: bytes of parameters, gradients and optimizer state, by rank.
+
+    Raises:
+        HpcMpError: with the arithmetic, for the first memory that is too small.
+    """
+    for pool in device.pools:
+        need = sum(state[rank] for rank in pool.ranks)
+        if pool.size is not None and need > pool.size:
+            raise HpcMpError(
+                f"{size(need)} of model state (parameters, gradients, optimizer) of the {len(pool.ranks)} ranks"
+                f" on {pool.name}",
+                f"is more than its {size(pool.size)} of memory",
+                "use a smaller model, parallel.zero = 3, optimizer = \"sgd\", a narrower precision or a larger machine")
+
+
+def torch_has_cuda() -> bool:
+    """Read from torch's version file: importing torch costs a second."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"] is not None
+
+
+def size(count: float) -> str:
+    """Bytes as people read them: ``1.5 GiB``."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    power = min(int(math.log2(count)) // 10, len(UNITS))
+    return f"{count / 1024**power:.1f} {UNITS[power - 1]}"

@@ -1,0 +1,197 @@
+"""What is known of a start of a run that failed, gathered from its directory and from Slurm."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.layout.placement import RankPlace, from_dict
+from hpc_mp.rundir import RunDirectory, read_incarnation, read_json, read_lines
+from hpc_mp.rundir.follow import Attempt
+from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
+
+TAIL = 1 << 16  # bytes of each log that are read, from its end
+OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a rank wrote about its own end. ``nodes``: those that it found lost."""
+
+    rank: int
+    node: str
+    kind: str
+    message: str
+    time: float
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """All of it.
+
+    Attributes:
+        code: of srun, as ``subprocess`` gives it.
+        failures: of ranks.
+        srun: lines of srun, slurmstepd and the job's script, in the order they were written.
+        logs: lines by host: what the ranks of a node said last, each with its task's number in front.
+        kernel: lines by host: of its kernel and cgroup.
+        states: by host, as sinfo writes them ("idle", "down*").
+        places: by rank.
+        hosts: of the job, by node of the placement.
+        here: the host of this program.
+        pids: rank by (host, process id).
+        largest: the task of greatest memory, where Slurm's accounting knows it.
+        resident: bytes of memory by rank, as each wrote last.
+        log: the directory of all logs.
+    """
+
+    code: int = 1
+    failures: tuple[Failure, ...] = ()
+    srun: tuple[str, ...] = ()
+    logs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    kernel: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    states: Mapping[str, str] = field(default_factory=dict)
+    places: Mapping[int, RankPlace] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    here: str | None = None
+    pids: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    largest: int | None = None
+    resident: Mapping[int, int] = field(default_factory=dict)
+    log: Path | None = None
+
+    def ranks_on(self, host: str | None) -> list[int]:
+        """Those that the placement puts there, by local rank."""
+        found = [place for place in self.places.values() if place.node < len(self.hosts) and self.hosts[place.node] == host]
+        return [place.rank for place in sorted(found, key=lambda place: place.local_rank)]
+
+    def rank_of(self, host: str | None, task: int | None) -> int | None:
+        """The rank that a task of Slurm is: tasks are dealt in blocks, equally many to every node (slurm/job.sbatch.j2)."""
+        ranks = self.ranks_on(host)
+        return ranks[task % len(ranks)] if ranks and task is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptLog:
+    """Slurm's own log of the job's script, and where in it this start begins: every start of a job adds to one file."""
+
+    path: Path
+    begin: int
+
+
+def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
+    """The file that this process writes to; None where that is no file."""
+    try:
+        path = Path(os.readlink(descriptor))
+        return ScriptLog(path, path.stat().st_size) if path.is_file() else None
+    except OSError:  # a pipe, or a container without /proc
+        return None
+
+
+def user_cancelled(script: ScriptLog | None) -> bool:
+    """Whether somebody has ended the job with scancel: slurmstepd then gives no other reason."""
+    return script is not None and any(JOB_CANCELLED.search(line) for line in _tail(script.path, script.begin))
+
+
+def gather(
+    run: RunDirectory, attempt: int, job_id: str | None, code: int, script: ScriptLog | None = None, ask: Ask = ask
+) -> Evidence:
+    """Read what there is; whatever is absent, broken or refused is left out.
+
+    Args:
+        job_id: Slurm's; None outside of it.
+        code: srun's.
+        script: the log of the job's script.
+    """
+    hosts = _hosts(run)
+    srun = _tail(run.log / "srun.log") + (_tail(script.path, script.begin) if script else ())
+    logs = _by_host(run.log, "node")
+    announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
+    return Evidence(
+        code=code,
+        failures=tuple(_failure(record) for _, record in sorted(Attempt(run, attempt).failures().items())),
+        srun=srun,
+        logs=logs,
+        kernel=_by_host(run.log, "kernel"),
+        states=_states(hosts, ask) if job_id else {},
+        places=_places(run),
+        hosts=hosts,
+        here=os.environ.get("SLURMD_NODENAME"),
+        pids={(record["node"], record["pid"]): record["rank"] for record in announced},
+        resident=_resident(run),
+        largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
+        log=run.log,
+    )
+
+
+def _failure(record: Mapping[str, Any]) -> Failure:
+    return Failure(int(record["rank"]), record["node"], record["kind"], record["message"], record["time"],
+                   tuple(record.get("nodes", ())))
+
+
+def _hosts(run: RunDirectory) -> tuple[str, ...]:
+    try:
+        return read_incarnation(run.incarnation).hosts
+    except (OSError, ValueError):
+        return ()
+
+
+def _places(run: RunDirectory) -> dict[int, RankPlace]:
+    try:
+        return {place.rank: place for place in from_dict(read_json(run.placement)).ranks}
+    except (OSError, ValueError, KeyError):
+        return {}
+
+
+def _by_host(log: Path, kind: str) -> dict[str, tuple[str, ...]]:
+    """``log/KIND-HOST.log``, by host."""
+    return {path.stem.removeprefix(f"{kind}-"): _tail(path) for path in sorted(log.glob(f"{kind}-*.log"))}
+
+
+def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
+    """The last whole lines of a file, from the offset ``begin`` on."""
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(begin, size - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ()
+    return tuple(lines[1:] if size - TAIL > begin else lines)
+
+
+def _states(hosts: tuple[str, ...], ask: Ask) -> dict[str, str]:
+    if not hosts:
+        return {}
+    try:
+        answer = ask(("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(hosts)}"))
+    except NoAnswer:
+        return {}
+    rows = (line.split() for line in answer.splitlines())
+    return {row[0]: row[1] for row in rows if len(row) == 2}
+
+
+def _resident(run: RunDirectory) -> dict[int, int]:
+    found = {}
+    for path in run.log.glob("memory-*"):
+        with suppress(OSError, ValueError):
+            found[int(path.name.removeprefix("memory-"))] = int(path.read_text(encoding="ascii"))
+    return found
+
+
+def _largest(lines: list[str], ask: Ask) -> int | None:
+    """Slurm ends a whole step for its memory without naming a task; its accounting knows which was the largest."""
+    step = next((found[1] for line in lines if (found := OVER_LIMIT.search(line))), None)
+    if step is None:
+        return None
+    try:
+        task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=MaxRSSTask")).strip()
+    except NoAnswer:
+        return None
+    return int(task) if task.isdigit() else None

@@ -1,0 +1,114 @@
+"""What single lines say: of srun and slurmstepd, of the kernel, of CUDA, NCCL and Python."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hpc_mp.cluster.node.xids import blamed
+
+# (kind of death, what a line looks like). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
+# recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL and torch: their sources.
+SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) for kind, text in (
+    ("network", r"ibv_reg_mr\w* failed"),  # says "Cannot allocate memory", and means the limit on locked memory
+    ("memory", r"exceeded (virtual )?memory limit \(\d+ > \d+\), being killed"),
+    ("memory", r"Exceeded (job|step) memory limit"),
+    ("memory", r"Detected \d+ oom[-_]kill event"),
+    ("memory", r"Out of memory: Kill|Memory cgroup out of memory|invoked oom-killer|oom-kill:constraint"),
+    ("memory", r"memory\.events oom_kill [1-9]"),
+    ("memory", r"(?<!\w)(torch\.|torch\.cuda\.)?OutOfMemoryError\b|CUDA out of memory|Cuda failure.*out of memory"),
+    ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array)?MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (can't|not enough)"),
+    ("memory", r"[Cc]annot allocate memory"),
+    ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost"),
+    ("hardware", r"GPU recovery action changed .* to 0x\w+ \((?!None)"),  # Xid 154
+    ("hardware", r"no CUDA-capable device is detected|is/are busy or unavailable|CUDA error: unknown error"),
+    ("hardware", r"\bSXid\b.*\bFatal\b|Machine check events|\[Hardware Error\]"),
+    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm"),
+    ("network", r"Got completion from peer \S+ with status="),
+    ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
+    ("timeout", r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms"),
+    ("timeout", r"ncclRemoteError|remote process exited|Connection (closed|reset) by peer"),
+))
+KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
+
+# The last words of an interpreter, or of what was to start it, that found something missing; and of any Python error.
+NOT_INSTALLED = re.compile(r"(ModuleNotFoundError|\S*python\S*): No module named \S+$")
+PYTHON_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(: .*)?$|Fatal Python error: ")
+CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no program, or is not there
+
+# slurmstepd's reason why a whole job was ended.
+CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)")
+JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
+NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
+
+_END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
+_ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated")
+_EXIT = re.compile(r"Exited with exit code (\d+)")
+_SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEnd:
+    """Tasks (Slurm's numbers, not ranks) of one host that ended alike; ``code`` < 0 is a signal, None lack of memory.
+
+    ``echo``: srun had begun to end the step by then.
+    """
+
+    host: str
+    tasks: tuple[int, ...]
+    code: int | None
+    line: str
+    echo: bool = False
+
+
+def task_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
+    """Ends of tasks that srun tells of, the earliest first, without echoes."""
+    return (end for end in all_ends(lines) if end.code is None or not end.echo)
+
+
+def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
+    """Ends of tasks that srun tells of, the earliest first."""
+    aborted = False
+    for line in lines:
+        aborted = aborted or _ABORTED.search(line) is not None
+        found = _END.search(line)
+        if found is None:
+            continue
+        how = found[3]
+        exited = _EXIT.fullmatch(how)
+        if exited is None and how not in _SIGNALS and how != "Out Of Memory":
+            continue
+        code = None if how == "Out Of Memory" else int(exited[1]) if exited else -_SIGNALS[how]
+        yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted)
+
+
+def first_code(lines: Iterable[str]) -> int | None:
+    """The code of the task that ended first. srun's own code is the greatest, and 143 when it ended the others."""
+    return next((end.code for end in task_ends(lines) if end.code != 0), None)
+
+
+def xid(line: str) -> str | None:
+    """What an Xid means after which a GPU needs more than another program."""
+    found = next(iter(blamed([line])), None)
+    if found is None:
+        return None
+    return f"Xid {found.number} of GPU {found.bus} ({found.meaning}; it needs a {found.action})"
+
+
+def sign(line: str) -> str | None:
+    """The kind of death that a line speaks of; None for most lines."""
+    if xid(line) is not None:
+        return "hardware"
+    return next((kind for kind, pattern in SIGNS if pattern.search(line)), None)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``0-1,4`` as (0, 1, 4). Only the ends of a range count where it is longer than any job."""
+    found: list[int] = []
+    for part in filter(None, text.split(",")):
+        low, _, high = part.partition("-")
+        if low.isdigit() and (not high or high.isdigit()):
+            found += range(int(low), min(int(high or low), int(low) + (1 << 17)) + 1)
+    return tuple(found)

@@ -1,0 +1,101 @@
+"""Before the ranks start: a new attempt, the order of the hosts, and where the ranks meet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.bandwidth import read_measured
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.topology import SwitchTree
+from hpc_mp.job import JobSpec
+from hpc_mp.job.limits import grace
+from hpc_mp.layout.placement import Placement
+from hpc_mp.planner.order import settle_hosts
+from hpc_mp.rundir import Incarnation, RunDirectory, prepare_resume, read_incarnation, write_incarnation
+from hpc_mp.rundir.history import End, history, record, saved_step
+from hpc_mp.supervisor.switches import switches
+
+FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
+
+
+def begin(
+    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Ask = ask, srun: Sequence[str] = ()
+) -> tuple[Incarnation, str]:
+    """Make this start the run's current one, and write down what its ranks need; also why hosts are in this order.
+
+    Args:
+        srun: the ranks' command, by which nodes can be asked; none: they are not.
+
+    Raises:
+        HpcMpError: the allocation has too few hosts, or the run directory cannot be written.
+        OSError: the run directory cannot be written.
+    """
+    hosts, why = _hosts(run, spec, placement, given, ask, srun)
+    earlier = _earlier(run)
+    if earlier is not None and earlier.attempt == run.attempt():  # nobody has put it away: Slurm started this script again
+        _close(run, earlier, ask)
+        prepare_resume(run)
+    attempt = run.attempt()
+    token = f"{given.job_id}.{given.restart}.{attempt}" if given else f"{socket.gethostname()}.{os.getpid()}.{attempt}"
+    incarnation = Incarnation(
+        token, attempt, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
+        given.end if given else None, grace(spec))
+    write_incarnation(run.incarnation, incarnation)
+    return incarnation, why
+
+
+def port(run: Path, token: str) -> int:
+    """A port of this start alone: another run on the same host, or a lost rank of an earlier start, has another."""
+    return FIRST_PORT + zlib.crc32(f"{run} {token}".encode()) % PORTS
+
+
+def _earlier(run: RunDirectory) -> Incarnation | None:
+    try:
+        return read_incarnation(run.incarnation)
+    except (OSError, ValueError):
+        return None
+
+
+def _close(run: RunDirectory, earlier: Incarnation, ask: Ask) -> None:
+    """A start without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
+    if any(end.token == earlier.token for end in history(run)):
+        return
+    down = _down(earlier.hosts, ask)
+    said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
+    record(run, End(earlier.token, earlier.attempt, saved_step(run), "vanished",
+                    f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
+
+
+def _down(hosts: Sequence[str], ask: Ask) -> tuple[str, ...]:
+    try:
+        answer = ask(("sinfo", "--noheader", "--Node", "--responding=no", "--format=%N", f"--nodes={','.join(hosts)}"))
+    except NoAnswer:
+        return ()
+    return tuple(dict.fromkeys(answer.split()))
+
+
+def _hosts(
+    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Ask, srun: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    """A host for every node of the placement, and why; with ``rank_map = "auto"`` by measured rates and by switches."""
+    if given is None:
+        return (), "rank map: as MPI has it"
+    if len(given.hosts) < placement.nodes:
+        raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
+                         f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
+    hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
+    if spec.parallel.rank_map != "auto":
+        return settle_hosts(spec, placement, hosts, SwitchTree())
+    tree, witness = switches(hosts, srun, ask)
+    measured = read_measured(run.measured)
+    here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
+    ordered, why = settle_hosts(spec, placement, hosts, tree, here)
+    return ordered, f"{why}; switches as told by {witness}" if tree.above else why

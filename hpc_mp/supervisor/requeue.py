@@ -1,0 +1,118 @@
+"""Have Slurm queue this very job again, without the nodes that failed.
+
+Called by the job's script on its first node while the job still runs, under an ignored SIGTERM: Slurm sends that as soon
+as the job is requeued.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpc_mp.base.command import Ask, NoAnswer
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+
+UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
+PATIENCE_S = 300.0  # for a controller that is being restarted: the run hangs on its answer
+SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
+UNUSABLE = re.compile(r"down|drain|fail|maint|unk|inval", re.IGNORECASE)
+
+
+def persistent(argv: Sequence[str], ask: Ask = queue.patient, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Ask for as long as Slurm cannot be reached. Raises NoAnswer when it says no, or after ``PATIENCE_S``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask(argv)
+        except NoAnswer as error:
+            if not any(sign in str(error) for sign in UNREACHABLE) or time.monotonic() > deadline:
+                raise
+        sleep(5.0)
+
+
+def queued_again(job_id: str, restart: int, script: Path, ask: Ask = persistent) -> bool:
+    """Whether the job has been queued again since it was started for the ``restart``-th time: Slurm does so after a node
+    failure. A job with another script is somebody's session, of which we are a step."""
+    try:
+        said = ask(_show(job_id))
+    except NoAnswer:
+        return False
+    count = re.search(r"\bRestarts=(\d+)", said)
+    return count is not None and int(count[1]) > restart and _is_own(said, job_id, script)
+
+
+def requeue(job_id: str, restart: int, script: Path, ask: Ask = persistent) -> str | None:
+    """Queue the job again; None when that was done, else why it was not.
+
+    Args:
+        restart: how often it was queued again before.
+        script: the run's own; of an array's elements the first one's is all their script. A step inside somebody's session
+            must not have that session started again.
+    """
+    try:
+        before = ask(_show(job_id))
+        state = re.search(r"\bJobState=(\w+)", before)
+        if state is None or state[1] != "RUNNING":
+            return f"the job is {state[1] if state else 'unknown'}: Slurm or its user ended it"
+        if not _is_own(before, job_id, script):
+            return "this allocation is not the job's own"
+        ask(("scontrol", "requeue", job_id))
+    except NoAnswer as error:
+        return None if queued_again(job_id, restart, script, ask) else str(error)  # an answer that was lost
+    return None
+
+
+def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Ask = persistent) -> str | None:
+    """Keep the job that has just been queued again from these nodes; None when that was done, else why it was not.
+
+    The job is never held for that: a requeued job does not start at once, and while it pends its list of excluded nodes
+    can be changed. Should that fail, the job runs where Slurm puts it, which is better than a job that is held for ever.
+    While the old start is being ended Slurm may refuse: it is asked again for some seconds.
+
+    Args:
+        needed: how many nodes must be left; those excluded earlier are taken back when they are too few.
+    """
+    deadline = time.monotonic() + SETTLING_S
+    while True:
+        try:
+            job = ask(_show(job_id))
+            listed = next((each for each in (union(job, nodes), tuple(nodes)) if _left(job, each, ask) >= needed), None)
+            if listed is None:
+                return "too few others are there"
+            ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(listed)}"))
+            return None
+        except NoAnswer as error:
+            if time.monotonic() > deadline:
+                return str(error)
+        time.sleep(0.2)
+
+
+def union(job: str, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The job's list of excluded nodes with more of them: ``scontrol update`` replaces the old list."""
+    old = re.search(r"\bExcNodeList=(\S+)", job)
+    listed = expand(old[1]) if old and old[1] != "(null)" else ()
+    return tuple(dict.fromkeys((*listed, *nodes)))
+
+
+def _left(job: str, excluded: Sequence[str], ask: Ask) -> int:
+    """How many nodes of the job's partition remain."""
+    partition = re.search(r"\bPartition=(\S+)", job)
+    named = [f"--partition={partition[1]}"] if partition else []
+    rows = (line.split() for line in ask(("sinfo", "--noheader", "--Node", "--format=%N %T", *named)).splitlines())
+    return len({node for node, state in rows if not UNUSABLE.search(state)} - set(excluded))
+
+
+def _show(job_id: str) -> tuple[str, ...]:
+    return ("scontrol", "show", "job", "--oneliner", job_id)
+
+
+def _is_own(job: str, job_id: str, script: Path) -> bool:
+    """Whether the job's script is this one; for an element of an array (``7_2``) that of a run beside it."""
+    found = re.search(r"\bCommand=(.*?) WorkDir=", job)
+    if found is None:
+        return False
+    command, own = Path(found[1]).resolve(), script.resolve()
+    return command == own or ("_" in job_id and command.name == own.name and command.parent.parent == own.parent.parent)

@@ -1,0 +1,51 @@
+"""What to do when the ranks of a job have ended: a pure function from what is known to a decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_mp.rundir.history import End
+from hpc_mp.supervisor.diagnose import Death
+
+Action = Literal["done", "requeue", "fail"]
+IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too short for one step, or nobody lets it run
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """``exclude``: nodes that the job must not get again; ``why``: one sentence for the log."""
+
+    action: Action
+    exclude: tuple[str, ...]
+    why: str
+
+
+def decide(ending: Literal["completed", "stopped"] | Death, *, cancelled: bool, retries: int,
+           stalled: Sequence[End]) -> Decision:
+    """Queue the job again, or let it end?
+
+    A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
+    times in a row without a new checkpoint. A failure of the program ends the job: it would come again.
+
+    Args:
+        ending: how this start ended.
+        cancelled: whether the user wants the run to stop.
+        retries: slurm.retries.
+        stalled: earlier ends since which no checkpoint has come, this one not among them.
+    """
+    if ending == "completed":
+        return Decision("done", (), "the run is complete")
+    if cancelled:
+        return Decision("done", (), "stopped as its user wished; `hpc-mp launch --resume` goes on")
+    if ending == "stopped":
+        if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
+            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times without a new checkpoint: raise job.time_limit")
+        return Decision("requeue", (), "stopped after saving")
+    if not ending.retry:
+        return Decision("fail", (), "a failure of the program would come again: not queued again")
+    failed = sum(end.kind != "stopped" for end in stalled)
+    if failed >= retries:
+        return Decision("fail", (), f"failed {failed + 1} times without a new checkpoint (slurm.retries = {retries})")
+    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries} without a new checkpoint")

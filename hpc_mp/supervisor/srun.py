@@ -1,0 +1,75 @@
+"""Start the ranks and follow them to their end."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.supervisor.signals import Signals
+
+LOOK = 0.5  # seconds between two looks
+LAG = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
+FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
+
+# Options of the ranks' srun that the other steps share; a step of one task per node says the rest itself.
+SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """``code`` as ``subprocess`` gives it; ``forced``: srun did not end by itself after a rank had failed."""
+
+    code: int
+    forced: bool
+
+
+def one_per_node(srun: Sequence[str], nodes: int, command: Sequence[str]) -> list[str] | None:
+    """A step with one task on each node of the ranks' step; None when ranks are not started by srun."""
+    if os.path.basename(srun[0]) != "srun":
+        return None
+    shared = [word for word in srun[1:] if word.startswith(SHARED)]
+    count = [] if any(word.startswith("--het-group=") for word in shared) else [f"--ntasks={nodes}"]
+    return [srun[0], *shared, *count, "--ntasks-per-node=1", "--overlap", *command]
+
+
+def follow(
+    argv: Sequence[str], environ: Mapping[str, str], log: Path, signals: Signals | None,
+    failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+) -> Ended:
+    """Run srun to its end.
+
+    Args:
+        log: gets what srun says, which names nodes and tasks that died.
+        signals: what to tell it; None: it is not to be interrupted.
+        failed: whether a rank has said by now that it failed.
+        at_most: seconds that it may take.
+    """
+    since = time.monotonic() + at_most - LAG
+    with open(log, "ab") as words:
+        step = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+                                start_new_session=True)
+    while step.poll() is None:
+        if signals is not None:
+            signals.pass_on(step)
+        if since > time.monotonic() and failed():
+            since = time.monotonic()
+        if time.monotonic() - since > LAG:
+            return Ended(_force(step), True)
+        time.sleep(LOOK)
+    return Ended(step.returncode, False)
+
+
+def _force(step: subprocess.Popen[bytes]) -> int:
+    for number, seconds in FORCE:
+        step.send_signal(number)
+        try:
+            return step.wait(seconds)
+        except subprocess.TimeoutExpired:
+            continue
+    return -signal.SIGKILL

@@ -1,0 +1,75 @@
+"""The switches between a job's hosts, as the first of several witnesses knows them.
+
+``scontrol show topology`` is refused on the nodes of some sites, and Slurm's own files may be unreadable there; the daemon
+of every node knows its own place all the same, and tells the tasks that it starts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology, read_topology
+from hpc_mp.supervisor.node_setup import shapeless
+from hpc_mp.supervisor.srun import one_per_node
+
+FILES = ("topology.yaml", "topology.conf")  # where Slurm finds the first, it passes over the second (25.05)
+FOLDER = Path("/etc/slurm")
+PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
+FLAT = "node"  # the pattern where there are no switches
+STEP_S = 30.0  # seconds for a step that says one line per node, on many of them
+TELL = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
+
+
+def in_a_step(argv: Sequence[str]) -> str:
+    """What the tasks of a step say. Raises NoAnswer."""
+    return ask(argv, STEP_S, shapeless(os.environ))
+
+
+def switches(
+    hosts: Sequence[str], srun: Sequence[str], ask: Ask = ask, run: Ask = in_a_step,
+    environ: Mapping[str, str] = os.environ, folder: Path = FOLDER,
+) -> tuple[SwitchTree, str]:
+    """The tree that ``hosts`` hang in, and who told of it; an empty one where nobody does.
+
+    Args:
+        srun: the ranks' command, in whose shape the nodes are asked; none: they are not.
+        run: runs a step.
+        folder: where Slurm's files lie, unless beside the one that ``SLURM_CONF`` names.
+    """
+    try:
+        return read_topology(ask(("scontrol", "show", "topology"))), "scontrol"
+    except (NoAnswer, HpcMpError):  # not allowed here, or in words that we do not know
+        pass
+    beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
+    for path in (where / name for where in dict.fromkeys((beside, folder)) for name in FILES):
+        tree = _of_file(path)
+        if _knows(tree, hosts):
+            return tree, str(path)
+    tree = SwitchTree() if environ.get(PATTERN) == FLAT else _of_nodes(hosts, srun, run)
+    return (tree, "the nodes") if _knows(tree, hosts) else (SwitchTree(), "nobody")
+
+
+def _of_file(path: Path) -> SwitchTree:
+    try:
+        return load_topology(path)
+    except HpcMpError:
+        return SwitchTree()
+
+
+def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Ask) -> SwitchTree:
+    step = one_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
+    if step is None:
+        return SwitchTree()
+    try:
+        told = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
+        return from_addresses((words[1], words[2]) for words in told if len(words) == 3 and words[0] in hosts)
+    except (NoAnswer, HpcMpError):
+        return SwitchTree()
+
+
+def _knows(tree: SwitchTree, hosts: Sequence[str]) -> bool:
+    return any(map(tree.leaf, hosts))

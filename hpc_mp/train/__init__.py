@@ -1,0 +1,1 @@
+"""The rank half: what every rank runs, from text to checkpoints."""

@@ -1,0 +1,1 @@
+"""Checkpoints of sharded state, their publication, and the export to Hugging Face."""

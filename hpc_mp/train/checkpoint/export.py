@@ -1,0 +1,198 @@
+"""A run's checkpoint as a Hugging Face model directory, which plain transformers loads.
+
+Tensors are read, brought into Hugging Face's shapes and written one output file at a time, so that memory holds one
+file's tensors. Names are Hugging Face's already; optimizer state stays behind.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, TensorStorageMetadata
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.layout.models import family_of, read_config
+from hpc_mp.rundir import RunDirectory, newest_complete, problem, write_json
+from hpc_mp.rundir.checkpoints import PREFIX, checkpoint_name, complete_steps
+from hpc_mp.train.checkpoint.publish import check_output, publishing
+from hpc_mp.train.data.cache import SUMS
+from hpc_mp.train.engine.stage import hugging_face_config
+
+FILE_BYTES = 5_000_000_000  # weights per output file at most: huggingface_hub's default
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+GENERATION = "generation_config.json"
+
+Skipped = tuple[tuple[Path, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        step: of the checkpoint.
+        files: the weight files, by name.
+        parameters, bytes: of all weights, a tied one counted once.
+        tokenizer: where it was copied from; None when the run has none any more.
+        skipped: newer checkpoints that were not used, each with the reason.
+    """
+
+    output: Path
+    checkpoint: Path
+    step: int
+    files: tuple[str, ...]
+    parameters: int
+    bytes: int
+    dtype: str
+    tokenizer: Path | None
+    skipped: Skipped
+
+
+def export(
+    run: RunDirectory, output: Path, *, step: int | None = None, dtype: str = "keep", force: bool = False,
+    file_bytes: int = FILE_BYTES, progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Exported:
+    """Write a checkpoint of ``run`` to the directory ``output``, whole or not at all.
+
+    Args:
+        step: of the checkpoint; None takes the newest complete one.
+        dtype: a key of ``DTYPES``, or "keep" for the checkpoint's own.
+        force: replace a model directory that is there.
+        file_bytes: weights per output file at most; a larger tensor has a file for itself.
+        progress: is told how many bytes of how many are written.
+
+    Raises:
+        HpcMpError: there is no such checkpoint, or ``output`` cannot be written or must not be replaced.
+    """
+    output = output.resolve()
+    check_output(output, force)
+    spec = load_job(run.job)
+    checkpoint, skipped = _choose(run, step)
+    tokenizer = _tokenizer(run)
+    config = _config(spec, tokenizer)
+    shapes = _shapes(config)
+    stored = _stored(checkpoint, shapes)
+    config.dtype = DTYPES.get(dtype) or next(iter(stored.values())).properties.dtype  # all masters have the same
+    split = split_torch_state_dict_into_shards(
+        {name: torch.empty(shape, dtype=config.dtype, device="meta") for name, shape in shapes.items()},
+        max_shard_size=file_bytes)
+    total: int = split.metadata["total_size"]
+
+    done = 0
+    with publishing(output) as made:
+        for file, names in split.filename_to_tensors.items():
+            done += _convert(checkpoint, {name: (stored[name].size, shapes[name]) for name in names}, config.dtype, made / file)
+            progress(done, total)
+        if split.is_sharded:
+            write_json(made / "model.safetensors.index.json",
+                       {"metadata": split.metadata, "weight_map": split.tensor_to_filename})
+        config.save_pretrained(made)
+        _save_generation_config(spec, config, made)
+        for file in split.filename_to_tensors:
+            shutil.copymode(made / "config.json", made / file)  # safetensors lets only the owner read
+        for path in sorted(tokenizer.iterdir()) if tokenizer is not None else ():
+            if path.name != SUMS:
+                shutil.copyfile(path, made / path.name)
+    return Exported(
+        output=output, checkpoint=checkpoint, step=int(checkpoint.name.removeprefix(PREFIX)),
+        files=tuple(split.filename_to_tensors), parameters=sum(shape.numel() for shape in shapes.values()), bytes=total,
+        dtype=str(config.dtype).removeprefix("torch."), tokenizer=tokenizer, skipped=skipped)
+
+
+def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
+    """The checkpoint of a step, or the newest complete one and those that were passed over for it."""
+    if step is not None:
+        path = run.checkpoints / checkpoint_name(step)
+        reason = problem(path) if path.is_dir() else "it is not there"
+        if reason is not None:
+            steps = [str(int(p.name.removeprefix(PREFIX))) for p in complete_steps(run.checkpoints)]
+            raise HpcMpError(f"--step {step}", f"there is no complete checkpoint {path}: {reason}",
+                             f"choose from the steps {', '.join(steps)}" if steps else "train the run first")
+        return path, ()
+    newest, skipped = newest_complete(run.checkpoints)
+    if newest is None:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in skipped)
+        raise HpcMpError(f"run {run.path}", "has no complete checkpoint" + (f" ({reasons})" if reasons else ""),
+                         "train it until a checkpoint is saved (checkpoint.every; the last step always is)")
+    return newest, tuple(skipped)
+
+
+def _tokenizer(run: RunDirectory) -> Path | None:
+    """The directory of the run's tokenizer, also when the run was moved together with its cache."""
+    given = Path((run.path / "tokenizer.path").read_text(encoding="utf-8"))
+    return next((path for path in (given, run.cache / given.name) if path.is_dir()), None)
+
+
+def _config(spec: JobSpec, tokenizer: Path | None) -> PreTrainedConfig:
+    """The model's configuration, its own dropout kept. Ids of special tokens that it does not name are the tokenizer's:
+    a family's defaults belong to another vocabulary."""
+    given = read_config(spec)
+    family = family_of(given["model_type"])
+    if tokenizer is not None:
+        try:
+            loaded = AutoTokenizer.from_pretrained(tokenizer, local_files_only=True)
+        except Exception as error:  # of many kinds, one for each way a file can be damaged
+            raise HpcMpError(f"tokenizer {tokenizer}", f"cannot be loaded ({error})",
+                             "delete that directory to export without it") from None
+        given = {"bos_token_id": loaded.bos_token_id, "eos_token_id": loaded.eos_token_id} | given
+    config = hugging_face_config(given, family, dropout=None)
+    config.architectures = [family.architecture]
+    return config
+
+
+def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
+    """Name and shape of every parameter as Hugging Face has them; a tied weight is there once."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def _stored(checkpoint: Path, shapes: dict[str, torch.Size]) -> dict[str, TensorStorageMetadata]:
+    """What the checkpoint says of each parameter, in the engine's shape: (in, 3, out) where GPT-2 has (in, 3 x out)."""
+    held: dict[str, Any] = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    for name, shape in shapes.items():
+        if name not in held or held[name].size.numel() != shape.numel():
+            raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {name} should have the shape "
+                             f"{tuple(shape)} and has {tuple(held[name].size) if name in held else 'none'}",
+                             "put the config.json of model.pretrained back as it was when the run began")
+    return {name: held[name] for name in shapes}
+
+
+def _convert(checkpoint: Path, shapes: dict[str, tuple[torch.Size, torch.Size]], dtype: torch.dtype, path: Path) -> int:
+    """Write tensors of a checkpoint to one file, each from the engine's shape to Hugging Face's; returns their bytes."""
+    tensors = {name: torch.empty(engine, dtype=dtype) for name, (engine, _) in shapes.items()}
+    _load(checkpoint, tensors)
+    save_file({name: tensor.reshape(shapes[name][1]) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def _load(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
+    """Fill whole tensors from the parts that the ranks wrote, cast to their dtype."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as asked for
+            dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+    except CheckpointException as error:
+        raise HpcMpError(f"checkpoint {checkpoint}", f"cannot be read any more ({error})",
+                         "if the run goes on and has deleted it, export again") from None
+
+
+def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, made: Path) -> None:
+    """The one of the checkpoint that training began with, if it has one."""
+    given = Path(spec.model.pretrained or ".", GENERATION)
+    if spec.model.pretrained is not None and given.exists():
+        shutil.copyfile(given, made / GENERATION)
+    else:
+        GenerationConfig.from_model_config(config).save_pretrained(made)

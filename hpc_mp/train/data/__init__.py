@@ -1,0 +1,12 @@
+"""Text to samples: tokenizer, token files, deterministic sampler.
+
+``find_files`` → ``prepare`` → ``Samples``. The first two run once per job, the last in every rank. No torch here:
+samples are NumPy arrays.
+"""
+
+from hpc_mp.train.data.files import find_files
+from hpc_mp.train.data.sampler import IGNORE, Samples, positions
+from hpc_mp.train.data.tokenizer import find_tokenizer
+from hpc_mp.train.data.tokens import TokenSet, load_tokens, prepare
+
+__all__ = ["IGNORE", "Samples", "TokenSet", "find_files", "find_tokenizer", "load_tokens", "positions", "prepare"]

@@ -1,0 +1,70 @@
+"""Byte-level BPE, the kind of tokenizer that GPT-2 has: put together from its parts, or trained on a job's own text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.cache import entry, key
+from hpc_mp.train.data.documents import pieces
+
+FORMAT = 1  # raised when the same text gives another tokenizer
+END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
+TEXT = 64 << 20  # characters that a tokenizer is trained on, at most
+MIN_FREQUENCY = 2  # how often a pair must occur to become a token
+CLASS = "PreTrainedTokenizerFast"  # the class in transformers that takes tokenizer.json as it is
+
+
+def byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenizers.Tokenizer:
+    """A tokenizer that cuts text as GPT-2 does and loses none of its bytes."""
+    encoder = tokenizers.Tokenizer(model)
+    encoder.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    encoder.decoder = decoders.ByteLevel()
+    return encoder
+
+
+def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path) -> Path:
+    """The directory of a tokenizer with at most ``vocabulary`` ids trained on ``files``, kept under ``contents``.
+
+    Raises:
+        HpcMpError: ``vocabulary`` has no room for the 256 bytes and the end token, or a file cannot be read.
+    """
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    least = len(alphabet) + 1
+    if vocabulary < least:
+        raise HpcMpError(f"the model's vocabulary of {vocabulary}",
+                         f"is too small to train a tokenizer for: {len(alphabet)} bytes + {END} = {least}",
+                         f"set the model's vocab_size to at least {least}, or give data.tokenizer")
+
+    def build(made: Path) -> None:
+        encoder = byte_level(models.BPE())
+        encoder.train_from_iterator(_sample(files), trainers.BpeTrainer(
+            vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END], initial_alphabet=alphabet,
+            show_progress=False))
+        (made / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
+        special = {"bos_token": END, "eos_token": END}
+        write_json(made / "special_tokens_map.json", special)
+        write_json(made / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
+
+    return entry(cache / f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents))}", build)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sample(files: Sequence[Path]) -> Iterator[str]:
+    """All pieces of the text, or evenly spread ones that hold at most ``TEXT`` characters together."""
+    total = sum(path.stat().st_size for path in files)
+    seen = taken = 0
+    for piece in pieces(files):
+        seen += len(piece.text)
+        if (taken + len(piece.text)) * total <= TEXT * seen:
+            taken += len(piece.text)
+            yield piece.text

@@ -1,0 +1,89 @@
+"""Directories named by the hash of what they are made from: built once, published whole, checked before each use."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import shutil
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.rundir import sync
+
+SUMS = "SHA256SUMS"  # of every other file, as `sha256sum` writes them; its presence marks a complete directory
+
+
+def key(*parts: object) -> str:
+    """A short name for content: 128 bits of the hash of the parts as Python writes them."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def entry(directory: Path, build: Callable[[Path], None]) -> Path:
+    """``directory`` with the files that ``build(temporary directory)`` writes; built only if it is not there intact.
+
+    Processes that build the same entry at once do not disturb each other: the first to finish publishes, and the others
+    take what it made. An entry that was damaged since is replaced. There is no lock (many parallel file systems have
+    none): publishing is one rename.
+
+    Raises:
+        HpcMpError: the cache cannot be written, or whatever ``build`` raises.
+    """
+    if _intact(directory):
+        return directory
+    made = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+    try:
+        made.mkdir(parents=True)
+        build(made)
+        _seal(made)
+        _publish(made, directory)
+    except OSError as error:
+        raise HpcMpError(f"cache {directory.parent}", f"cannot be written ({error.strerror})",
+                         "free space there, or set job.directory to a place that can be written") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return directory
+
+
+def _intact(directory: Path) -> bool:
+    try:
+        return (directory / SUMS).read_text(encoding="utf-8") == _sums(directory)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _sums(directory: Path) -> str:
+    files = sorted(path for path in directory.iterdir() if path.name != SUMS)
+    return "".join(f"{file_hash(path)}  {path.name}\n" for path in files)
+
+
+def _seal(directory: Path) -> None:
+    (directory / SUMS).write_text(_sums(directory), encoding="utf-8")
+    for path in (*directory.iterdir(), directory):
+        sync(path)
+
+
+def _publish(made: Path, directory: Path) -> None:
+    while True:
+        try:
+            made.rename(directory)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            if _intact(directory):
+                return  # another process was first
+            damaged = made.with_name(f"{made.name}.damaged")
+            with suppress(FileNotFoundError):  # another process moved it away
+                directory.rename(damaged)
+            shutil.rmtree(damaged, ignore_errors=True)
+        else:
+            sync(directory.parent)
+            return

@@ -1,0 +1,122 @@
+"""Files to documents, as a stream of pieces small enough that no file has to fit into memory."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.files import Kind, kind
+
+# Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
+# keeps many cores busy, large enough that the cuts do not show in the tokens.
+PIECE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a document, whole if it is small."""
+
+    source: Path
+    text: str
+    counts: bool   # its tokens are labels of the loss
+    last: bool     # it ends its document
+    size: int      # bytes of the file that are done with it
+    replaced: int  # undecodable byte sequences that became U+FFFD
+
+
+def pieces(files: Iterable[Path]) -> Iterator[Piece]:
+    """The documents of ``files`` in order.
+
+    A text file is one document, UTF-8, undecodable bytes replaced and counted. A row of a JSON lines file is one
+    document: ``{"text": …}``, or ``{"prompt": …, "completion": …}`` whose prompt does not count in the loss; other keys
+    are ignored.
+
+    Raises:
+        HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (naming file and line).
+    """
+    for path in files:
+        try:
+            with path.open("rb") as file:
+                yield from READERS[kind(path)](path, file)
+        except OSError as error:
+            raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: OSError) -> HpcMpError:
+    """The error for a file that was there at launch and cannot be read now."""
+    return HpcMpError(f"data.files: {path}", f"cannot be read ({error.strerror})",
+                      "make it readable or name another file")
+
+
+def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
+    head = file.read(8192)
+    if b"\0" in head:
+        raise HpcMpError(f"data.files: {path}", "is binary or not UTF-8 (it holds NUL bytes)",
+                         "name text files only, or convert it: iconv -f UTF-16 -t UTF-8")
+    file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+    for raw, last in _cut(file):
+        yield _piece(path, raw, counts=True, last=last, size=len(raw))
+
+
+def _rows(path: Path, file: BinaryIO) -> Iterator[Piece]:
+    for number, line in enumerate(file, start=1):
+        if line.isspace():
+            continue
+        try:
+            parts = _parts(line)
+        except (ValueError, RecursionError) as error:
+            raise HpcMpError(f"data.files: {path}, line {number}", f"is not a row ({error})",
+                             'write {"text": "…"} or {"prompt": "…", "completion": "…"} on each line') from None
+        for part, (text, counts) in enumerate(parts, start=1):
+            # JSON can name a lone surrogate, which UTF-8 cannot: it is replaced like any undecodable bytes.
+            for raw, end in _cut(io.BytesIO(text.encode("utf-8", "surrogatepass"))):
+                last = end and part == len(parts)
+                yield _piece(path, raw, counts=counts, last=last, size=len(line) if last else 0)
+
+
+READERS: dict[Kind, Callable[[Path, BinaryIO], Iterator[Piece]]] = {"text": _text, "jsonl": _rows}
+
+
+def _parts(line: bytes) -> list[tuple[str, bool]]:
+    """A row's texts, and whether each counts in the loss. Raises ValueError."""
+    match json.loads(line):
+        case {"text": _, "prompt": _} | {"text": _, "completion": _}:
+            raise ValueError("it holds both a text and a prompt or completion")
+        case {"text": str(text)}:
+            return [(text, True)]
+        case {"prompt": str(prompt), "completion": str(completion)}:
+            return [(prompt, False), (completion, True)]
+    raise ValueError("it holds neither a text nor a prompt and a completion, as strings")
+
+
+def _piece(path: Path, raw: bytes, *, counts: bool, last: bool, size: int) -> Piece:
+    text = raw.decode("utf-8", "replace")
+    replaced = text.count("\ufffd") - raw.count("\ufffd".encode())
+    return Piece(path, text, counts, last, size, replaced)
+
+
+def _cut(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Parts of at most a few ``PIECE`` bytes and whether each is the last one, at least one part."""
+    held = file.read(PIECE)
+    while len(block := file.read(PIECE)) == PIECE:
+        held += block
+        at = _boundary(held)
+        yield held[:at], False
+        held = held[at:]
+    yield held + block, True
+
+
+def _boundary(raw: bytes) -> int:
+    """Where to cut: after the last line end, else before the last space, else between two characters."""
+    if newline := raw.rfind(b"\n") + 1:
+        return newline
+    if (space := raw.rfind(b" ")) > 0:
+        return space
+    starts = (at for at in range(len(raw) - 1, len(raw) - 5, -1) if raw[at] & 0xC0 != 0x80)
+    return next(starts, len(raw))

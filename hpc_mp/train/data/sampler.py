@@ -1,0 +1,87 @@
+"""Which tokens stand at which place of the training: a function of the seed and the global position, of nothing else.
+
+Positions count sequences from the start of the training, over all replicas and epochs. Because a sample depends on its
+position only, a run that goes on with another layout sees each sample exactly once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.permutation import permuted
+from hpc_mp.train.data.tokens import TokenSet
+
+IGNORE = -100  # a label that does not count in the loss, as torch's cross_entropy has it
+
+
+def positions(step: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
+    """The global positions that one replica trains in an optimizer step, one range per microbatch.
+
+    Args:
+        step: optimizer step, from 0.
+        global_batch: sequences per optimizer step over all replicas; a multiple of data_degree × microbatches.
+        data_degree: number of replicas.
+        data_rank: which replica, from 0.
+        microbatches: per replica and step.
+    """
+    size = global_batch // (data_degree * microbatches)
+    first = step * global_batch + data_rank * microbatches * size
+    return [range(first + m * size, first + (m + 1) * size) for m in range(microbatches)]
+
+
+class Samples:
+    """Sequences of a token set in training order, without end: each epoch is shuffled by (seed, epoch).
+
+    Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the
+    ends of documents; what is left behind the last whole sequence is not used.
+
+    Args:
+        token_set: the tokens.
+        sequence_length: S, tokens.
+        seed: ``train.seed``.
+
+    Raises:
+        HpcMpError: the text is shorter than one sequence.
+    """
+
+    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int) -> None:
+        if token_set.count <= sequence_length:
+            raise HpcMpError(f"data.sequence_length = {sequence_length}",
+                             f"the text has {token_set.count} tokens, and one sequence with its labels takes "
+                             f"{sequence_length} + 1 = {sequence_length + 1}",
+                             f"use more text, or a sequence_length of at most {token_set.count - 1}")
+        self.sequence_length = sequence_length
+        self.seed = seed
+        self._size = (token_set.count - 1) // sequence_length
+        self._tokens = token_set.tokens()
+        self._loss = token_set.loss()
+
+    def __len__(self) -> int:
+        """Samples per epoch."""
+        return self._size
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens do not count in the loss."""
+        return self._loss is not None
+
+    def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64.
+
+        Labels are already shifted, and ``IGNORE`` where a token does not count in the loss.
+        """
+        epoch, place = divmod(position, self._size)
+        first = permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
+        window = slice(first, first + self.sequence_length + 1)
+        tokens = self._tokens[window].astype(np.int64, subok=False)
+        labels = tokens[1:] if self._loss is None else np.where(self._loss[window][1:], tokens[1:], IGNORE)
+        return tokens[:-1], labels
+
+    def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and labels at n global positions, each of shape (n, S), int64."""
+        inputs, labels = zip(*map(self.at, positions), strict=True)
+        return np.stack(inputs), np.stack(labels)

@@ -1,0 +1,158 @@
+"""Which tokenizer a job uses.
+
+Whatever it comes from, it ends as a directory in the cache that ``transformers.AutoTokenizer.from_pretrained`` loads: a
+run neither depends on the directory it was given nor changes with it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import models
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, write_json
+from hpc_mp.train.data.cache import entry, file_hash, key
+
+# Where one of the first lies, there is a tokenizer; the others go with it.
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+                    "sentencepiece.bpe.model", "tekken.json")
+SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
+
+GPT2 = {"eos_token": END, "add_prefix_space": False}  # what GPT-2's two files leave unsaid
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A loaded tokenizer."""
+
+    directory: Path
+    encoder: tokenizers.Tokenizer
+    end: int | None  # id of the token that ends a document
+    size: int        # largest id + 1
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text, without the special tokens that the tokenizer's template would add."""
+        return [e.ids for e in self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
+    """The directory whose tokenizer is used: the given one, else the checkpoint's if tokenizer files lie there.
+
+    Cheap enough for a login node. None means that a tokenizer is trained on the job's files.
+
+    Raises:
+        HpcMpError: ``given`` holds no tokenizer.
+    """
+    if given is not None and not _present(given, VOCABULARY_FILES):
+        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
+                         "name a directory that holds tokenizer.json, or leave data.tokenizer out to train one")
+    return given or (pretrained if pretrained and _present(pretrained, VOCABULARY_FILES) else None)
+
+
+def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
+            vocabulary: int, cache: Path) -> Tokenizer:
+    """The tokenizer of a job, kept in ``cache``.
+
+    Args:
+        files: what one is trained on if there is none.
+        contents: names each file's content.
+        given: ``data.tokenizer``.
+        pretrained: directory of the model's checkpoint.
+        vocabulary: rows of the model's embedding.
+        cache: directory.
+
+    Raises:
+        HpcMpError: it cannot be read, is of a kind that is not built yet, or has ids beyond ``vocabulary``.
+    """
+    source = find_tokenizer(given, pretrained)
+    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache))
+    if tokenizer.size > vocabulary:
+        raise HpcMpError(f"tokenizer {tokenizer.directory}",
+                         f"does not fit the model: its largest id {tokenizer.size - 1} needs a vocabulary of "
+                         f"{tokenizer.size}, the model's is {vocabulary}",
+                         f"use the model's own tokenizer, or a model whose vocab_size is at least {tokenizer.size}")
+    return tokenizer if source is None else replace(tokenizer, directory=_keep(tokenizer, cache))
+
+
+def load(directory: Path) -> Tokenizer:
+    """Read a directory with ``tokenizer.json``, or with GPT-2's ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+        HpcMpError: it cannot be read, or is of a kind that is not built yet.
+    """
+    file = directory / "tokenizer.json"
+    config = ({} if file.exists() else GPT2) | _config(directory)
+    try:
+        encoder = tokenizers.Tokenizer.from_file(str(file)) if file.exists() else _gpt2(directory, config)
+    except HpcMpError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise HpcMpError(f"tokenizer {directory}", f"cannot be loaded ({error})",
+                         "save it again with save_pretrained, or name another directory") from None
+    encoder.no_truncation()  # both are settings for inference that tokenizer.json may hold
+    encoder.no_padding()
+    end = config.get("eos_token")
+    return Tokenizer(directory, encoder, end=None if end is None else encoder.token_to_id(str(end)),
+                     size=max(encoder.get_vocab().values(), default=-1) + 1)
+
+
+def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
+    """GPT-2's kind of tokenizer, and nothing that only has the same files."""
+    found = _present(directory, (*VOCABULARY_FILES, "added_tokens.json"))
+    kind = config.get("tokenizer_class") or _json(directory / "config.json").get("model_type", "gpt2")
+    if found != ["vocab.json", "merges.txt"] or not str(kind).lower().startswith("gpt2"):
+        raise HpcMpError(f"tokenizer {directory}",
+                         f"this kind is not built yet ({kind}: {', '.join(found)} without tokenizer.json)",
+                         "load it with transformers.AutoTokenizer and save_pretrained it, which writes tokenizer.json")
+    encoder = byte_level(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")),
+                         add_prefix_space=config["add_prefix_space"])
+    named = dict.fromkeys(v for k, v in config.items() if k.endswith("_token") and isinstance(v, str))
+    encoder.add_special_tokens([token for token in named if encoder.token_to_id(token) is not None])
+    return encoder
+
+
+def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
+    """Copy a tokenizer into the cache, completed so that AutoTokenizer loads it without the model's config.json."""
+    names = _present(tokenizer.directory, VOCABULARY_FILES + SIDE_FILES)
+
+    def build(made: Path) -> None:
+        for name in names:
+            shutil.copyfile(tokenizer.directory / name, made / name)
+        config = _json(made / "tokenizer_config.json")
+        if "tokenizer.json" not in names:
+            (made / "tokenizer.json").write_text(tokenizer.encoder.to_str(pretty=True), encoding="utf-8")
+            ends = {} if tokenizer.end is None else {"eos_token": tokenizer.encoder.id_to_token(tokenizer.end)}
+            write_json(made / "tokenizer_config.json", config | ends | {"tokenizer_class": CLASS})
+        elif "tokenizer_class" not in config:
+            write_json(made / "tokenizer_config.json", config | {"tokenizer_class": CLASS})
+
+    content = [(name, file_hash(tokenizer.directory / name)) for name in names]
+    return entry(cache / f"tokenizer-{key(content)}", build)
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    """``tokenizer_config.json`` over ``special_tokens_map.json``, with each token as a plain string."""
+    config = _json(directory / "special_tokens_map.json") | _json(directory / "tokenizer_config.json")
+    return {k: v.get("content") if k.endswith("_token") and isinstance(v, dict) else v for k, v in config.items()}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The entries of a JSON object that are not null; none if there is no such file."""
+    if not path.exists():
+        return {}
+    try:
+        return {k: v for k, v in json.loads(path.read_text(encoding="utf-8")).items() if v is not None}
+    except (OSError, ValueError, AttributeError) as error:
+        raise HpcMpError(f"tokenizer file {path}", f"cannot be read ({error})",
+                         "save the tokenizer again with save_pretrained") from None
+
+
+def _present(directory: Path, names: Sequence[str]) -> list[str]:
+    return [name for name in names if (directory / name).exists()]

@@ -1,0 +1,220 @@
+"""Documents to tokens: one memory-mapped file that every rank reads its samples from."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.cache import entry, file_hash, key
+from hpc_mp.train.data.documents import Piece, pieces, unreadable
+from hpc_mp.train.data.files import Kind, kind
+from hpc_mp.train.data.tokenizer import Tokenizer, resolve
+
+FORMAT = 1  # raised when the same text and tokenizer give other files
+TOKENS, LOSS, META = "tokens.bin", "loss.bin", "meta.json"
+BATCH = 4 << 20  # characters encoded at once; the library needs some 60 bytes for each
+
+REBUILD = "start the job again: what is not intact is tokenized anew"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TokenSet:
+    """A directory of tokens.
+
+    ``tokens.bin`` holds the ids, little-endian, one after the other; ``loss.bin`` a byte per token, 1 if it counts as a
+    label, and is only there if some token does not; ``meta.json`` says where they come from.
+    """
+
+    directory: Path
+    count: int
+    dtype: str  # uint16 or uint32
+    tokenizer_directory: Path
+    has_loss_mask: bool
+
+    def tokens(self) -> NDArray[Any]:
+        """The ids, shape (count,), mapped from the file."""
+        return np.memmap(self.directory / TOKENS, _little_endian(self.dtype), "r", shape=(self.count,))
+
+    def loss(self) -> NDArray[np.uint8] | None:
+        """1 where a token counts as a label, shape (count,), mapped from the file; None if all do."""
+        return np.memmap(self.directory / LOSS, np.uint8, "r", shape=(self.count,)) if self.has_loss_mask else None
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file that was tokenized."""
+
+    path: Path
+    kind: Kind
+    size: int  # bytes
+    sha256: str
+
+    @property
+    def content(self) -> str:
+        """What the tokens depend on: neither the name nor the place."""
+        return f"{self.kind} {self.sha256}"
+
+
+def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
+            cache: Path, progress: Callable[[int, int], None] | None = None) -> TokenSet:
+    """Tokenize ``files`` into the cache, or find them there: the same bytes are tokenized once.
+
+    Each document is followed by the tokenizer's end-of-document token, if it has one. What a user should know about the
+    text is logged as a warning, each time.
+
+    Args:
+        files: as ``find_files`` returns them.
+        tokenizer_directory: ``data.tokenizer``.
+        pretrained: the model's checkpoint, whose tokenizer is the second choice; the third is one trained on ``files``.
+        vocabulary: rows of the model's embedding.
+        cache: directory that keeps token sets and tokenizers, on a file system that all ranks see.
+        progress: called with (bytes tokenized, bytes in all) as it goes.
+
+    Raises:
+        HpcMpError: a file, a row or the tokenizer cannot be used, nothing is left to train on, or the cache cannot be
+            written.
+    """
+    sources = tuple(_source(path) for path in files)
+    tokenizer = resolve(files, [source.content for source in sources], given=tokenizer_directory,
+                        pretrained=pretrained, vocabulary=vocabulary, cache=cache)
+
+    def build(made: Path) -> None:
+        meta = _tokenize(made, sources, tokenizer, progress or _quiet)
+        (made / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
+
+    content = key(FORMAT, tokenizer.directory.name, [source.content for source in sources])
+    directory = entry(cache / f"tokens-{content}", build)
+    for note in _meta(directory)["notes"]:
+        log.warning(note)
+    return load_tokens(directory)
+
+
+def load_tokens(directory: Path) -> TokenSet:
+    """Open what ``prepare`` made, checking sizes only: cheap enough for every rank.
+
+    Raises:
+        HpcMpError: it is not there or not complete.
+    """
+    meta = _meta(directory)
+    token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
+                         meta["counted"] < meta["count"])
+    sizes = {TOKENS: token_set.count * np.dtype(token_set.dtype).itemsize}
+    if token_set.has_loss_mask:
+        sizes[LOSS] = token_set.count
+    for name, size in sizes.items():
+        path = directory / name
+        if not path.exists() or path.stat().st_size != size:
+            raise HpcMpError(f"token file {path}", f"is not complete: it should hold {size} bytes", REBUILD)
+    return token_set
+
+
+def _meta(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((directory / META).read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise HpcMpError(f"token set {directory}", f"cannot be read ({error})", REBUILD) from None
+
+
+def _source(path: Path) -> Source:
+    try:
+        return Source(path, kind(path), path.stat().st_size, file_hash(path))
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _tokenize(made: Path, sources: Sequence[Source], tokenizer: Tokenizer,
+              progress: Callable[[int, int], None]) -> dict[str, Any]:
+    """Write the token files into ``made`` and say what they are."""
+    dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
+    total = sum(source.size for source in sources)
+    count = counted = done = 0
+    replaced: Counter[Path] = Counter()
+    with (made / TOKENS).open("wb") as tokens, (made / LOSS).open("wb") as loss:
+        for batch in _encode(pieces(source.path for source in sources), tokenizer):
+            for piece, ids in batch:
+                tokens.write(np.array(ids, _little_endian(dtype)).tobytes())
+                loss.write(bytes([piece.counts]) * len(ids))
+                count += len(ids)
+                counted += len(ids) * piece.counts
+                replaced[piece.source] += piece.replaced
+                done += piece.size
+            progress(done, total)
+    _check_some(sources, tokenizer, total, count, counted)
+    if counted == count:
+        (made / LOSS).unlink()
+    progress(total, total)
+    return {
+        "format": FORMAT,
+        "count": count,
+        "counted": counted,
+        "dtype": dtype,
+        "tokenizer": tokenizer.directory.name,
+        "sources": [vars(source) | {"path": str(source.path)} for source in sources],
+        "notes": _notes(tokenizer, +replaced),
+    }
+
+
+def _encode(stream: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tuple[Piece, list[int]]]]:
+    """Each piece with its ids, the last of a document with the end token too. A document without tokens has no end."""
+    length = 0  # of the document so far
+    for batch in _batches(stream):
+        encoded = list(zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True))
+        for piece, ids in encoded:
+            length += len(ids)
+            if piece.last:
+                if length and tokenizer.end is not None:
+                    ids.append(tokenizer.end)
+                length = 0
+        yield encoded
+
+
+def _batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch: list[Piece] = []
+    size = 0
+    for piece in stream:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _check_some(sources: Sequence[Source], tokenizer: Tokenizer, total: int, count: int, counted: int) -> None:
+    value = f"data.files ({len(sources)} files, {total} bytes)"
+    if count == 0:
+        raise HpcMpError(value, f"give no token with the tokenizer {tokenizer.directory}",
+                         "check that the files hold text and that the tokenizer is the model's")
+    if counted == 0:
+        raise HpcMpError(value, f"none of their {count} tokens counts in the loss: every completion is empty",
+                         "check the completions of the rows")
+
+
+def _notes(tokenizer: Tokenizer, replaced: Counter[Path]) -> list[str]:
+    notes = []
+    if tokenizer.end is None:
+        notes.append("the tokenizer has no eos_token: nothing separates the documents")
+    if replaced:
+        notes.append(f"{replaced.total()} undecodable byte sequences were replaced by U+FFFD in {len(replaced)} files, "
+                     f"first in {next(iter(replaced))}: text is read as UTF-8")
+    return notes
+
+
+def _little_endian(dtype: str) -> np.dtype[Any]:
+    return np.dtype(dtype).newbyteorder("<")
+
+
+def _quiet(done: int, total: int) -> None:
+    """No progress is shown."""

@@ -1,0 +1,146 @@
+"""From a job file to a seat: who this rank is, with what it computes, where all meet, and the run directory they share."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, dump_job, load_job
+from hpc_mp.layout.models import ModelShape, check_layout, read_shape
+from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
+from hpc_mp.rundir import Incarnation, LineFile, RunDirectory, create_run, read_json, write_json
+from hpc_mp.train.rank import mpi
+from hpc_mp.train.rank.failures import Seat
+from hpc_mp.train.rank.fencing import Claim, claim
+from hpc_mp.train.rank.logs import Log
+from hpc_mp.train.rank.rank_env import Identity, at_place, identity, node_name
+from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a rank knows before it has met the others.
+
+    Attributes:
+        run, placement: as a launcher wrote them; None for ranks started by hand.
+        incarnation: what a launcher that counts starts wrote down for this one.
+    """
+
+    who: Identity
+    where: Rendezvous
+    claim: Claim
+    run: RunDirectory | None
+    placement: Placement | None
+    incarnation: Incarnation | None
+
+    def seat(self, run: RunDirectory, placement: Placement) -> Seat:
+        """``run``, ``placement``: this start's own, or those that rank 0 made."""
+        attempt = self.incarnation.attempt if self.incarnation else run.attempt()
+        collected = self.incarnation is not None  # srun labels what ranks print and writes it to a file per node
+        return Seat(self.who, run, attempt, placement, self.claim, self.incarnation, Log(run, self.who, collected))
+
+
+def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
+    """Find out who and where this rank is.
+
+    Raises:
+        HpcMpError: it has no place here, or what its launcher should have told is not there.
+        Stale: the run has been started again since.
+    """
+    beside = RunDirectory(job_file.resolve().parent)
+    run = beside if beside.placement.exists() else None
+    placement = from_dict(read_json(run.placement)) if run else None
+    mine, incarnation = claim(run, environ)
+    where = rendezvous(incarnation, environ)
+    hosts = known_hosts(incarnation)
+    if environ.get(mpi.MPI) == "1":
+        laid_out = placement or lay_out(load_job(job_file))
+        with mpi.world() as comm:
+            address = (incarnation.address or None) if incarnation else None
+            who, where = mpi.come_up(comm, laid_out, hosts, node_name(environ), where.token, address, environ)
+    elif placement is not None and hosts is not None:
+        if "SLURM_LOCALID" not in environ:
+            raise HpcMpError("SLURM_LOCALID", "is not set", "start ranks with srun, as the script of `hpc-mp launch` does")
+        who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
+    else:
+        who = identity(environ)
+    return Start(who, where, mine, run, placement, incarnation)
+
+
+def known_hosts(incarnation: Incarnation | None) -> tuple[str, ...] | None:
+    """Of each node of the placement; None when nobody has named them before the ranks came up."""
+    return (incarnation.hosts or None) if incarnation else None
+
+
+def lay_out(spec: JobSpec) -> Placement:
+    """The placement of a job that no launcher has laid out."""
+    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree)
+    order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
+    return place(degrees, order, spec.job.ranks_per_node, spec.parallel.rank_map)
+
+
+def read_job(job_file: Path, who: Identity) -> tuple[JobSpec, ModelShape]:
+    """The job and the shape of its model. Raises HpcMpError when they do not go together with as many ranks."""
+    spec = load_job(job_file)
+    shape = read_shape(spec)
+    check_layout(shape, spec)
+    if who.world != spec.ranks:
+        raise HpcMpError(f"{who.world} ranks ({who.source})", f"the job file asks for {spec.ranks} = "
+                         f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node})",
+                         "start that many ranks, or change job.nodes and job.ranks_per_node")
+    return spec, shape
+
+
+def threads(environ: Mapping[str, str] = os.environ) -> int:
+    """Threads of this rank's matrix products, as OpenMP's variable says. Raises HpcMpError."""
+    given = environ.get("OMP_NUM_THREADS", "1")
+    if not given.isdigit() or int(given) == 0:
+        raise HpcMpError(f"OMP_NUM_THREADS = {given!r}", "must be a whole number of at least 1",
+                         "mend it in the environment or in environment.set")
+    return int(given)
+
+
+def take_seat(begun: Start, spec: JobSpec, store: dist.Store) -> Seat:
+    """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
+    run, placement = begun.run, begun.placement
+    if run is None or placement is None:
+        run, placement = _new_run(spec, begun.who, store), lay_out(spec)
+    return begun.seat(run, placement)
+
+
+def _new_run(spec: JobSpec, who: Identity, store: dist.Store) -> RunDirectory:
+    key = "run directory"
+    if who.rank == 0:
+        run = create_run(Path(spec.job.directory), spec.job.name)
+        run.job.write_text(dump_job(spec), encoding="utf-8")
+        write_json(run.placement, to_dict(lay_out(spec)))
+        store.set(key, str(run.path))
+    return RunDirectory(Path(store.get(key).decode()))
+
+
+def announce(seat: Seat, device: str) -> None:
+    """This rank's line in ``ranks.jsonl``. ``device``: its name."""
+    who, place_ = seat.who, seat.place
+    file = LineFile(seat.run.ranks)
+    file.write(json.dumps({
+        "attempt": seat.attempt, "rank": who.rank, "node": who.node, "host": os.uname().nodename, "pid": os.getpid(),
+        "local_rank": who.local_rank, "dp": place_.dp, "pp": place_.pp, "cp": place_.cp, "tp": place_.tp,
+        "token": seat.claim.token, "device": device, "time": time.time(),
+    }))
+    file.close()
+
+
+def status(seat: Seat, phase: str, detail: str = "", done: int = 0, total: int = 0) -> None:
+    """What rank 0 is doing, for whoever watches."""
+    if seat.who.rank == 0:
+        with suppress(OSError):  # a full disk must not stop training
+            write_json(seat.run.path / "status.json", {"attempt": seat.attempt, "phase": phase, "detail": detail,
+                                                       "done": done, "total": total, "time": time.time()})

@@ -1,0 +1,57 @@
+"""The device of a rank, and whether the ranks' devices suit each other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.rank.rank_env import Identity
+
+
+def choose_device(asked: str, who: Identity, ranks_per_node: int) -> tuple[torch.device, str]:
+    """The device of this rank and the communication backend. ``auto`` takes a GPU when every rank of the machine gets
+    one; ``cuda`` with fewer GPUs shares them, over gloo. All emulated nodes are one machine.
+
+    Raises:
+        HpcMpError: when cuda is asked for and there is none.
+    """
+    emulated = os.environ.get("HPC_MP_EMULATED") == "1"
+    here, ranks = (who.rank, who.world) if emulated else (who.local_rank, ranks_per_node)
+    found = torch.cuda.device_count() if asked != "cpu" and torch.cuda.is_available() else 0
+    if asked == "cpu" or (asked == "auto" and found < ranks):
+        return torch.device("cpu"), "gloo"
+    if found == 0:
+        raise HpcMpError("job.device = cuda", f"torch {torch.__version__} sees no GPU on {who.node}",
+                         "install a CUDA build of torch and a driver, or set job.device = \"cpu\"")
+    device = torch.device("cuda", here % found)
+    torch.cuda.set_device(device)
+    return device, "cpu:gloo,cuda:nccl" if found >= ranks else "gloo"
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's model, or "cpu"."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def check_devices(found: Sequence[tuple[str, str]]) -> None:
+    """All ranks must compute on devices of one model, and on whole ones.
+
+    Args:
+        found: node and device name of every rank.
+
+    Raises:
+        HpcMpError: with the nodes of each model.
+    """
+    nodes: dict[str, dict[str, None]] = {}
+    for node, name in found:
+        nodes.setdefault(name, {})[node] = None
+    listed = "; ".join(f"{name} on {', '.join(hosts)}" for name, hosts in nodes.items())
+    if any("MIG" in name.split() for name in nodes):
+        raise HpcMpError(f"devices: {listed}", "a MIG slice cannot exchange data with another one",
+                         "ask for whole GPUs: set slurm.gpu_type, or slurm.constraint to nodes without MIG")
+    if len(nodes) > 1:
+        raise HpcMpError(f"devices: {listed}", "are of different models: every step would wait for the slowest",
+                         "ask for one model: set slurm.gpu_type, or slurm.constraint")

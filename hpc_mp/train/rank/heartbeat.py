@@ -1,0 +1,70 @@
+"""Signs of life between nodes: a node that vanished is noticed though its connections say nothing.
+
+One process of every node, the one with local rank 0, sends a beat to rank 0's process some times in ``timeout`` and gets it
+echoed. Rank 0 names the nodes that are silent; a node that hears no echo names rank 0's. Who leaves in order says so.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch.distributed as dist
+
+from hpc_mp.layout.placement import Placement
+from hpc_mp.train.rank.failures import NodeLost
+from hpc_mp.train.rank.heartbeat_client import Client
+from hpc_mp.train.rank.heartbeat_server import GRACE, Server
+from hpc_mp.train.rank.rendezvous import Rendezvous
+
+Lost = Callable[[NodeLost], None]
+
+
+class Part(Protocol):
+    """A thread's work: ``run`` returns after ``close`` was called from another thread."""
+
+    def run(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def heartbeat(
+    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: dist.Store, timeout: float, lost: Lost,
+) -> Iterator[None]:
+    """Beat while the block runs, and take leave at its end.
+
+    Args:
+        names: of every node of the placement.
+        where: all ranks have met, on rank 0's host.
+        store: where rank 0's port is published.
+        timeout: seconds of silence after which a node counts as lost; 0 = never.
+        lost: called in a thread of its own.
+    """
+    part = _part(placement, rank, names, where, store, timeout, lost) if timeout and placement.nodes > 1 else None
+    if part is None:
+        yield
+        return
+    thread = threading.Thread(target=part.run, name="heartbeat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        part.close()
+        thread.join(GRACE)
+
+
+def _part(
+    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: dist.Store, timeout: float, lost: Lost,
+) -> Part | None:
+    mine, first = placement.ranks[rank], placement.ranks[0]
+    if rank == 0:
+        hearing = Server(mine.node, names, where.token, timeout, lost)
+        store.set("heartbeat", str(hearing.port))
+        return hearing
+    if mine.local_rank == 0 and mine.node != first.node:
+        server = where.address, int(store.get("heartbeat"))
+        return Client(server, mine.node, names[first.node], len(names) == 2, where.token, timeout, lost)
+    return None

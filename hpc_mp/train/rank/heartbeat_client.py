@@ -1,0 +1,92 @@
+"""Another node's part of the heartbeat: beats, and listens for rank 0's echo."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from hpc_mp.train.rank.failures import NodeLost
+from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE, START
+from hpc_mp.train.rank.stall_clock import AwakeClock
+
+CONNECT = 10.0  # seconds for one attempt to connect
+
+
+class Client:
+    """Another node's part.
+
+    It waits a little longer for the echo than rank 0 for a beat: rank 0, which hears all nodes, shall speak first.
+
+    Args:
+        server: where rank 0 listens.
+        node: the number of this node.
+        name: of rank 0's node.
+        alone: whether there are but these two nodes.
+    """
+
+    def __init__(self, server: tuple[str, int], node: int, name: str, alone: bool, token: str, timeout: float,
+                 lost: Callable[[NodeLost], None]) -> None:
+        self.server, self.name, self.alone, self.timeout, self.lost = server, name, alone, timeout, lost
+        self.greeting = f"{token} {node}\n".encode()
+        self.closed = threading.Event()
+        self.bell, self.ringer = socket.socketpair()
+
+    def close(self) -> None:
+        self.closed.set()
+        self.ringer.send(FAREWELL)
+
+    def run(self) -> None:
+        error = self._beat()
+        if error is not None and not self.closed.wait(0.0 if error.facts["silent"] else GRACE):
+            self.lost(error)
+
+    def _beat(self) -> NodeLost | None:
+        """Until the end, or until rank 0 is not heard any more."""
+        tick = self.timeout / BEATS
+        clock = AwakeClock(tick)
+        heard = clock.now()
+        connection = self._connect()
+        if connection is None:
+            return None if self.closed.is_set() else self._silence()
+        with connection, selectors.DefaultSelector() as selector:
+            selector.register(connection, selectors.EVENT_READ)
+            selector.register(self.bell, selectors.EVENT_READ)
+            while clock.now() - heard < self.timeout + 2 * GRACE:
+                ready = [key.fileobj for key, _ in selector.select(tick)]
+                try:
+                    if self.bell in ready:
+                        connection.send(FAREWELL)
+                        return None
+                    if connection in ready:
+                        heard = clock.now()
+                        if FAREWELL in (said := connection.recv(4096)):
+                            return None
+                        if not said:
+                            raise ConnectionResetError
+                    else:
+                        connection.send(BEAT)
+                except BlockingIOError:
+                    continue  # nobody takes what was sent: that is silence
+                except OSError:
+                    return NodeLost(f"the connection to {self.name} broke", (self.name,), silent=False)
+        return self._silence()
+
+    def _silence(self) -> NodeLost:
+        return NodeLost(f"{self.name} gave no sign of life for {self.timeout:g} s", (self.name,), silent=True,
+                        ambiguous=self.alone)
+
+    def _connect(self) -> socket.socket | None:
+        """A connection on which the greeting was said; None when there is none to be had in time."""
+        deadline = time.monotonic() + START
+        while time.monotonic() < deadline and not self.closed.is_set():
+            try:
+                connection = socket.create_connection(self.server, timeout=CONNECT)
+                connection.sendall(self.greeting)
+                connection.setblocking(False)
+                return connection
+            except OSError:
+                self.closed.wait(1.0)
+        return None

@@ -1,0 +1,159 @@
+"""Rank 0's part of the heartbeat: hears every node, and judges who is lost."""
+
+from __future__ import annotations
+
+import resource
+import selectors
+import socket
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hpc_mp.train.rank.failures import NodeLost
+from hpc_mp.train.rank.stall_clock import AwakeClock
+
+BEAT, FAREWELL = b"b", b"f"
+BEATS = 6  # in a timeout
+GRACE = 2.0  # seconds after a first suspicion in which failed ranks write down their own failures, and more nodes fall silent
+START = 60.0  # seconds more until the first sign of life
+GREETING = 256  # bytes at most
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What rank 0 knows of the other nodes: seconds since the last sign of life, and whose connection broke."""
+
+    silence: Mapping[int, float]
+    broken: Set[int]
+
+
+def suspects(heard: Heard, timeout: float) -> tuple[frozenset[int], bool]:
+    """The nodes to blame, and whether the judge's own node is meant rather than them.
+
+    Nobody is blamed before one was silent for ``timeout`` or its connection broke. Then whoever missed half of the beats is
+    blamed with it: nodes behind one dead switch do not fall silent in the same moment. When all others are silent, at
+    least two of them, the judge's own link is dead.
+    """
+    if not heard.broken and max(heard.silence.values(), default=0.0) < timeout:
+        return frozenset(), False
+    silent = {node for node, seconds in heard.silence.items() if seconds > timeout / 2 and node not in heard.broken}
+    own = len(silent) == len(heard.silence) > 1
+    return frozenset(silent | heard.broken), own
+
+
+class Server:
+    """Rank 0's part: one thread hears all nodes."""
+
+    def __init__(self, own: int, names: Mapping[int, str], token: str, timeout: float, lost: Callable[[NodeLost], None]) -> None:
+        self.own, self.names, self.token, self.timeout, self.lost = own, names, token, timeout, lost
+        self.tick = min(timeout / BEATS, GRACE)
+        self.clock = AwakeClock(self.tick)
+        self.heard = {node: self.clock.now() + START for node in names if node != own}
+        self.broken: set[int] = set()
+        self.connected: dict[socket.socket, int] = {}
+        self.greetings: dict[socket.socket, bytes] = {}
+        self.due: float | None = None  # when a suspicion is judged
+        self.bell, self.ringer = socket.socketpair()
+        self.listener = socket.create_server(("", 0), backlog=len(names))
+        self.port: int = self.listener.getsockname()[1]
+        self.selector = selectors.DefaultSelector()
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection per node
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+    def close(self) -> None:
+        self.ringer.send(FAREWELL)
+
+    def run(self) -> None:
+        self.listener.setblocking(False)
+        self.selector.register(self.listener, selectors.EVENT_READ, self._accept)
+        self.selector.register(self.bell, selectors.EVENT_READ)
+        judged = self.clock.now()
+        while True:
+            for key, _ in self.selector.select(self.tick):
+                if key.fileobj is self.bell:
+                    return self._take_leave()
+                key.data(key.fileobj)
+            now = self.clock.now()
+            if now - judged >= self.tick / 2:
+                judged = now
+                error = self._judge(now)
+                if error is not None:
+                    self._take_leave()
+                    return self.lost(error)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            connection.setblocking(False)
+            self.greetings[connection] = b""
+            self.selector.register(connection, selectors.EVENT_READ, self._hear)
+
+    def _hear(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if connection in self.greetings:
+            data = self._greet(connection, data)
+        node = self.connected.get(connection)
+        if node is None:
+            return
+        if FAREWELL in data or not data:
+            self._drop(connection)
+            if data:
+                self.heard.pop(node, None)
+            else:
+                self.broken.add(node)
+            return
+        self.heard[node] = self.clock.now()
+        with suppress(OSError):  # it will show when it is read
+            connection.send(BEAT)
+
+    def _greet(self, connection: socket.socket, data: bytes) -> bytes:
+        """Strangers, and ranks of another start, are shown out; returns what follows the greeting."""
+        said = self.greetings[connection] + data
+        line, end, rest = said.partition(b"\n")
+        if not end and data and len(said) < GREETING:
+            self.greetings[connection] = said
+            return b""
+        word, _, number = line.decode(errors="replace").rpartition(" ")
+        if word != self.token or not number.isdigit() or int(number) not in self.heard:
+            self._drop(connection)
+            return b""
+        del self.greetings[connection]
+        self.connected[connection] = int(number)
+        return rest or BEAT
+
+    def _drop(self, connection: socket.socket) -> None:
+        self.selector.unregister(connection)
+        self.greetings.pop(connection, None)
+        self.connected.pop(connection, None)
+        connection.close()
+
+    def _judge(self, now: float) -> NodeLost | None:
+        heard = Heard({node: now - last for node, last in self.heard.items()}, self.broken)
+        nodes, own = suspects(heard, self.timeout)
+        if not nodes:
+            self.due = None
+            return None
+        if self.due is None:
+            self.due = now + GRACE
+        if now < self.due:
+            return None
+        blamed = tuple(self.names[node] for node in ([self.own] if own else sorted(nodes)))
+        if own:
+            said = f"all other nodes have given no sign of life for {self.timeout:g} s: the link of {blamed[0]} is suspected"
+        elif self.broken:
+            said = f"the connection to {', '.join(blamed)} broke"
+        else:
+            said = f"{', '.join(blamed)} gave no sign of life for {self.timeout:g} s"
+        return NodeLost(said, blamed, silent=not self.broken, ambiguous=len(self.names) == 2 and not self.broken)
+
+    def _take_leave(self) -> None:
+        for connection in list(self.connected):
+            with suppress(OSError):
+                connection.send(FAREWELL)
+            self._drop(connection)
+        self.listener.close()

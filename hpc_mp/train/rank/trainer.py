@@ -1,0 +1,223 @@
+"""The train loop of one rank."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_mp.job import JobSpec
+from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.train.checkpoint import checkpoint
+from hpc_mp.train.data import IGNORE, Samples, positions
+from hpc_mp.train.engine.dropout import DropoutClock
+from hpc_mp.train.engine.groups import Groups
+from hpc_mp.train.engine.memory import peak_bytes
+from hpc_mp.train.engine.optimizer import Optimizer, learning_rate
+from hpc_mp.train.engine.pipeline import Pipeline, Span
+from hpc_mp.train.engine.stage import Stage
+from hpc_mp.train.engine.tensor import local
+from hpc_mp.train.rank.fencing import Claim
+from hpc_mp.train.rank.logs import Log
+from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
+
+TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy initialization
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, why to stop
+    (None: go on), and the largest peak memory."""
+
+    loss: float
+    norm: float
+    labels: int
+    stop: str | None
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """After which step training ended, and why before the last one; None when all steps are done."""
+
+    step: int
+    stopped: str | None
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Everything that one rank trains with.
+
+    Attributes:
+        attempt: counts the starts of this run.
+        claim: to the run directory.
+        duties: what else this rank does between two steps: prove that it lives, look for reasons to stop …
+        pace: kept for those duties.
+    """
+
+    spec: JobSpec
+    run: RunDirectory
+    attempt: int
+    claim: Claim
+    stage: Stage
+    pipeline: Pipeline
+    optimizer: Optimizer
+    groups: Groups
+    clock: DropoutClock
+    samples: Samples
+    device: torch.device
+    log: Log
+    stop: StopFlag
+    duties: Sequence[Callable[[], None]]
+    pace: Pace
+
+    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> Ended:
+        """From ``counters["step"]`` to ``train.steps``, or to the first step after which the run must stop.
+
+        Raises:
+            SaveFailed: the last checkpoint could not be saved.
+            Stale: the run has been started again.
+        """
+        settings = self.spec.train
+        metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
+        first, tokens = counters["step"], counters["tokens"]
+        failed: checkpoint.SaveFailed | None = None
+        ended = Ended(first, None)
+        for step in range(first, settings.steps):
+            began = time.perf_counter()
+            trace = step - first + 1 == TRACED_STEP or settings.steps - first == 1
+            facts, spans = self._step(step, trace)
+            seconds = self.pace.step = time.perf_counter() - began
+            tokens += settings.global_batch * self.spec.data.sequence_length
+            if metrics is not None:
+                metrics.write(json.dumps({
+                    "step": step + 1, "loss": facts.loss, "tokens": tokens, "step_time_s": seconds,
+                    "tokens_per_s": settings.global_batch * self.spec.data.sequence_length / seconds,
+                    "learning_rate": learning_rate(step, settings), "grad_norm": facts.norm,
+                    "peak_memory_bytes": facts.peak_bytes, "label_tokens": facts.labels, "attempt": self.attempt,
+                }))
+            if trace:
+                traced(step + 1, spans)
+            every = self.spec.checkpoint.every
+            stop = facts.stop
+            if stop or step + 1 == settings.steps or (every and (step + 1) % every == 0):
+                failed = self._save(counters | {"step": step + 1, "samples": (step + 1) * settings.global_batch,
+                                                "tokens": tokens})
+                self._look_around()
+                stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
+            ended = Ended(step + 1, stop if step + 1 < settings.steps else None)
+            if stop:
+                break
+        if metrics is not None:
+            metrics.close()
+        if failed is not None:
+            raise checkpoint.SaveFailed(f"the last checkpoint could not be saved: {failed}")
+        return ended
+
+    def _look_around(self) -> None:
+        for duty in self.duties:
+            duty()
+
+    def _step(self, step: int, trace: bool) -> tuple[Facts, list[Span]]:
+        """One optimizer step; returns what all ranks agree on, and the trace if it is asked for."""
+        settings = self.spec.train
+        mine = positions(step, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
+                         data_rank=self._data_rank, microbatches=self.spec.microbatches)
+        labels = self._count_labels(step)
+
+        def batch(microbatch: int) -> tuple[Tensor | None, Tensor | None]:
+            part = self.stage.part
+            if not (part.first or part.last):
+                return None, None
+            ids, shifted = self.samples.batch(mine[microbatch])
+            return (torch.from_numpy(ids).to(self.device) if part.first else None,
+                    torch.from_numpy(shifted).to(self.device) if part.last else None)
+
+        def enter(microbatch: int) -> None:
+            self.clock.set(step, tuple(mine[microbatch]))
+
+        loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, labels), trace)
+        self._sum_tied_gradients()
+        began = time.time()
+        self._look_around()
+        facts = self._agree(loss, labels)
+        if not (facts.norm < float("inf")):
+            raise FloatingPointError(f"step {step + 1}: the gradient norm is {facts.norm}, the loss {facts.loss}. "
+                                     "Lower train.learning_rate, or look at the data of this step")
+        self.optimizer.step(step, facts.norm)
+        if trace:
+            spans.append(("OPTIMIZER", self.groups.mesh["pp"].get_local_rank(), -1, began, time.time()))
+        return facts, spans
+
+    def _agree(self, loss: Tensor, labels: int) -> Facts:
+        """One message for all that ranks must know of each other; summed in rank order, so that all get the same bits."""
+        # Tensor ranks hold the same loss: the first one's counts.
+        mine = torch.stack((
+            self.optimizer.squared_norm(),
+            loss if self.stage.tensor.rank == 0 else torch.zeros_like(loss),
+            torch.tensor(float(self.stop.reason), dtype=torch.float64, device=self.device),
+            torch.tensor(float(peak_bytes(self.device)), dtype=torch.float64, device=self.device),
+        ))
+        everyone = mine.new_empty(dist.get_world_size(), len(mine))
+        dist.all_gather(list(everyone.unbind()), mine)
+        squares, total, _, _ = everyone.sum(0).tolist()
+        reason, peak = everyone[:, 2:].max(0).values.tolist()
+        return Facts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
+
+    @cached_property
+    def _data_rank(self) -> int:
+        mesh = self.groups.mesh
+        return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+
+    def _count_labels(self, step: int) -> int:
+        """Tokens of the global batch that count in the loss; every rank counts them all, which spares a message."""
+        size = self.spec.train.global_batch
+        if not self.samples.masked:
+            return size * self.spec.data.sequence_length
+        return sum(int((self.samples.at(p)[1] != IGNORE).sum()) for p in range(step * size, (step + 1) * size))
+
+    @torch.no_grad()
+    def _sum_tied_gradients(self) -> None:
+        """The embedding and the head's copy of it are one weight: both get the sum of their gradients."""
+        if self.stage.shares_tied_weight:
+            weight = self.stage.get_parameter(f"{self.stage.family.embedding}.weight")
+            assert weight.grad is not None
+            dist.all_reduce(local(weight.grad), group=self.groups.tied)
+
+    def _save(self, counters: dict[str, Any]) -> checkpoint.SaveFailed | None:
+        """Save, and say how it went; the failure is returned, for training goes on."""
+        began = time.perf_counter()
+        try:
+            path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.spec.checkpoint.keep,
+                                   self.claim)
+        except checkpoint.SaveFailed as error:
+            self.log.say(f"checkpoint of step {counters['step']} FAILED: {error}. Training goes on; the earlier "
+                         "checkpoints are unharmed")
+            return error
+        self.pace.save = time.perf_counter() - began
+        self.log.say(f"checkpoint {path.name} saved in {self.pace.save:.2f} s")
+        return None
+
+
+def agree(flag: StopFlag, device: torch.device) -> str | None:
+    """Why the run must stop, on all ranks alike; None when none of them has a reason. All ranks call this."""
+    reason = torch.tensor(flag.reason, dtype=torch.int64, device=device)
+    dist.all_reduce(reason, dist.ReduceOp.MAX)
+    return REASONS.get(int(reason))
+
+
+def write_trace(path: Path, document: dict[str, Any]) -> None:
+    """A trace is a picture's raw material: when it cannot be written, training does not suffer."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(document), encoding="utf-8")
+    except OSError:
+        pass

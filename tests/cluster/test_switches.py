@@ -1,0 +1,250 @@
+"""Switches: every form of Slurm's topology, distances, and the order of hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from slurm_lab.lab import Lab
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.topology import SwitchTree, crossings, from_addresses, load_topology, order_hosts, read_topology
+from hpc_mp.cluster.topology.tree import Switch, from_switches
+
+TREE = {f"n{i}": (f"s{(i + 1) // 2}", "spine") for i in (1, 2, 3, 4)}
+BLOCKS = {f"n{i}": (f"b{(i + 1) // 2}", f"b[{1 + 2 * (i > 4)}-{2 + 2 * (i > 4)}]", "b[1-4]") for i in range(1, 9)}
+PLAIN_BLOCKS = {host: chain[:1] for host, chain in BLOCKS.items()}
+
+FORMS = {
+    "topology.conf": ("""
+# two leaves under a spine
+SwitchName=s1 Nodes=n[1-2]   # the first
+switchname=s2 LinkSpeed=10 \\
+    nodes=n3,n4
+SwitchName=spine Switches=s[1-2]
+""", TREE),
+    "scontrol, 22.05 and later": ("""SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
+SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
+""", TREE),
+    "scontrol, the spine first": ("""SwitchName=spine Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=s[1-2]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n[1-2]
+SwitchName=s2 Level=0 LinkSpeed=1 Nodes=n[3-4]
+""", TREE),
+    "topology.yaml": ("""---
+- topology: other
+  block: {block_sizes: [2], blocks: [{block: x, nodes: "m[1-2]"}]}
+- topology: fabric
+  cluster_default: true
+  tree:
+    switches:
+      - switch: spine
+        children: s[1-2]
+      - switch: s1
+        nodes: n[1-2]
+      - switch: s2
+        nodes: n[3-4]
+""", TREE),
+    "topology.conf, blocks": ("""BlockName=b1 Nodes=n[1-2]
+BlockName=b2 Nodes=n[3-4]
+BlockName=b3 Nodes=n[5-6]
+BlockName=b4 Nodes=n[7-8]
+BlockSizes=2,4,8
+""", BLOCKS),
+    "scontrol 23.11, blocks": ("".join(f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{2 * i - 1}-{2 * i}]\n"
+                                       for i in (1, 2, 3, 4)), PLAIN_BLOCKS),
+    "scontrol 24.11, blocks": ("".join(f"BlockName=b{i} BlockIndex={i - 1} Nodes=n[{2 * i - 1}-{2 * i}] BlockSize=2\n"
+                                       for i in (1, 2, 3, 4)) + """\
+AggregatedBlock=b[1-2] BlockIndex=4 Nodes=n[1-4] BlockSize=4
+AggregatedBlock=b[3-4] BlockIndex=5 Nodes=n[5-8] BlockSize=4
+AggregatedBlock=b[1-4] BlockIndex=6 Nodes=n[1-8] BlockSize=8
+""", BLOCKS),
+    "topology.yaml, blocks": ("""
+- topology: default
+  block:
+    block_sizes: [2, 4, 8]
+    blocks:
+      - {block: b1, nodes: "n[1-2]"}
+      - {block: b2, nodes: "n[3-4]"}
+      - {block: b3, nodes: "n[5-6]"}
+      - {block: b4, nodes: "n[7-8]"}
+""", BLOCKS),
+    "rings": ("RingName=r1 Nodes=n[2,1] RingSize=2\nRingName=r2 Nodes=n3 RingSize=1\n",
+              {"n2": ("r1",), "n1": ("r1",), "n3": ("r2",)}),
+    "rings, yaml": ("- topology: t\n  ring:\n    rings:\n    - {ring: r1, nodes: 'n[2,1]'}\n",
+                    {"n2": ("r1",), "n1": ("r1",)}),
+    "flat": ("- topology: t\n  flat: true\n", {}),
+    "nothing": ("# TopologyPlugin=topology/flat\n\n", {}),
+}
+
+
+@pytest.mark.parametrize(("text", "above"), FORMS.values(), ids=FORMS)
+def test_all_forms_of_a_topology(text: str, above: dict[str, tuple[str, ...]]) -> None:
+    assert read_topology(text).above == above
+
+
+def test_addresses_of_hosts() -> None:
+    pattern = "switch.switch.node"
+    assert from_addresses((f"spine.s{(i + 1) // 2}.n{i}", pattern) for i in (1, 2, 3, 4)).above == TREE
+    assert from_addresses([("b8.tux1", "block.node"), ("n1", "node"), ("s1.n2.cluster.org", "switch.node")]).above == {
+        "tux1": ("b8",), "n1": (), "n2.cluster.org": ("s1",)}
+
+
+@pytest.mark.parametrize(("address", "pattern"), [
+    ("n1", "switch.node"), ("s1.n1", "switch.switch"), ("", ""), ("s1.", "switch.node")])
+def test_addresses_that_do_not_fit_their_pattern(address: str, pattern: str) -> None:
+    with pytest.raises(HpcMpError, match="does not read as"):
+        from_addresses([(address, pattern)])
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("SwitchName=s1 Nodes=n1\nSwitchName=s2 Nodes=n[", r"line 2 of the topology, 'SwitchName=s2 Nodes=n\[': host list"),
+    ("SwitchName=s1 Nodes=n1\\\nSwitches=\n", "line 2 .*does not read SwitchName="),
+    ("SwitchName=s1\nInclude more.conf\n", "line 2 .*names another file"),
+    ("TorusName=t Dims=4x4x2 Nodes=n[1-32]", "line 1 .*does not read"),
+    ("BlockName=b Nodes=n\nBlockSizes=2,x", "line 2 .*does not read"),
+    ("BlockName=b Nodes=n\nBlockSizes=2,3", r"BlockSizes=2,3: 3 is no multiple of 2"),
+    ("BlockName=b Nodes=n\nBlockSizes=0", r"BlockSizes=0: 0 is no multiple"),
+    ("BlockSizes=2", "names neither switches nor blocks"),
+    ("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n", "is above itself"),
+    ("- topology: t\n  tree: [", r"line \d of the topology: is not valid YAML"),
+    ("- topology: t\n  tree: {switches: [{nodes: n1}]}", "0.tree.switches.0.switch: is not as topology.yaml has it"),
+    ("- topology: t\n  cluster_default: perhaps", "0.cluster_default"),
+    ("hello", "the whole: is not as topology.yaml has it"),
+])
+def test_a_wrong_topology_is_refused_with_its_place(text: str, words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        read_topology(text)
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "topology.conf"
+    file.write_text(FORMS["topology.conf"][0])
+    assert load_topology(file).above == TREE
+    with pytest.raises(HpcMpError, match="cannot be read"):
+        load_topology(tmp_path)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(HpcMpError, match="not UTF-8"):
+        load_topology(file)
+
+
+FRAGMENTS = st.sampled_from([
+    "SwitchName=", "BlockName=", "AggregatedBlock=", "RingName=", "BlockSizes=", "Nodes=", "Switches=", "n[1-4]", "s1", "s2",
+    "n[", "[1-99999999]", "2,4", "0", ",", " ", "\n", "\\\n", "#", "=", "---\n", "- topology: ", "  tree:\n", "  block:\n",
+    "    switches:\n", "    blocks:\n", "      - switch: ", "        nodes: ", "&a ", "*a", "!!int ", "{", "}", "? ", ": ", "- ",
+    "[" * 50, "²", "\0", "\t", "2001-99-99", "1" * 5000])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.one_of(st.lists(FRAGMENTS, max_size=25).map("".join), st.text(max_size=80)))
+@example("BlockName=b\nBlockSizes=²")
+@example("- " * 2000)
+@example(f"BlockName={'1' * 5000} Nodes=a\nBlockName={'2' * 5000} Nodes=b\nBlockSizes=1,2\n")
+@example("[" * 500)
+@example(f"- topology: {'1' * 5000}\n")
+@example(f"- topology: {'1' * 5000}\n  flat:\n" * 2)
+def test_any_text_is_a_topology_or_is_refused(text: str) -> None:
+    try:
+        assert isinstance(read_topology(text), SwitchTree)
+    except HpcMpError as error:
+        assert len(str(error)) < 2000
+
+
+def test_distance_counts_switches() -> None:
+    tree = read_topology("SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3\nSwitchName=s3 Nodes=n4\n"
+                         "SwitchName=p1 Switches=s[1-2]\nSwitchName=p2 Switches=s3\nSwitchName=top Switches=p[1-2]\n")
+    assert [tree.distance("n1", host) for host in ("n1", "n2", "n3", "n4", "elsewhere")] == [0, 1, 3, 5, 4]
+    assert [tree.distance(host, "n1") for host in ("n1", "n2", "n3", "n4", "elsewhere")] == [0, 1, 3, 5, 4]
+    assert (tree.leaf("n3"), tree.leaf("elsewhere")) == ("s2", None)
+
+
+def test_a_real_slurm_says_where_its_hosts_are(lab: Lab) -> None:
+    said = lab.run(["scontrol", "show", "topology"], check=True).stdout
+    leaves = {host: tree.leaf(host) for tree in [read_topology(said)] for host in tree.above}
+    assert len(set(leaves.values())) == 2
+    told = lab.run(["srun", f"--nodes={len(leaves)}", "bash", "-c", "echo $SLURM_TOPOLOGY_ADDR $SLURM_TOPOLOGY_ADDR_PATTERN"],
+                   check=True).stdout
+    addresses = [(address, pattern) for address, pattern in map(str.split, told.splitlines())]
+    assert from_addresses(addresses).above == read_topology(said).above
+
+
+# --- the order of hosts ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def clusters(draw: st.DrawFn, most: int = 24) -> tuple[tuple[str, ...], SwitchTree]:
+    """Hosts in any order under one to five leaves, with or without two spines; some may be unknown."""
+    leaf = draw(st.lists(st.integers(-1, 4), min_size=1, max_size=most))
+    switches = [Switch(f"s{number}", tuple(f"h{i}" for i, at in enumerate(leaf) if at == number)) for number in range(5)]
+    if draw(st.booleans()):
+        switches += [Switch("a", children=("s0", "s1", "s2")), Switch("b", children=("s3", "s4"))]
+    return tuple(draw(st.permutations([f"h{i}" for i in range(len(leaf))]))), from_switches(switches)
+
+
+@settings(deadline=None)
+@given(clusters())
+def test_an_order_is_a_permutation_and_never_worse_than_the_given_one(cluster: tuple[tuple[str, ...], SwitchTree]) -> None:
+    hosts, tree = cluster
+    ordered = order_hosts(hosts, tree)
+    assert sorted(ordered) == sorted(hosts)
+    assert crossings(ordered, tree) <= crossings(hosts, tree)
+    assert order_hosts(ordered, tree) == ordered  # what is ordered stays
+
+    def whim(order: Sequence[str]) -> tuple[float, ...]:
+        return (hash(tuple(order)) % 97,)
+
+    assert whim(order_hosts(hosts, tree, whim)) <= whim(hosts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(clusters(most=6))
+def test_an_order_is_the_best_or_next_to_it(cluster: tuple[tuple[str, ...], SwitchTree]) -> None:
+    hosts, tree = cluster
+    best = min(crossings(order, tree) for order in permutations(hosts))
+    found = crossings(order_hosts(hosts, tree), tree)
+    assert found == best if len(hosts) in (1, 2, 4) else found <= best + 3
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(1, 8), st.randoms(use_true_random=False))
+def test_equal_leaves_are_put_together(leaves: int, size: int, random: Random) -> None:
+    hosts = [f"h{leaf}-{i}" for leaf in range(leaves) for i in range(size)]
+    tree = SwitchTree({host: (host.partition("-")[0], "spine") for host in hosts})
+    random.shuffle(hosts)
+    ordered = order_hosts(hosts, tree)
+    assert len({tree.leaf(host) for host in ordered[:size]}) == 1
+    assert crossings(ordered, tree) == crossings(sorted(hosts), tree)
+
+
+def test_orders_by_hand() -> None:
+    tree = read_topology("SwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\nSwitchName=top Switches=s[1-2]")
+    assert order_hosts(("n1", "n2", "n3", "n4"), tree) == ("n1", "n3", "n2", "n4")
+    assert order_hosts(("n3", "n1", "n4", "n2"), tree) == ("n3", "n1", "n4", "n2")  # stable
+    assert order_hosts(("n1", "n2", "n3", "n4"), SwitchTree()) == ("n1", "n2", "n3", "n4")  # nothing is known
+    assert order_hosts((), tree) == ()
+    # 3 + 2 + 1 + 1 + 1 hosts: in blocks of two, leaf by leaf aa ab bc de crosses three times, in pieces aa bb ac de twice
+    tree = read_topology("".join(f"SwitchName={leaf} Nodes={leaf}[1-3]\n" for leaf in "abcde"))
+    together, apart = ("a1", "a2", "a3", "b1", "b2", "c1", "d1", "e1"), ("c1", "a1", "d1", "b1", "a2", "e1", "b2", "a3")
+    assert crossings(together, tree) == 3 + 4 + 4
+    assert crossings(order_hosts(apart, tree), tree) == 2 + 4 + 4
+
+
+def test_an_order_near_the_first_one_found_may_be_cheaper() -> None:
+    leaf = {**dict.fromkeys(range(7), ("s0", "a")), **dict.fromkeys((7, 19), ("s1", "a")), 10: ("s3", "b"),
+            **dict.fromkeys(range(11, 19), ("s4", "b"))}
+    tree = SwitchTree({f"h{host}": chain for host, chain in leaf.items()})
+    once = order_hosts([f"h{host}" for host in range(20)], tree)
+    assert order_hosts(once, tree) == once
+
+
+def test_crossings_by_hand() -> None:
+    tree = SwitchTree({"a": ("s1", "p"), "b": ("s1", "p"), "c": ("s2", "p"), "d": ("s2", "p")})
+    # Blocks of two and of four, at the leaves and at the spine: of four, two leaves are spanned.
+    assert crossings("abcd", tree) == 1
+    assert crossings("acbd", tree) == 3
+    assert crossings("ab", SwitchTree()) == 1  # unknown hosts stand alone

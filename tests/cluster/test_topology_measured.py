@@ -1,0 +1,290 @@
+"""Leaves inferred from measured rates, and Slurm's belief held against them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.topology import Switch, SwitchTree, Topology
+from hpc_mp.cluster.topology.check import agreement
+from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
+
+Groups = Sequence[Sequence[str]]
+FAST, NOISE = 25.0, 0.05
+
+
+def measure(groups: Groups, across: float = 0.5, rounds: int | None = None, seed: int = 0,
+            change: Callable[[str, str, float], float] = lambda _a, _b, rate: rate) -> Measured:
+    """Rates between nodes under leaves, ``across`` of them as fast as inside; pairs of random rounds only, or all."""
+    random = Random(seed)
+    of = {node: number for number, nodes in enumerate(groups) for node in nodes}
+    nodes = tuple(of)
+    pairs = set(combinations(range(len(nodes)), 2)) if rounds is None else set()
+    for _ in range(rounds or 0):
+        order = random.sample(range(len(nodes)), len(nodes))
+        pairs |= {(min(pair), max(pair)) for pair in zip(order[::2], order[1::2], strict=False)}
+    rates = []
+    for a, b in sorted(pairs):
+        rate = FAST * (1.0 if of[nodes[a]] == of[nodes[b]] else across) * random.uniform(1 - NOISE, 1 + NOISE)
+        rates.append((a, b, change(nodes[a], nodes[b], rate)))
+    return Measured("lab", 0.0, nodes, tuple(rates))
+
+
+def leaves(*sizes: int) -> list[list[str]]:
+    numbers = iter(range(1, 10_000))
+    return [[f"n{next(numbers)}" for _ in range(size)] for size in sizes]
+
+
+def believe(groups: Groups, root: bool = True) -> SwitchTree:
+    switches = [Switch(f"s{i}", tuple(nodes)) for i, nodes in enumerate(groups, 1)]
+    above = [Switch("root", (), tuple(switch.name for switch in switches))] if root else []
+    return Topology(kind="tree", switches=(*switches, *above)).tree
+
+
+# --- what rates show -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.1, 0.55), st.integers(0, 1000))
+def test_leaves_behind_narrow_uplinks_are_found(sizes: list[int], across: float, seed: int) -> None:
+    groups = leaves(*sizes)
+    seen = infer(measure(groups, across, seed=seed))
+    assert sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups)) and seen.unplaced == ()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.9, 1.0), st.integers(0, 1000))
+def test_nothing_is_claimed_where_uplinks_carry_everything(sizes: list[int], across: float, seed: int) -> None:
+    seen = infer(measure(leaves(*sizes), across, seed=seed))
+    assert seen.groups == () and "cannot be told apart" in seen.why
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 1000), st.integers(0, 31), st.floats(0.02, 0.6))
+def test_a_slow_node_or_link_is_no_leaf(seed: int, bad: int, share: float) -> None:
+    def slow(a: str, b: str, rate: float) -> float:
+        return rate * share if f"n{bad + 1}" in (a, b) else rate
+
+    def pair(a: str, b: str, rate: float) -> float:
+        return rate * share if (a, b) == ("n3", "n9") else rate
+
+    for change in (slow, pair):
+        assert infer(measure(leaves(32), seed=seed, change=change)).groups == ()
+    groups = leaves(8, 8, 8, 8)
+    seen = infer(measure(groups, 0.4, seed=seed, change=pair))
+    assert sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups))
+    seen = infer(measure(groups, 0.4, seed=seed, change=slow))
+    planted = [{node for node in nodes if node != f"n{bad + 1}"} for nodes in groups]
+    for found in seen.groups:
+        assert any(set(found) - {f"n{bad + 1}"} == nodes for nodes in planted)
+    assert len(seen.groups) == 4
+
+
+@pytest.mark.parametrize("nodes", [64, 256, 1024])
+def test_a_part_of_the_pairs_is_enough_or_said_not_to_be(nodes: int) -> None:
+    """As many rounds as a survey has: 2 log2 n + 6."""
+    groups = leaves(*[16] * (nodes // 16))
+    seen = infer(measure(groups, 0.4, rounds=2 * (nodes.bit_length() - 1) + 6, seed=nodes))
+    planted = {node: number for number, members in enumerate(groups) for node in members}
+    for found in seen.groups:
+        assert len({planted[node] for node in found}) == 1, "a group never spans two leaves"
+    if nodes == 64:
+        assert len(seen.groups) == 4 and sum(map(len, seen.groups)) >= 60
+
+
+@pytest.mark.parametrize(("nodes", "rounds", "spread"), [
+    (4, None, 0.15), (6, None, 0.15), (16, None, 0.15), (16, None, 0.3), (64, 18, 0.15), (64, 18, 0.3)])
+def test_noise_is_no_leaf(nodes: int, rounds: int | None, spread: float) -> None:
+    for seed in range(100 if rounds is None else 20):
+        random = Random(seed)
+
+        def noise(_a: str, _b: str, rate: float, random: Random = random) -> float:
+            return rate * random.lognormvariate(0, spread)
+
+        assert infer(measure(leaves(nodes), 1.0, rounds, seed, noise)).groups == (), seed
+
+
+@pytest.mark.parametrize("sizes", [(4, 4), (8, 8), (4, 4, 4, 4), (16, 16, 16, 16)])
+def test_pairs_across_are_of_several_kinds(sizes: Sequence[int]) -> None:
+    """Alone on an uplink, or with others: what was measured on real links."""
+    groups = leaves(*sizes)
+    of = {node: number for number, nodes in enumerate(groups) for node in nodes}
+    exact = 0
+    for seed in range(20):
+        random = Random(seed)
+
+        def kinds(a: str, b: str, rate: float, random: Random = random) -> float:
+            return rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
+
+        seen = infer(measure(groups, 1.0, 18 if len(of) > 16 else None, seed, kinds))
+        exact += sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups))
+        assert all(len({of[node] for node in found}) == 1 for found in seen.groups)
+    assert exact >= (18 if len(of) <= 16 else 8)
+
+
+def test_groups_that_no_pair_parts_may_be_one() -> None:
+    whole = measure(leaves(2, 2, 4), 0.3)
+    part = Measured("x", 0.0, whole.nodes, tuple(pair for pair in whole.pairs if not (pair[0] < 2 <= pair[1] < 4)))
+    assert infer(whole).groups == (("n1", "n2"), ("n3", "n4"), ("n5", "n6", "n7", "n8"))
+    assert infer(part).groups == (("n1", "n2"), ("n5", "n6", "n7", "n8")) and infer(part).unplaced == ("n3", "n4")
+
+
+def test_rates_that_fall_with_the_distance_are_no_groups() -> None:
+    def near(a: str, b: str, rate: float) -> float:
+        return rate if abs(int(a[1:]) - int(b[1:])) <= 2 else rate * 0.4
+
+    assert infer(measure(leaves(16), 1.0, change=near)).groups == ()
+
+
+def test_too_little_shows_nothing() -> None:
+    assert infer(Measured("x", 0.0, ("a", "b"), ((0, 1, 5.0),))).groups == ()
+    assert infer(Measured("x", 0.0, ("a", "b"), ())).groups == ()
+    assert infer(measure(leaves(2, 1), 0.3)).groups == (), "one group and a single node: it may just be slow"
+
+
+def test_a_tree_of_what_was_measured() -> None:
+    known = read_measured_topology(measure(leaves(2, 2), 0.3), "rates")
+    assert known.topologies == (Topology(kind="tree", default=True, switches=(
+        Switch("leaf1", ("n1", "n2")), Switch("leaf2", ("n3", "n4")), Switch("root", (), ("leaf1", "leaf2")))),)
+    assert "GB/s inside of 2 groups" in known.notes[0]
+    assert read_measured_topology(measure(leaves(4)), "rates").topologies == ()
+
+
+# --- belief and measurement ------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.integers(0, 1000))
+def test_a_belief_that_is_right_raises_nothing(sizes: list[int], seed: int) -> None:
+    groups = leaves(*sizes)
+    found = agreement(believe(groups), measure(groups, 0.4, seed=seed))
+    assert (found.verdict, found.odd) == ("agrees", ())
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(4, 8), min_size=2, max_size=4), st.integers(0, 1000), st.data())
+def test_nodes_that_slurm_has_elsewhere_are_named(sizes: list[int], seed: int, data: st.DataObject) -> None:
+    groups = leaves(*sizes)
+    source, target = data.draw(st.permutations(range(len(groups))))[:2]
+    moved = data.draw(st.sampled_from(groups[source]))
+    wrong = [[node for node in nodes if node != moved] + ([moved] if number == target else [])
+             for number, nodes in enumerate(groups)]
+    found = agreement(believe(wrong), measure(groups, 0.4, seed=seed))
+    assert found.verdict == "disagrees"
+    (odd,) = found.odd
+    assert (odd.nodes, odd.believed, odd.home) == ((moved,), f"s{target + 1}", f"s{source + 1}")
+    assert odd.measured in groups[source]
+
+
+def test_swapped_nodes() -> None:
+    found = agreement(believe([["n1", "n2", "n7"], ["n5", "n6", "n3"]]), measure([["n1", "n2", "n3"], ["n5", "n6", "n7"]], 0.4))
+    assert {(odd.nodes, odd.believed, odd.home) for odd in found.odd} == {(("n3",), "s2", "s1"), (("n7",), "s1", "s2")}
+    assert "n3: Slurm has them under s2, rates put them with the nodes of s1" in map(str, found.odd)
+
+
+def test_one_leaf_in_slurm_that_is_two() -> None:
+    found = agreement(believe([["n1", "n2", "n3", "n4", "n5"]]), measure(leaves(3, 2), 0.4))
+    assert [(odd.nodes, odd.believed, odd.home) for odd in found.odd] == [(("n4", "n5"), "s1", "")]
+
+
+def test_two_leaves_in_slurm_that_are_one() -> None:
+    found = agreement(believe([["n1", "n2"], ["n3", "n4"], ["n5", "n6", "n7"]], root=False), measure(leaves(4, 3), 0.4))
+    assert [(odd.nodes, odd.believed, odd.home) for odd in found.odd] == [(("n3", "n4"), "s2", "s1")]
+
+
+def test_groups_may_be_a_higher_storey() -> None:
+    """Leaves of one pod do not slow each other; pods do: Slurm is right, though its leaves are not to be seen."""
+    switches = [Switch(f"l{i}", (f"n{2 * i - 1}", f"n{2 * i}")) for i in (1, 2, 3, 4)]
+    switches += [Switch("p1", (), ("l1", "l2")), Switch("p2", (), ("l3", "l4")), Switch("root", (), ("p1", "p2"))]
+    tree = Topology(kind="tree", switches=tuple(switches)).tree
+    assert agreement(tree, measure(leaves(4, 4), 0.4)).verdict == "agrees"
+    assert agreement(tree, measure([["n1", "n2", "n5", "n6"], ["n3", "n4", "n7", "n8"]], 0.4)).verdict == "disagrees"
+
+
+def test_nodes_and_clusters_without_switches() -> None:
+    rates = measure(leaves(3, 3), 0.4)
+    found = agreement(SwitchTree(), rates)
+    assert found.verdict == "disagrees" and "knows no switch" in found.why and len(found.odd[0].nodes) == 6
+    found = agreement(believe([["n1", "n2"], ["n4", "n5", "n6"]]), rates)
+    assert [(odd.nodes, odd.believed, odd.home) for odd in found.odd] == [(("n3",), "", "s1")]
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(64, 16), (256, 32), (256, 64)])
+def test_large_clusters_are_told_by_a_part_of_the_pairs(nodes: int, size: int) -> None:
+    """A survey's rounds, links with noise: what is right is never blamed, and of what is wrong only it."""
+    groups = leaves(*[size] * (nodes // size))
+    of = {node: number for number, members in enumerate(groups) for node in members}
+    verdicts, named = Counter[str](), 0
+    for seed in range(10):
+        random = Random(seed)
+
+        def kinds(a: str, b: str, rate: float, random: Random = random) -> float:
+            return rate * random.lognormvariate(0, 0.1) * (1 if of[a] == of[b] else random.choice((0.25, 0.3, 0.5)))
+
+        rates = measure(groups, 1.0, 2 * (nodes.bit_length() - 1) + 6, seed, kinds)
+        found = agreement(believe(groups), rates)
+        assert (found.verdict, found.odd) == ("agrees", ()), seed
+        moved = f"n{random.randrange(nodes) + 1}"
+        wrong = [[node for node in members if node != moved] for members in groups]
+        wrong[(of[moved] + 1) % len(groups)].append(moved)
+        found = agreement(believe(wrong), rates)
+        assert {node for odd in found.odd for node in odd.nodes} <= {moved}, seed
+        verdicts[found.verdict] += 1
+        named += bool(found.odd) or moved in found.unplaced
+    assert named == 10 and verdicts["disagrees"] >= 6, verdicts
+
+
+@pytest.mark.parametrize("nodes", [64, 256])
+def test_large_clusters_of_equal_rates_say_nothing(nodes: int) -> None:
+    rates = measure(leaves(nodes), 1.0, 2 * (nodes.bit_length() - 1) + 6)
+    assert agreement(believe(leaves(*[16] * (nodes // 16))), rates).verdict == "cannot tell"
+
+
+def test_nothing_to_be_seen_is_said() -> None:
+    found = agreement(believe(leaves(2, 2)), measure(leaves(4)))
+    assert found.verdict == "cannot tell" and "cannot be told apart" in found.why and found.odd == ()
+
+
+def noise(spread: float, seed: int) -> Callable[[str, str, float], float]:
+    random = Random(seed)
+    return lambda _a, _b, rate: rate * random.lognormvariate(0, spread)
+
+
+def test_a_stray_pair_moves_no_node() -> None:
+    """n12 was measured with one node of the other leaf only, and by chance that was fast."""
+    groups = leaves(6, 6)
+    whole = measure(groups, 0.4)
+    met = tuple((a, b, 99.0 if (a, b) == (0, 11) else rate) for a, b, rate in whole.pairs if b < 11 or a >= 6 or a == 0)
+    rates = Measured("x", 0.0, whole.nodes, met)
+    found = infer(rates)
+    assert [{*nodes} <= {*leaf} for nodes, leaf in zip(found.groups, groups, strict=True)] == [True, True]
+    assert agreement(believe(groups), rates).verdict == "agrees"
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(64, 16), (256, 32)])
+def test_leaves_that_are_two_or_one_are_found_where_groups_are_not(nodes: int, size: int) -> None:
+    groups = leaves(*[size] * (nodes // size))
+    first, second, *others = groups
+    wrong = {
+        "two": [[*first, *second], *others],
+        "one": [first[: size // 2], first[size // 2 :], second, *others],
+        "none": [first[1:], second, *others],
+    }
+    counts = Counter[str]()
+    for seed in range(8):
+        rates = measure(groups, 0.6, 2 * (nodes.bit_length() - 1) + 6, seed, noise(0.1, seed))
+        right = agreement(believe(groups), rates)
+        assert right.verdict in ("agrees", "cannot tell") and not right.odd, seed
+        for name, belief in wrong.items():
+            found = agreement(believe(belief), rates)
+            assert {node for odd in found.odd for node in odd.nodes} <= {*first, *second}, (name, seed)
+            counts[name] += found.verdict == "disagrees"
+    assert min(counts[name] for name in wrong) >= 6, counts
+

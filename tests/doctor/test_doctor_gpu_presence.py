@@ -1,0 +1,102 @@
+"""GPUs and drivers that are missing or out of order, one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_mp.cluster.node.gpu_driver import ask_smi
+from hpc_mp.doctor.checks.check import run
+from hpc_mp.doctor.checks.gpu import CHECKS
+from tests.machines.tree import HANGS, broken, machine
+from tests.support.gpu_machines import SMI, Case, answer, findings, of, smi
+
+NDV5 = {bus: f"/sys/bus/pci/devices/{bus}" for bus in ("0001:00:00.0", "0003:00:00.0", "0008:00:00.0")}
+LIST = "nvidia-smi --list-gpus"
+# What only nvidia-smi can tell, through its one long answer
+TOLD = frozenset(check.code for check in CHECKS if check.reader is ask_smi) - {"gpu-smi"}
+
+
+def amd(**changes: object) -> dict[str, object]:
+    """Eight MI300X in a machine that has no other GPU."""
+    bus = "/sys/bus/pci/devices/0000:{05,15,65,75,85,95,e5,f5}:00.0"
+    files: dict[str, object] = {
+        f"{bus}/vendor": "0x1002", f"{bus}/device": "0x74a1", f"{bus}/class": "0x120000",
+                                f"{bus}/ras/umc_err_count": "ue: 0\nce: 3",
+        "/sys/class/kfd/kfd/topology/nodes/{0..1}/properties": "cpu_cores_count 48\nsimd_count 0",
+        "/sys/class/kfd/kfd/topology/nodes/{2..9}/properties": "cpu_cores_count 0\nsimd_count 1216",
+        "/dev/dri/renderD{128,136,144,152,160,168,176,184}": "", "/sys/module/amdgpu/version": "6.7.0",
+    }
+    return files | changes
+
+
+CASES = (
+    Case("gpu-count", "ndv5", {NDV5["0008:00:00.0"]: None, "/proc/driver/nvidia/gpus/0008:00:00.0": None, "/dev/nvidia3": None,
+                               LIST: "".join(answer("ndv5", LIST).splitlines(keepends=True)[1:])}, "error", "PCI bus 7"),
+    Case("gpu-count", "p4d", {"/dev/nvidia5": None}, "error", "/dev/nvidia* 7"),
+    Case("gpu-count", "p5", {LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:6])}, "error", "nvidia-smi 6"),
+    Case("gpu-count", "gb200", {LIST: 15}, "incomplete", "nvidia-smi says nothing"),
+    *(Case("gpu-smi", "ndv5", {SMI: code}, outcome, evidence, also=TOLD) for code, outcome, evidence in (
+        (9, "error", "the driver is not loaded"), (15, "error", "fallen off the bus"), (14, "error", "infoROM is corrupt"),
+        (18, "error",
+         "versions do not match"), (8, "error", "power cables"), (10, "error", "interrupt"), (12, "error", "libnvidia-ml"),
+        (4, "error", "may not use"), (2, "incomplete", "does not know the question"), (139, "error", "signal 11"),
+        (-6, "error", "signal 6"), (77, "error", "without a known meaning"))),
+    Case("gpu-smi", "p5", {SMI: None}, "error", "not on PATH", also=TOLD),
+    Case("gpu-smi", "p5", {SMI: answer("p5", SMI) + "\nWARNING: infoROM is corrupted at gpu 0000:53:00.0\n"}, "error",
+         "0000:53:00.0"),
+    Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None,
+                                "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.90.07": ""}, "error",
+         "driver 535.161.08 runs, libnvidia-ml is 550.90.07"),
+    Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None}, "incomplete", "to compare with"),
+    Case("gpu-driver", "ndv5", {"/proc/driver/nvidia/version": None, "/sys/module/nvidia/version": None}, "error",
+         "no driver loaded"),
+    Case("gpu-device-files", "gb200", {"/dev/nvidia-uvm": None}, "error", "no /dev/nvidia-uvm: CUDA cannot start"),
+    Case("gpu-excluded", "p4d", {"/proc/driver/nvidia/gpus/0000:90:1c.0/information": ("Excluded:\t No", "Excluded:\t Yes")},
+         "warning", "leave this GPU alone", "0000:90:1c.0"),
+    Case("gpu-alike", "ndv5", smi("ndv5", 5, {"vbios_version": "96.00.30.00.01"}), "warning",
+         "VBIOS 96.00.30.00.01, most others 96.00.74.00.01", "GPU 5"),
+    Case("gpu-alike", "gb200", smi("gb200", 0, {"max_clocks/sm_clock": "1410 MHz"}), "warning", "greatest clock 1410 MHz",
+         "GPU 0"),
+    Case("gpu-answers", "p5", smi("p5", 3, {"gpu_power_readings/power_draw": "[Unknown Error]"}), "error", "power_draw", "GPU 3"),
+    Case("gpu-answers", "ndv4", smi("ndv4", 3, {"temperature/gpu_temp": "ERR!"}), "error", "gpu_temp", "GPU 3",
+         also=frozenset({"gpu-temperature"})),
+    Case("gpu-recovery", "gb200", smi("gb200", 3, {"gpu_recovery_action": "Node Reboot"}), "error",
+         "the driver wants: Node Reboot"),
+    Case("gpu-recovery", "ndv4", smi("ndv4", 3, {"gpu_reset_status/reset_required": "Yes"}), "error", "GPU reset"),
+    Case("gpu-recovery", "ndv4", smi("ndv4", 3, {"gpu_reset_status/drain_and_reset_recommended": "Yes"}), "warning", "GPU reset"),
+    Case("gpu-amd", "ethernet", amd() | {"/sys/bus/pci/devices/0000:65:00.0/ras/umc_err_count": "ue: 2\nce: 3"}, "error",
+         "2 uncorrected errors of umc", "0000:65:00.0"),
+    Case("gpu-amd", "ethernet", {name: text for name, text in amd().items() if "amdgpu" not in name}, "error",
+         "amdgpu is not loaded"),
+    Case("gpu-amd", "ethernet", amd(**{"/sys/class/kfd/kfd/topology/nodes/9/properties": "simd_count 0"}), "warning",
+         "ROCm can use 7"),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_broken(case: Case) -> None:
+    case.holds()
+
+
+def test_amd_gpus_are_recognised() -> None:
+    found = of(findings(broken("ethernet", amd())), "gpu-amd")
+    assert [(finding.outcome, finding.evidence.partition(";")[0]) for finding in found] == [("ok", "8 AMD GPUs, amdgpu 6.7.0")]
+
+
+def test_a_job_that_may_use_two_of_eight_gpus_has_not_lost_six() -> None:
+    inside = {"/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
+              LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:2])}
+    found = of(findings(broken("p5", inside)), "gpu-count")
+    assert [finding.outcome for finding in found] == ["ok"]
+    assert "may use 2 of 8" in found[0].evidence
+
+
+def test_a_hanging_driver_is_incomplete_within_the_deadline() -> None:
+    found = run(CHECKS, broken("ndv5", {SMI: HANGS}), deadline=2)
+    assert {finding.outcome for finding in of(found, "gpu-smi")} == {"incomplete"}
+    assert {finding.outcome for finding in of(found, "gpu-bus")} == {"ok"}
+
+
+def test_kinds_say_where_they_are_from() -> None:
+    assert all("rebuilt from documentation" in machine(kind)["source"]
+               for kind in ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200"))

@@ -1,0 +1,182 @@
+"""What NCCL's log tells, and what is said of it on which machine."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import pytest
+
+from hpc_mp.cluster.node.source import Source
+from hpc_mp.doctor.finding import Finding
+from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
+from tests.machines.tree import broken, tree
+
+LOGS = Path(__file__).parents[1] / "nccl_logs"
+IB = Machine("infiniband", 8, True)
+P5 = Machine("efa", 32, True)
+# file, machine, and what is not well: code → (outcome, part of the subject, part of the evidence)
+CASES = {
+    "ib-healthy": (IB, {}),
+    "ib-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0001, hpc-pg0-0002",
+                                        "NCCL uses Socket in 16 processes; the machine has InfiniBand "
+                                        "(NCCL_IB_DISABLE=1 is set)")}),
+    "ib-one-node-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0002", "Socket in 8 processes"),
+                                "nccl-nics": ("warning", "hpc-pg0-0002", "found 0 adapters"),
+                                "nccl-start": ("warning", "hpc-pg0-0001", "16 of 16 ranks")}),
+    "ib-no-gdr": (IB,
+                  {"nccl-gdr": ("error", "network device 0, 1, 2, 3", "8 of 8 ways between nodes go through the host's memory")}),
+    "one-rank-ib": (IB, {}),
+    "one-rank-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0001",
+                                              "Socket in 1 process; the machine has InfiniBand (NCCL_IB_DISABLE=1 is set)")}),
+    "one-rank-no-gdr": (IB, {"nccl-gdr": ("error", "mlx5_ib0, mlx5_ib1", "GPUDirect impossible for 8 of 8 adapters")}),
+    "ib-four-adapters": (IB, {"nccl-nics": ("warning", "hpc-pg0-0001",
+                                            "found 4 adapters, the machine has 8 ports up (NCCL_IB_HCA=")}),
+    "shm-inside": (IB, {"nccl-inside": ("warning", "ranks 0→1",
+                                        "32 via SHM: the GPUs are joined by NVSwitches and do not use them")}),
+    "ib-cut": (IB, {"nccl-start": ("warning", "hpc-pg0-0002", "1 of 16 ranks never completed their start: 13")}),
+    "efa-healthy": (P5, {}),
+    "efa-no-plugin": (P5, {"nccl-network": ("error", "p5-dy-gpu-0001", "the machine has EFA")}),
+    "efa-tcp-provider": (P5, {"nccl-network": ("error", "", "the OFI plug-in chose tcp on a machine with EFA"),
+                              "nccl-gdr": ("error", "", "8 of 8"), "nccl-nics": ("warning", "", "found 2 adapters")}),
+    "efa-old-mpirun": (Machine("efa", 4, True), {}),
+    "gb200-mnnvl": (Machine("infiniband", 4, True), {}),
+    "ib-troubles": (IB, {
+        "nccl-completion": ("error", "hpc-pg0-0001 mlx5_ib", "no answer from the other side in spite of retries"),
+        "nccl-async": ("error", "hpc-pg0-0002 mlx5_ib1", "local catastrophic error"),
+        "nccl-gid": ("warning", "hpc-pg0-0002 mlx5_ib2", "GID table changed"),
+        "nccl-memlock": ("error", "hpc-pg0-0002", "ibv_reg_mr_iova2 failed"),
+        "nccl-shm": ("error", "hpc-pg0-0002", "failed to extend /dev/shm/nccl-Bu5dXq"),
+        "nccl-removeipc": ("warning", "hpc-pg0-0002", "unlink shared memory"),
+        "nccl-p2p": ("error", "hpc-pg0-0002", "between NVLINK connected GPUs 6 and 7"),
+        "nccl-mixed": ("error", "hpc-pg0-0002", "min 7, max 8"),
+        "nccl-warning": ("warning", "hpc-pg0-0001", "illegal memory access"),
+    }),
+}
+
+
+@functools.cache
+def truth(name: str) -> NcclTruth:
+    return parse((LOGS / f"{name}.log").read_text(encoding="utf-8").splitlines())
+
+
+def test_every_log_has_a_case() -> None:
+    assert {path.stem for path in LOGS.glob("*.log")} == set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_judged(name: str) -> None:
+    machine, expected = CASES[name]
+    found = list(judge(truth(name), machine))
+    ill = [finding for finding in found if finding.outcome != "ok"]
+    assert {finding.code for finding in ill} == set(expected)
+    for code, (outcome, subject, evidence) in expected.items():
+        mine = [finding for finding in ill if finding.code == code]
+        assert all(finding.outcome == outcome and subject in finding.subject and finding.remedy for finding in mine), mine
+        assert evidence in mine[0].evidence
+    assert any(finding.code == "nccl-network" for finding in found)
+
+
+def test_healthy_on_infiniband() -> None:
+    told = truth("ib-healthy")
+    assert (told.version, told.networks, told.ranks, told.nodes, told.nvls,
+            told.dmabuf) == ("2.21.5+cuda12.4", {"IB": 16}, 16, 2, True, True)
+    assert told.adapters["hpc-pg0-0001"][7] == "mlx5_ib7:1/IB"
+    assert told.gdr["mlx5_ib0"] is True
+    assert told.hosts[16, 8] == "hpc-pg0-0002"
+    network = [way for way in told.channels if told.between_nodes(way)]
+    assert len(network) == 8  # a sender and a receiver say the same way
+    assert all(way.gdr and way.how == "IB" for way in network)
+    assert {way.device for way in network} == {0, 1, 2, 3}
+    assert told.algorithms == {("AllReduce", "TREE", "LL128"): 1, ("AllReduce", "RING", "SIMPLE"): 3}
+
+
+def test_a_completion_names_both_ends() -> None:
+    first, second = sorted((each for each in truth("ib-troubles").troubles if each.kind == "completion"),
+                           key=lambda each: each.hca)
+    assert (first.hca, first.rank, first.peer, first.code) == ("mlx5_ib5", 5, "10.1.0.5<46310>", 12)
+    assert (second.hca, second.rank, second.peer, second.code) == ("mlx5_ib6", 6, "10.1.0.5<46311>", 12)  # as 2.21 writes it
+
+
+@pytest.mark.parametrize(("line", "way"), [
+    ("Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA(PCI)/Shared", (0, 0, 8, "NET", "IB", 0, True)),
+    ("Channel 31/1 : 7[7] -> 12[4] [send] via NET/AWS Libfabric/3(6)/GDRDMA", (31, 7, 12, "NET", "AWS Libfabric", 3, True)),
+    ("Channel 02 : 3[c6000] -> 4[7000] [receive] via NET/Socket/1", (2, 3, 4, "NET", "Socket", 1, False)),
+    ("Ring 01 : 0[0] -> 1[1] via P2P/IPC", (1, 0, 1, "P2P", "IPC", None, False)),
+    ("Channel 00/0 : 0[0] -> 1[1] via P2P/direct pointer/read", (0, 0, 1, "P2P", "direct", None, False)),
+    ("Channel 00/0 : 0[0] -> 4[4] via P2P/indirect/2[2]", (0, 0, 4, "P2P", "indirect", None, False)),
+    ("Channel 00/0 : 0[0] -> 4[0] via P2P/MNNVL", (0, 0, 4, "P2P", "MNNVL", None, False)),
+    ("Channel 00 : 1[1] -> 0[0] via SHM/direct/direct", (0, 1, 0, "SHM", "direct", None, False)),
+    ("Channel 00 : 1[90000] -> 0[80000] via direct shared memory", (0, 1, 0, "SHM", "direct", None, False)),
+    ("CollNet 00/0 : 3 [send] via COLLNET/SHARP/0/GDRDMA", (0, 3, 3, "COLLNET", "SHARP", 0, True)),
+])
+def test_every_way_of_every_version(line: str, way: tuple[object, ...]) -> None:
+    told = parse([f"2: node7:11:12 [3] NCCL INFO {line}"])
+    assert [(each.number, each.sender, each.receiver, each.via, each.how, each.device, each.gdr)
+            for each in told.channels] == [way]
+
+
+def test_old_numbers_of_algorithms() -> None:
+    told = parse(["n:1:2 [0] NCCL INFO 1048576 Bytes -> Algo 1 proto 2 time 123.400002",
+                  "n:1:2 [0] NCCL INFO AllGather: 64 Bytes -> Algo "
+                  "NVLS proto SIMPLE channel{Lo..Hi}={0..15}"])
+    assert told.algorithms == {("", "RING", "SIMPLE"): 1, ("AllGather", "NVLS", "SIMPLE"): 1}
+
+
+def test_gpudirect_with_some_adapters_only_is_a_warning() -> None:
+    lines = (LOGS / "one-rank-no-gdr.log").read_text(encoding="utf-8").replace("Disabled for HCA 3", "Enabled for HCA 3")
+    ill = [finding for finding in judge(parse(lines.splitlines()), IB) if finding.outcome != "ok"]
+    assert [(finding.code, finding.outcome) for finding in ill] == [("nccl-gdr", "warning")] and "7 of 8" in ill[0].evidence
+
+
+def test_no_log_says_nothing() -> None:
+    found = list(judge(parse(["epoch 1", "loss 2.3", "NCCL is a library"]), IB))
+    assert [(finding.code, finding.outcome) for finding in found] == [("nccl-network", "incomplete")]
+
+
+def test_sockets_where_there_is_nothing_else() -> None:
+    assert {finding.outcome for finding in judge(truth("ib-socket"), Machine())} == {"ok"}
+    roce = {finding.code: finding.outcome for finding in judge(truth("ib-socket"), Machine("roce", 2, True))}
+    assert roce["nccl-network"] == "warning"  # an adapter that could do RoCE need not be meant to
+
+
+@pytest.mark.parametrize("kind", ["ndv4", "ndv5", "ndh200v5", "gb200", "p4d", "p5"])
+def test_a_machine_with_a_fast_network_refuses_sockets(kind: str) -> None:
+    """What launch asks: the machine's own files, and the log of a short run."""
+    machine = machine_of(tree(kind))
+    assert machine.fabric == ("efa" if kind.startswith("p") else "infiniband")
+    assert [finding.code for finding in refused(judge(truth("ib-socket"), machine))] == ["nccl-network"]
+
+
+def test_a_machine_without_a_fast_network() -> None:
+    assert machine_of(tree("ethernet")) == Machine()
+
+
+def counters(kind: str, **sent: int) -> Source:
+    return broken(kind, {f"/sys/class/infiniband/{name}/ports/1/counters/port_xmit_data": str(count // 4) for name,
+                         count in sent.items()})
+
+
+def says(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.outcome, finding.subject) for finding in found]
+
+
+def test_bytes_of_the_ports_against_bytes_sent() -> None:
+    before = read_port_bytes(tree("ndv4"))
+    assert len(before) == 8
+    each = {f"mlx5_ib{index}": 1_000_000_000 for index in range(8)}
+    even = read_port_bytes(counters("ndv4", **each))
+    assert even["mlx5_ib3 port 1"].sent == 1_000_000_000
+    assert says(list(judge_ports(before, even, 8_000_000_000))) == [("ok", "")]
+    lame = read_port_bytes(counters("ndv4", **each | {"mlx5_ib5": 100_000_000}))
+    assert says(list(judge_ports(before, lame, 7_000_000_000))) == [("warning", "mlx5_ib5 port 1")]
+    found = list(judge_ports(before, before, 8_000_000_000))  # it all went over Ethernet
+    assert says(found) == [("error", "")]
+    assert "0 GB went through the fast ports, the ranks sent 8 GB" in found[0].evidence
+
+
+def test_ports_that_cannot_be_compared() -> None:
+    assert says(list(judge_ports({}, {}, 100))) == [("incomplete", "")]
+    reset = {"a port 1": PortBytes(5, 5)}
+    assert says(list(judge_ports({"a port 1": PortBytes(9, 9)}, reset, 100))) == [("incomplete", "")]
+    assert says(list(judge_ports(reset, reset, 0))) == [("incomplete", "")]

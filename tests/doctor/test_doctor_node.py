@@ -1,0 +1,143 @@
+"""Node checks, GPUs apart: on every healthy tree nothing is found, on every broken one exactly what was broken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from doctor_faults import GOOD, Fault, earlier, logged
+from doctor_faults_more import ALL, ROCE
+from machines.tree import HANGS, KINDS, broken, machine, tree
+
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.doctor.checks import gpu
+from hpc_mp.doctor.checks.check import Check, run
+from hpc_mp.doctor.checks.registry import PASSIVE
+from hpc_mp.doctor.finding import Finding
+
+NODE: tuple[Check[Any], ...] = PASSIVE[len(gpu.CHECKS):]
+BY_CODE = {check.code: check for check in NODE}
+REBUILT = [kind for kind in KINDS if kind != "here"]
+
+
+def looked(source: Source, checks: tuple[Check[Any], ...]) -> list[Finding]:
+    """What ``run`` would say, in this process."""
+    facts: dict[Any, Any] = {}
+    found: list[Finding] = []
+    for check in checks:
+        try:
+            facts[check.reader] = facts[check.reader] if check.reader in facts else check.reader(source)
+            found += check.findings(facts[check.reader])
+        except Unseen as unseen:
+            found.append(Finding(check.code, "incomplete", "", str(unseen)))
+    return found
+
+
+def bad(findings: list[Finding]) -> list[Finding]:
+    return [finding for finding in findings if finding.outcome != "ok"]
+
+
+@pytest.mark.parametrize("kind", REBUILT)
+def test_nothing_is_wrong_with_a_healthy_machine(kind: str) -> None:
+    assert bad(run(NODE, broken(kind, earlier(kind)), 30.0)) == []
+
+
+@pytest.mark.parametrize("code", BY_CODE)
+def test_every_check_has_a_healthy_machine_that_it_praises(code: str) -> None:
+    kind, edits = GOOD.get(code, ("ndv5", {}))
+    findings = looked(broken(kind, edits), (BY_CODE[code],))
+    assert findings
+    assert {(finding.outcome, finding.code, finding.remedy) for finding in findings} == {("ok", code, "")}, findings
+
+
+@pytest.mark.parametrize("fault", ALL, ids=[f"{fault.code}-{at}" for at, fault in enumerate(ALL)])
+def test_a_broken_machine_is_found_out(fault: Fault) -> None:
+    source, check = broken(fault.kind, fault.edits), (BY_CODE[fault.code],)
+    found = bad(run(check, source, 4.0) if HANGS in fault.edits.values() else looked(source, check))
+    assert [finding.outcome for finding in found].count(fault.outcome) == len(found) == fault.many, found
+    assert fault.says in " | ".join(f"{finding.subject}: {finding.evidence}" for finding in found), found
+    assert all(finding.code == fault.code and (finding.remedy or finding.outcome == "incomplete") for finding in found)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_fault_sets_off_its_own_check_only(part: int) -> None:
+    for fault in ALL[part::4]:
+        if HANGS in fault.edits.values():
+            continue
+        source = broken(fault.kind, earlier(fault.kind) | dict(fault.edits))
+        graver = {"error", "warning"} if fault.outcome != "incomplete" else {"error"}
+        others = {finding.code for finding in bad(looked(source, NODE)) if finding.outcome in graver} - {fault.code}
+        assert others <= set(fault.also), (fault.code, others)
+
+
+def test_every_check_has_a_fault_and_says_what_it_reads_and_when_it_complains() -> None:
+    codes = [check.code for check in PASSIVE]
+    assert len(codes) == len(set(codes)) >= 60
+    assert {fault.code for fault in ALL} == set(BY_CODE) and len(BY_CODE) >= 40
+    assert all(check.reads and check.rule and check.remedy for check in NODE)
+
+
+def test_roce_with_addresses_over_ipv4_is_well() -> None:
+    source = broken("ndv5", ROCE)
+    assert bad(looked(source, tuple(check for check in NODE if check.code.startswith("fabric")))) == []
+
+
+def test_a_free_second_port_is_well_and_one_that_was_up_is_not() -> None:
+    port = "/sys/class/infiniband/mlx5_0/ports"
+    edits = {f"{port}/{{1,2}}/link_layer": "InfiniBand", f"{port}/{{1,2}}/state": "{4: ACTIVE,1: DOWN}",
+             f"{port}/{{1,2}}/phys_state": "{5: LinkUp,2: Polling}", f"{port}/{{1,2}}/counters/link_downed": "0"}
+    check = (BY_CODE["fabric-port"],)
+    assert bad(looked(broken("ethernet", edits), check)) == []
+    assert [finding.subject for finding in bad(looked(broken("ethernet", edits | {f"{port}/2/counters/link_downed": "1"}),
+    check))] == \
+        ["mlx5_0 port 2"]
+
+
+def test_old_complaints_of_the_kernel_are_over() -> None:
+    for ago, many in ((90_000.0, 0), (80_000.0, 1)):
+        source = broken("ndv5", logged("{1}[Hardware Error]: event severity: fatal", ago))
+        assert len(bad(looked(source, (BY_CODE["kernel-hardware"],)))) == many
+
+
+def test_corrected_errors_and_a_missing_floppy_are_no_complaints() -> None:
+    for line in ("mce: [Hardware Error]: Machine check events logged", "{1}[Hardware Error]: event severity: corrected",
+                 "[Hardware Error]: Corrected error, no action required.", "blk_update_request: I/O error, dev fd0, sector 0"):
+        found = looked(broken("ndv5", logged(line)), tuple(check for check in NODE if check.code.startswith("kernel-")))
+        assert bad(found) == [], line
+
+
+def test_an_interface_that_never_had_a_link_has_no_cable() -> None:
+    net = "/sys/class/net/eno2"
+    source = broken("ethernet", {f"{net}/operstate": "down", f"{net}/carrier_up_count": "0"})
+    assert bad(looked(source, (BY_CODE["ethernet-link"],))) == []
+
+
+def test_an_adapter_at_the_same_switch_is_near_whatever_the_memory_node() -> None:
+    up = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    edits = {"/sys/bus/pci/devices/{0001:00:00.0,0101:00:00.0}/numa_node": "{0,1}"}
+    assert "GPU 0001:00:00.0" not in {finding.subject for finding in bad(looked(broken("ndv5", edits), (BY_CODE["nic-gpu"],)))}
+    lonely = edits | {"/sys/bus/pci/devices/{0102,0103,0104}:00:00.0/numa_node": "1"}
+    assert len(bad(looked(broken("ndv5", lonely), (BY_CODE["nic-gpu"],)))) == 4
+    for address in ("0001:00:00.0", "0101:00:00.0"):
+        lonely |= {f"/sys/bus/pci/devices/{address}": None, f"{up}/{address}/vendor": "0x10de" if address[1] == "0" else "0x15b3",
+                   f"{up}/{address}/numa_node": "0" if address[1] == "0" else "1", f"{up}/{address}/class": "0x030200",
+                   f"{up}/{address}/device": "0x2330"}
+    source = broken("ndv5", lonely)
+    for address in ("0001:00:00.0", "0101:00:00.0"):
+        source.path(f"/sys/bus/pci/devices/{address}").symlink_to(source.path(f"{up}/{address}"))
+    assert len(bad(looked(source, (BY_CODE["nic-gpu"],)))) == 3
+
+
+def test_a_recorded_machine_says_what_it_said_when_it_was_there() -> None:
+    found = {finding.code: finding.outcome for finding in bad(run(PASSIVE, tree("here"), 30.0))}
+    assert {code: outcome for code, outcome in found.items() if outcome != "incomplete"} == dict.fromkeys(
+        ("dns-own-name", "limit-nofile", "kernel-neighbours", "kernel-pids"), "warning")
+    assert {code for code, outcome in found.items() if outcome == "incomplete"} <= {
+        "clock-sync", *(code for code in BY_CODE if code.startswith("kernel-"))}
+
+
+def test_trees_say_where_they_are_from() -> None:
+    assert {"ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200", "ethernet"} <= set(KINDS)
+    for kind in KINDS:
+        assert machine(kind)["source"].startswith(("recorded", "rebuilt from documentation: ")), kind
+        assert tree(kind).text("/proc/uptime")

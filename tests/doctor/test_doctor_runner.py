@@ -1,0 +1,172 @@
+"""How checks are run: whatever hangs, stumbles or is not there, an answer comes in time and nothing is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from machines.tree import HANGS, broken
+
+from hpc_mp.cluster.node.counters import read_changes
+from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.state import keep
+from hpc_mp.cluster.node.this_node import here
+from hpc_mp.doctor.checks.check import Check, run
+from hpc_mp.doctor.finding import Finding, worst
+
+
+def content(code: str) -> Any:
+    return lambda facts: [Finding(code, "ok", "", str(facts))]
+
+
+def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -> None:
+    source = broken("ethernet", {"/hung": HANGS, "nvidia-smi": HANGS, "/fine": "7"})
+    checks = [Check("file", lambda s: s.text("/hung"), content("file")), Check("fine", lambda s: s.number("/fine"),
+    content("fine")),
+              Check("program", lambda s: s.answer(["nvidia-smi"]), content("program"))]
+    begin = time.monotonic()
+    found = run(checks, source, 1.0)
+    assert time.monotonic() - begin < 3
+    assert [(each.code, each.outcome) for each in found] == [("file", "incomplete"), ("fine", "ok"), ("program", "incomplete")]
+    assert found[0].evidence == "no answer within 1 s"
+
+
+def test_what_stumbles_costs_one_check() -> None:
+    def halting(facts: int) -> Iterator[Finding]:
+        yield Finding("half", "ok", "", "so far")
+        raise ValueError("what is this?")
+    def one(source: Source) -> int:
+        return 1
+    checks = [Check("reader", lambda s: 1 // 0, content("reader")), Check("half", one, halting), Check("whole", one,
+    content("whole")),
+              Check("absent", lambda s: s.text("/no/such"), content("absent"))]
+    found = run(checks, broken("ethernet", {}), 5.0)
+    assert [(each.code, each.outcome) for each in found] == [
+        ("reader", "incomplete"), ("half", "incomplete"), ("whole", "ok"), ("absent", "incomplete")]
+    assert "ZeroDivisionError" in found[0].evidence and "what is this?" in found[1].evidence
+    assert found[3].evidence == "/no/such: No such file or directory"
+
+
+def test_checks_of_one_reader_share_one_reading() -> None:
+    read: list[int] = []
+
+    def reader(source: Source) -> int:
+        read.append(1)
+        return len(read)
+    found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], Source(), 5.0)
+    assert [each.evidence for each in found] == ["1", "1", "1"]
+
+
+def test_the_remedy_of_a_check_stands_in_for_a_findings_own() -> None:
+    def judge(facts: int) -> Iterator[Finding]:
+        yield Finding("x", "ok", "", "")
+        yield Finding("x", "error", "", "")
+        yield Finding("x", "warning", "", "", "own")
+    found = run([Check("x", lambda s: 1, judge, remedy="general")], Source(), 5.0)
+    assert [each.remedy for each in found] == ["", "general", "own"]
+
+
+def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path) -> None:
+    def start() -> None:
+        with (tmp_path / "pid").open("w") as file:
+            print(subprocess.Popen(["sleep", "100"]).pid, file=file)
+        time.sleep(100)
+    before = set(psutil.Process().children())
+    found = in_time({"x": start}, 1.5)
+    assert isinstance(found["x"], Unseen)
+    assert set(psutil.Process().children()) <= before
+    pid = int((tmp_path / "pid").read_text())
+    assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_what_an_earlier_look_left_hanging_is_not_tried_again(tmp_path: Path) -> None:
+    """A process in the kernel's hands cannot be had in a test; one that is simply there stands for it."""
+    left = tmp_path / "hung.json"
+    with subprocess.Popen(["sleep", "100"], start_new_session=True) as hung:
+        born = Path(f"/proc/{hung.pid}/stat").read_text().rpartition(")")[2].split()[19]
+        left.write_text(json.dumps({"x": [hung.pid, born], "other": [hung.pid, born]}))
+        found = in_time({"x": lambda: 1, "y": lambda: 2}, 5.0, left)
+        assert str(found["x"]) == f"an earlier look still hangs in process {hung.pid}" and found["y"] == 2
+        left.write_text(json.dumps({"x": [hung.pid, "1"]}))
+        assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}, "a later process has that number"
+        left.write_text(json.dumps({"x": [hung.pid, born]}))
+        hung.kill()
+    assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}
+    assert json.loads(left.read_text()) == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 3}', '{"x": [1]}'])
+def test_a_spoilt_note_is_no_obstacle(tmp_path: Path, text: str) -> None:
+    (tmp_path / "hung.json").write_text(text)
+    assert in_time({"x": lambda: 1}, 5.0, tmp_path / "hung.json") == {"x": 1}
+
+
+def test_nothing_is_kept_of_a_recorded_machine(tmp_path: Path) -> None:
+    assert keep(Source(tmp_path), "x") is None
+
+
+def test_without_an_earlier_reading_two_are_taken() -> None:
+    found = read_changes(broken("ethernet", {"/proc/uptime": "100.0 1.0"}))
+    assert found.grown["net/eno1/rx_crc_errors"] == 0 and found.seconds == 0
+
+
+def test_counters_that_were_reset_or_are_new_did_not_grow() -> None:
+    state = {"boot": broken("ethernet", {}).text("/proc/sys/kernel/random/boot_id"),
+             "readings": [{"at": 10.0, "values": {"net/eno1/rx_packets": 9_000_000, "net/eno1/tx_packets": 1}}]}
+    edits = {"/run/hpc-mp/counters.json": json.dumps(state), "/proc/uptime": "110.0 1.0"}
+    found = read_changes(broken("ethernet", edits))
+    assert found.seconds == 100 and found.grown == {"net/eno1/tx_packets": 4_999_999}
+    old = dict(edits, **{"/proc/uptime": "90000.0 1.0"})
+    assert read_changes(broken("ethernet", old)).seconds == 0, "a reading older than three hours is not used"
+
+
+FREEZER = Path("/sys/fs/cgroup/freezer")
+
+
+@pytest.mark.skipif(not os.access(FREEZER / "tasks", os.W_OK), reason="needs root and the freezer of cgroups version 1")
+def test_a_process_that_the_kernel_does_not_let_go_is_left_behind_once(tmp_path: Path) -> None:
+    """A frozen process does not die of SIGKILL, as one that waits for a dead file server."""
+    group, left, runs = FREEZER / f"hpc-mp-{os.getpid()}", tmp_path / "hung.json", tmp_path / "runs"
+    group.mkdir()
+
+    def hangs() -> None:
+        with runs.open("a") as file:
+            file.write("x")
+        (group / "tasks").write_text(str(os.getpid()))
+        (group / "freezer.state").write_text("FROZEN")
+        time.sleep(100)
+    try:
+        begin = time.monotonic()
+        assert str(in_time({"x": hangs}, 1.0, left)["x"]) == "no answer within 1 s"
+        for _ in range(3):
+            assert "still hangs in process" in str(in_time({"x": hangs}, 1.0, left)["x"])
+        assert time.monotonic() - begin < 3 and runs.read_text() == "x", "one process, however often it is looked"
+        (group / "freezer.state").write_text("THAWED")
+        time.sleep(0.3)
+        while (group / "tasks").read_text():
+            time.sleep(0.05)
+        os.waitpid(json.loads(left.read_bytes())["x"][0], 0)
+        assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}
+    finally:
+        (group / "freezer.state").write_text("THAWED")
+        group.rmdir()
+
+
+def test_programs_of_root_are_found_and_speak_english() -> None:
+    source = here({"PATH": "/nowhere", "LANG": "de_DE.UTF-8"})
+    assert source.answer(["env"]).count("LC_ALL=C\n") == 1
+    assert source.answer(["sh", "-c", "echo $PATH"]).startswith("/nowhere:/usr/local/sbin:/usr/sbin")
+
+
+def test_the_worst_of_findings() -> None:
+    assert [worst(Finding("x", each, "", "") for each in outcomes) for outcomes in (
+        (), ("ok",), ("ok", "incomplete"), ("warning", "incomplete"), ("error", "warning"))] == [  # type: ignore[arg-type]
+        "ok", "ok", "incomplete", "warning", "error"]

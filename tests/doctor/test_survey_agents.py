@@ -1,0 +1,150 @@
+"""Agents and their coordinator, as processes of this machine: what they measure, and that nobody waits for a peer for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from itertools import cycle
+
+import pytest
+from survey_agents import agents
+
+from hpc_mp.doctor.survey import measurements as instruments
+from hpc_mp.doctor.survey.agents import Crew
+from hpc_mp.doctor.survey.compute import compute
+from hpc_mp.doctor.survey.facts import NodeFacts, look
+from hpc_mp.doctor.survey.gpu_instruments import GpuInstruments, Gpus
+from hpc_mp.doctor.survey.probe import MARK, TRIES, Probed, listener, probe, start_echo
+from hpc_mp.doctor.survey.start import AGENT
+from hpc_mp.doctor.survey.transfer import HEADER, Plan, answer, call
+
+
+def test_pairs_measure_both_directions_at_the_same_time() -> None:
+    with agents(4) as local:
+        begin = time.monotonic()
+        samples = local.tools.bandwidth([(0, 1), (2, 3)])
+        assert time.monotonic() - begin < 2 * 2 * (instruments.COUNTED_S + 1)
+        assert [(sample.pair, sample.rail) for sample in samples] == [((0, 1), 0), ((2, 3), 0)]
+        legs = local.evidence.legs
+        assert {(leg.sender, leg.receiver) for leg in legs} == {(0, 1), (1, 0), (2, 3), (3, 2)}
+        assert all(leg.rate and leg.rate > 0.05 and leg.segments and not leg.why for leg in legs)
+        assert [sample.rate for sample in samples] == [min(leg.rate or 0 for leg in legs[first : first + 2]) for first in (0, 2)]
+        assert [leg.latency is not None and 0 < leg.latency < 0.1 for leg in legs] == [True, False, True, False]
+
+
+def test_a_paced_transfer_sends_little() -> None:
+    with agents(2) as local:
+        legs = local.tools.paced([(0, 1)])
+        assert all(leg.paced and 0 < leg.segments < 3 * instruments.PACKETS[1] and leg.lost == 0 for leg in legs)
+        assert local.evidence.legs == legs
+
+
+@pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_peer_that_hangs_or_dies_costs_one_round(fate: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instruments, "PATIENCE_S", 1.0)
+    with agents(4) as local:
+        local.processes[3].send_signal(fate)
+        begin = time.monotonic()
+        samples = local.tools.bandwidth([(0, 1), (2, 3)])
+        assert time.monotonic() - begin < 15
+        assert samples[0].rate is not None and samples[1].rate is None
+        assert {leg.why for leg in local.evidence.legs if leg.pair == (2, 3)} == {"no answer from the agent"}
+        assert local.tools.bandwidth([(0, 2)])[0].rate is not None
+        local.processes[3].kill()
+
+
+def test_gpus_are_measured_one_by_one_both_ways() -> None:
+    """Over gloo, as there is no second GPU here: the same program, processes and answers as over NCCL."""
+    with agents(2) as local:
+        tools = GpuInstruments(local.crew, (0, 1), local.evidence, Gpus(1, "gloo", size=1 << 20, messages=3))
+        (sample,) = tools.bandwidth([(0, 1)])
+        assert (sample.pair, sample.rail) == ((0, 1), 0)
+        assert sample.rate is not None and sample.rate > 0.001, local.evidence.legs
+        assert [(leg.sender, leg.rail) for leg in local.evidence.legs] == [(0, 0), (1, 0)]
+
+
+def test_agents_end_with_the_coordinator() -> None:
+    with agents(2) as local:
+        processes = local.processes
+    assert [process.poll() for process in processes] == [0, 0]
+
+
+def test_an_interface_that_is_not_there() -> None:
+    process = subprocess.run([sys.executable, "-m", AGENT, "ib7"], stdin=subprocess.DEVNULL, text=True, capture_output=True,
+                             env=os.environ | {"SLURM_PROCID": "0"})
+    assert process.returncode == 1 and "no interface ib7 with an IPv4 address; there are " in process.stdout
+
+
+def test_facts_survive_the_way() -> None:
+    facts = look("localhost", ("lo",), 7)
+    assert NodeFacts.read(facts.document()) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
+
+
+def test_who_does_not_know_the_token_is_not_served() -> None:
+    plan = Plan("right-right-righ", 5, seconds=0.1, patience=2.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port, ends = server.getsockname()[1], []
+        serving = threading.Thread(target=lambda: ends.extend(answer(plan, server, 1)))
+        serving.start()
+        for token, order in ((b"wrong-wrong-wron", 5), (b"right-right-righ", 4)):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(HEADER.pack(token, order, 0, 0, 0))
+                assert stranger.recv(1) == b""
+        called = call(plan, [("127.0.0.1", "127.0.0.1", port)])
+        serving.join()
+    assert not any(end.why for end in (*called, *ends)) and len(called) == len(ends) == 2
+
+
+def test_a_call_that_never_comes_ends() -> None:
+    begin = time.monotonic()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = answer(Plan("x" * 16, 1, seconds=0.1, patience=0.3), server, rails=2)
+    assert {end.why for end in ends} == {"no call came"} and len(ends) == 4
+    assert time.monotonic() - begin < 3
+
+
+def test_probes_tell_a_small_mtu_from_a_dead_path() -> None:
+    with listener(0) as whole, listener(0) as small, listener(0) as dead:
+        start_echo(whole)
+        threading.Thread(target=_echo_small, args=(small,), daemon=True).start()
+        peers = [("127.0.0.1", one.getsockname()[1]) for one in (whole, small, dead)]
+        seen = probe("127.0.0.1", peers, 1500, "x" * 16)
+    assert seen == [Probed(TRIES, TRIES), Probed(TRIES, 0), Probed(0, 0)]
+
+
+def _echo_small(answering: socket.socket) -> None:
+    """As ``echo``, behind a link that takes no packet beyond 1,000 bytes."""
+    while True:
+        packet, peer = answering.recvfrom(65536)
+        if len(packet) <= 1000:
+            answering.sendto(packet[: MARK.size], peer)
+
+
+def test_a_throttled_process_computes_little_and_the_same() -> None:
+    free = compute(0.4)
+    program = "from hpc_mp.doctor.survey.compute import compute; c = compute(1.0); print(c.share, c.digest)"
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    for number, seconds in cycle(((signal.SIGSTOP, 0.09), (signal.SIGCONT, 0.01))):
+        if process.poll() is not None:
+            break
+        process.send_signal(number)
+        time.sleep(seconds)
+    assert process.stdout is not None
+    share, digest = process.stdout.read().split()
+    assert float(share) < 0.4 and digest == free.digest
+
+
+def test_words_of_others_are_kept() -> None:
+    pipe = subprocess.PIPE
+    words = ["sh", "-c", "echo welcome; echo srun: queued >&2; sleep 0.2"]
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    heard: list[str] = []
+    with Crew([process]) as crew:
+        assert crew.assemble(lambda _: 1, 1.0, heard.append) == {}
+        assert not crew.alive
+    assert crew.words == ["srun: queued"]

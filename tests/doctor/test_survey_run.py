@@ -1,0 +1,97 @@
+"""A whole survey through something that looks like srun: agents of this machine, a node that cannot be reached, an interrupt."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from launching import python_program
+
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.doctor.survey import run as module
+from hpc_mp.doctor.survey.procedure import State
+from hpc_mp.doctor.survey.start import Start, Wish
+
+# Starts the command once per node and hands its own standard input to each, as srun does; n3 cannot be reached.
+SRUN = """
+import os, subprocess, sys
+options, command = sys.argv[1 : sys.argv.index({python!r})], sys.argv[sys.argv.index({python!r}) :]
+nodes = next(o for o in options if o.startswith("--nodelist=")).partition("=")[2].replace("n[", "").replace("]", "")
+first, _, last = nodes.partition("-")
+names = [f"n{{i}}" for i in range(int(first.strip("n")), int((last or first).strip("n")) + 1)]
+print("srun: job 5 queued and waiting for resources", file=sys.stderr, flush=True)
+if "n3" in names:
+    print("srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection failure", file=sys.stderr)
+    sys.exit(1)
+agents = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True, env=os.environ | {{
+    "SLURM_PROCID": str(rank), "SLURMD_NODENAME": name, "SLURM_STEP_NODELIST": ",".join(names), "SLURM_CLUSTER_NAME": "paper",
+    "SLURM_TOPOLOGY_ADDR": f"spine.s1.{{name}}", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}})
+    for rank, name in enumerate(names)]
+for number, line in enumerate(sys.stdin):
+    if number == 4 and "n2" in names and os.environ.get("TEARS"):
+        print("srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1", file=sys.stderr)
+        for agent in agents:
+            agent.kill()
+        sys.exit(1)
+    for agent in agents:
+        agent.stdin.write(line)
+        agent.stdin.flush()
+for agent in agents:
+    agent.stdin.close()
+sys.exit(max(agent.wait() for agent in agents))
+"""
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    python_program(tmp_path / "srun", SRUN.format(python=sys.executable))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(module, "plan", lambda wish, environ: Start(wish, False, environ, {}))
+    return dict(os.environ)
+
+
+def interrupted(
+    nodes: tuple[str, ...], environ: Mapping[str, str], at: str, interface: str = "lo",
+) -> tuple[module.Report, list[str]]:
+    """A survey that is interrupted at a step: its report, and all steps."""
+    steps: list[str] = []
+
+    def show(step: str, state: State | None) -> None:
+        steps.append(step)
+        if step == at:
+            raise KeyboardInterrupt
+
+    return module.run(Wish(nodelist=nodes, interfaces=(interface,)), show, environ), steps
+
+
+def test_an_interrupt_gives_what_is_known_by_then(environ: dict[str, str]) -> None:
+    report, steps = interrupted(("n1", "n2"), environ, "probed")
+    assert not report.complete and report.verdict is None and report.cluster == "paper" and steps[-1] == "interrupted"
+    assert report.evidence.nodes == ("n1", "n2") and report.evidence.leaves == {"n1": "s1", "n2": "s1"}
+    assert report.evidence.trials and report.evidence.echoes and not report.evidence.legs
+    assert report.document()["complete"] is False
+
+
+def test_a_node_that_srun_cannot_reach_is_down_and_the_others_are_surveyed(environ: dict[str, str]) -> None:
+    report, _ = interrupted(("n1", "n2", "n3"), environ, "1 rounds of pairs measured")
+    assert report.evidence.nodes == ("n1", "n2") and len(report.evidence.legs) == 2
+    (found,) = [found for found in report.diagnoses if found.code == "node-down"]
+    assert found.members == ("n3",) and found.certain and "Communication connection failure" in found.evidence
+
+
+def test_a_node_that_tears_srun_down_with_it_is_down_and_the_others_are_surveyed(environ: dict[str, str]) -> None:
+    """Slurm ends the whole step when a connection to one of its nodes is reset."""
+    wish = Wish(nodelist=("n1", "n2"), interfaces=("lo",))
+    report = module.run(wish, lambda step, state: None, environ | {"TEARS": "1"})
+    assert report.complete and report.evidence.nodes == ("n1",)
+    assert [(found.code, found.members) for found in report.diagnoses] == [("node-down", ("n2",))]
+
+
+def test_no_agent_at_all(environ: dict[str, str]) -> None:
+    with pytest.raises(RunFailed, match=r"no agent could be started.*\nn3: Slurm cannot start a task there"):
+        interrupted(("n3",), environ, "probed")
+    with pytest.raises(HpcMpError, match="no interface ib7"):
+        interrupted(("n1", "n2"), environ, "probed", interface="ib7")

@@ -1,0 +1,317 @@
+"""Training on a real multi-host Slurm: the same numbers as one process, through signals, failures and dead nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layouts import run_plain
+from slurm_jobs import EIGHT, TWO, close, emulated, hpc_mp, launch, logs, losses, steps, submit, until, write_job
+from slurm_lab.cluster import Cluster
+from slurm_lab.lab import Lab
+
+from hpc_mp.job import load_job
+from hpc_mp.rundir import RunDirectory, read_json, read_lines
+
+pytestmark = pytest.mark.timeout(900)
+
+ORDINARY = "nobody"
+# A module that Python imports by itself: it lets one rank fail in a step of its choice, without a hook in the product.
+FAULT = '''
+import os, sys, threading, time
+def fault(self, step):
+    {fault}
+def wait():
+    while "hpc_mp.train.rank.trainer" not in sys.modules or not hasattr(sys.modules["hpc_mp.train.rank.trainer"], "Trainer"):
+        time.sleep(0.01)
+    trainer = sys.modules["hpc_mp.train.rank.trainer"].Trainer
+    original = trainer._step
+    def step(self, step, *rest):
+        if (os.environ["SLURMD_NODENAME"], os.environ["SLURM_LOCALID"], step) == ("{node}", "{local}", {step}):
+            fault(self, step)
+        return original(self, step, *rest)
+    trainer._step = step
+if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read():
+    threading.Thread(target=wait, daemon=True).start()
+'''
+
+
+@pytest.fixture
+def job(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A job file on the file system that all nodes share."""
+    directory = lab.share / f"with a space {request.node.name.partition('[')[0]} {os.urandom(2).hex()}"
+    yield write_job(directory)
+    lab.mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def with_fault(job: Path, fault: str, node: str, local: int, step: int) -> tuple[str, ...]:
+    """Overrides that plant a fault in the rank on ``node`` with that local rank."""
+    place = job.parent / "fault"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(FAULT.format(fault=fault, node=node, local=local, step=step))
+    return (f"environment.set.PYTHONPATH={place}",)
+
+
+def plain(job: Path, overrides: tuple[str, ...]) -> list[float]:
+    return list(run_plain(load_job(job, overrides)).losses)
+
+
+def history(run: RunDirectory) -> list[dict[str, Any]]:
+    return read_lines(run.path / "history.jsonl")
+
+
+def state(lab: Cluster, job_id: str) -> str:
+    return lab.run(["squeue", "--noheader", "--states=all", "--format=%T", "--jobs", job_id]).stdout.strip()
+
+
+# --- the same numbers ------------------------------------------------------------------------------------------------
+
+
+def test_eight_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path) -> None:
+    ended = launch(lab, job, EIGHT)
+    assert ended["state"] == "completed"
+    assert close(losses(ended["run"]), plain(job, EIGHT))
+    ranks = read_lines(Path(ended["run"]) / "ranks.jsonl")
+    assert {(line["rank"], line["node"]) for line in ranks} == {(rank, f"n{1 + rank // 2}") for rank in range(8)}
+
+
+FORMS: dict[str, tuple[str, ...]] = {
+    "cyclic": ('parallel.rank_map="cyclic"',),
+    "rank 0 on the last node": ("parallel.rank_map=[3,3,1,2,2,1,0,0]",),
+    "heterogeneous": ("slurm.components=[{nodes=1}, {nodes=3}]",),
+    "pmix": ('slurm.mpi="pmix"',),
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_start_gives_the_same_numbers(lab: Cluster, job: Path, form: str) -> None:
+    listed = lab.run(["srun", "--mpi=list"])
+    if form == "pmix" and form not in listed.stdout + listed.stderr:
+        pytest.skip("this Slurm has no pmix: install libpmix-dev")
+    ended = launch(lab, job, (*EIGHT, *FORMS[form]))
+    assert close(losses(ended["run"]), emulated(job, EIGHT)), form
+
+
+@pytest.mark.prove
+def test_an_ordinary_user_gets_the_same_numbers(lab: Cluster, job: Path) -> None:
+    ended = launch(lab, job, EIGHT, user=ORDINARY)
+    assert Path(ended["run"]).owner() == ORDINARY
+    shutil.rmtree(job.parent / "runs")
+    assert close(losses(launch(lab, job, EIGHT)["run"]), emulated(job, EIGHT))
+
+
+@pytest.mark.prove
+def test_an_array_is_three_jobs(lab: Cluster, job: Path) -> None:
+    array = 'slurm.array=[{"train.seed"=7}, {"train.seed"=8}, {"train.seed"=7}]'
+    launch(lab, job, (*TWO, array))
+    runs = sorted(job.parent.glob("runs/exact/[0-9]*"))
+    first, second, third = map(losses, runs)
+    assert first == third and close(first, emulated(job, TWO)) and not close(first, second)
+
+
+POLLUTION = {
+    "PYTHONPATH": "/nonexistent", "PYTHONHOME": "/nonexistent", "NCCL_SOCKET_IFNAME": "nowhere", "GLOO_SOCKET_IFNAME": "nowhere",
+    "CUDA_VISIBLE_DEVICES": "7", "SLURM_NTASKS": "3", "SLURM_PROCID": "2", "SBATCH_PARTITION": "nowhere", "RANK": "5",
+    "WORLD_SIZE": "99", "MASTER_ADDR": "nowhere", "MASTER_PORT": "1", "SRUN_CPUS_PER_TASK": "9", "SLURM_EXPORT_ENV": "NONE",
+    "OMP_NUM_THREADS": "64", "SLURM_DISTRIBUTION": "cyclic", "HPC_MP_TOKEN": "old", "HF_HOME": "/nonexistent",
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("how", ["polluted", "export none"])
+def test_the_environment_of_the_job_is_what_the_script_says(lab: Cluster, job: Path, how: str) -> None:
+    polluted = {name: value for name, value in POLLUTION.items() if not name.startswith("PYTHON")}
+    environ = {"SBATCH_EXPORT": "NONE"} if how == "export none" else polluted
+    overrides = (*TWO, 'slurm.extra.export="NONE"') if how == "export none" else TWO
+    assert losses(launch(lab, job, overrides, environ=environ)["run"]) == losses(launch(lab, job, TWO)["run"])
+
+
+@pytest.mark.prove
+def test_a_step_of_a_larger_allocation_with_few_cpus(lab: Cluster, job: Path) -> None:
+    words = [word for override in TWO for word in ("--set", override)]
+    done = lab.run(["salloc", "--nodes=3", *hpc_mp("launch", job, "--json", *words)], cwd=job.parent, timeout=120)
+    assert done.returncode == 0, f"{done.stderr}\n{logs(job)}"
+    assert close(losses(json.loads(done.stdout)["run"]), emulated(job, TWO))
+
+
+# --- stopping and going on -------------------------------------------------------------------------------------------
+
+
+LONG = (*TWO, "train.steps=40", "checkpoint.every=5")
+SHARED = (*LONG, "job.ranks_per_node=2", "parallel.tensor=2")
+
+
+def test_usr2_saves_requeues_and_changes_no_number(lab: Cluster, job: Path) -> None:
+    assert stop_and_compare(lab, job, LONG, emulated(job, LONG), lambda run: steps(run) >= 10) == 2
+
+
+def stop_and_compare(lab: Cluster, job: Path, overrides: tuple[str, ...], expected: list[float], ready: Any) -> int:
+    """Send USR2 when ``ready``; the run must end by itself with the expected losses. Returns the number of its starts."""
+    run, job_id = submit(lab, job, overrides)
+    until(lambda: ready(run), "ready for the signal")
+    lab.run(["scancel", "--signal=USR2", job_id])
+    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED", "CANCELLED"), "the job's end", 240)
+    assert state(lab, job_id) == "COMPLETED", logs(job)
+    assert losses(run.path) == expected
+    stopped = [end for end in history(run) if end["kind"] == "stopped"]
+    for end, following in zip(stopped, history(run)[1:], strict=False):
+        first = next((line["step"] for line in read_lines(run.metrics) if line["attempt"] == following["attempt"]), None)
+        assert first in (None, end["step"] + 1), "a step was lost or done twice"
+    assert not list(run.checkpoints.glob(".step*"))
+    return len(history(run))
+
+
+class Moment:
+    """True so many seconds after a run's first start, or while its first checkpoint is written."""
+
+    def __init__(self, number: int) -> None:
+        self._saving = number % 5 == 4
+        self._seconds = random.Random(number).uniform(0.0, 13.0)
+        self._began: float | None = None
+
+    def __call__(self, run: RunDirectory) -> bool:
+        if self._saving:
+            return any(run.checkpoints.glob(".step*"))
+        if self._began is None and run.incarnation.exists():
+            self._began = time.monotonic()
+        return self._began is not None and time.monotonic() - self._began > self._seconds
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(3600)
+def test_usr2_at_twenty_random_moments(lab: Cluster, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    longer = (*TWO, "train.steps=150", "checkpoint.every=5")
+    expected = emulated(job, longer)
+    starts = []
+    for number in range(20):
+        starts.append(stop_and_compare(lab, job, longer, expected, Moment(number)))
+        shutil.rmtree(job.parent / "runs" / "exact")
+    with capsys.disabled():
+        print(f"\n20 stops: starts per run {starts}")
+    assert sum(count == 2 for count in starts) >= 15  # before srun has started a task Slurm gives the signal to nobody
+
+
+def test_cancel_saves_and_resume_goes_on(lab: Cluster, job: Path) -> None:
+    run, job_id = submit(lab, job, LONG)
+    until(lambda: steps(run) >= 12, "some steps")
+    assert json.loads(lab.run(hpc_mp("status", run.path, "--json"), check=True).stdout)["state"] == "running"
+    lab.run(hpc_mp("cancel", run.path), check=True, timeout=150)
+    done = steps(run)
+    until(lambda: state(lab, job_id) == "COMPLETED", "the job's end")
+    assert [(end["kind"], end["action"], end["step"]) for end in history(run)] == [("stopped", "done", done)]
+    assert json.loads(lab.run(hpc_mp("status", run.path, "--json"), check=True).stdout)["state"] == "stopped"
+    ended = launch(lab, job, LONG, "--resume")
+    assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, LONG)
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_raises_ends_the_job_soon_and_says_so_last(lab: Cluster, job: Path) -> None:
+    fault = with_fault(job, 'raise RuntimeError("planted")', node="n2", local=0, step=2)
+    run, job_id = submit(lab, job, (*LONG, *fault))
+    until(lambda: list(run.path.glob("failures/attempt-*-rank-*.json")), "a failure")
+    took = until(lambda: state(lab, job_id) == "FAILED", "the job's end")
+    assert took < 15
+    [end] = history(run)
+    assert (end["kind"], end["action"]) == ("error", "fail")
+    document = read_json(run.path / "outcome.json")
+    for word in ("rank 1", "n2", "dp 1", "RuntimeError: planted"):
+        assert word in document["cause"]["message"], document
+    shown = lab.run(hpc_mp("logs", run.path), check=True).stdout
+    for word in ("rank 1", "n2", "dp 1", "RuntimeError: planted"):
+        assert word in "".join(shown.splitlines(keepends=True)[-3:]), shown
+    assert json.loads(lab.run(hpc_mp("status", run.path, "--json"), check=True).stdout)["state"] == "failed"
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("rank", "local", "coordinates", "overrides"), [
+    (1, 0, "dp 1, pp 0, tp 0", LONG),
+    (2, 0, "dp 1, pp 0, tp 0", SHARED),  # two ranks on each node
+    (3, 1, "dp 1, pp 0, tp 1", SHARED),
+])
+def test_a_rank_that_eats_all_memory_is_named(rank: int, local: int, coordinates: str, overrides: tuple[str, ...]) -> None:
+    with Lab(2, overrides={"JobAcctGatherParams": "OverMemoryKill"}) as lab:
+        job = write_job(lab.share / "job")
+        eat = "x = [os.urandom(2**26) for _ in range(48)]; time.sleep(20)"
+        fault = with_fault(job, eat, node="n2", local=local, step=2)
+        run, job_id = submit(lab, job, (*overrides, *fault, "slurm.extra.mem=2000"))
+        until(lambda: state(lab, job_id) in ("FAILED", "OUT_OF_MEMORY"), "the job's end", 180)
+        document = read_json(run.path / "outcome.json")
+        assert f"rank {rank} ({coordinates}) on n2 ran out of memory" in document["cause"]["message"], document
+        assert [(end["kind"], end["action"]) for end in history(run)] == [("memory", "fail")]
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("fault", ["dead", "back within 5 s", "link cut"])
+def test_a_lost_node_is_replaced_by_the_spare(lab: Cluster, job: Path, fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    three = ("job.nodes=3", "job.ranks_per_node=1", "train.global_batch=24", "train.steps=60", "checkpoint.every=5",
+             "job.heartbeat_timeout=10")
+    expected = emulated(job, three)
+    run, job_id = submit(lab, job, three)
+    until(lambda: steps(run) >= 12, "some steps")
+    victim = read_json(run.incarnation)["hosts"][1]
+    began = time.time()
+    if fault == "link cut":
+        lab.link(victim, up=False)
+    else:
+        lab.kill(victim)
+    if fault == "back within 5 s":
+        time.sleep(3)
+        lab.boot(victim)
+    until(lambda: any(line["attempt"] > 1 for line in read_lines(run.metrics)), "a step of the next start", 240)
+    took = time.time() - began
+    with capsys.disabled():
+        print(f"\n{fault}: {took:.1f} s from the fault to the first new step")
+    if fault == "link cut":
+        lab.link(victim, up=True)  # what still runs there comes back, and must change nothing
+    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED"), "the job's end", 240)
+    assert losses(run.path) == expected, logs(job)
+    assert victim not in read_json(run.incarnation)["hosts"]
+    if fault == "dead":
+        lab.boot(victim)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+def test_twenty_requeues_with_exclusion_hold_no_job(lab: Cluster) -> None:
+    run = lab.share / "requeue" / "0001"
+    run.mkdir(parents=True)
+    script = run / "job.sbatch"
+    checkout = Path(__file__).parents[2]
+    (run / "again.py").write_text(f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(checkout)!r})
+from hpc_mp.supervisor.requeue import exclude, requeue
+restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+node = f"n{{1 + restart % 3}}"
+job_id = os.environ["SLURM_JOB_ID"]
+refused = requeue(job_id, restart, Path({str(script)!r})) or exclude(job_id, [node], needed=1)
+print("refused:", refused, "without", node, flush=True)
+""")
+    log = run / "log"
+    log.touch()
+    log.chmod(0o666)
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=1 --requeue --open-mode=append\n"
+                      f"#SBATCH --output={log}\ntrap '' TERM USR2\n"
+                      "echo start ${SLURM_RESTART_COUNT:-0} on $SLURM_JOB_NODELIST\n"
+                      f'[ "${{SLURM_RESTART_COUNT:-0}}" -ge 20 ] || {sys.executable} {run}/again.py\n')
+    done = lab.run(["sbatch", "--parsable", str(script)], user=ORDINARY, check=True)
+    job_id = done.stdout.strip()
+    until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED", "CANCELLED"), "20 requeues", 900)
+    said = log.read_text()
+    assert state(lab, job_id) == "COMPLETED" and said.count("refused: None") == 20, said
+    nodes = [line.split()[-1] for line in said.splitlines() if line.startswith("start")]
+    without = [line.split()[-1] for line in said.splitlines() if line.startswith("refused")]
+    assert len(nodes) == 21 and all(node not in without[:number] for number, node in enumerate(nodes)), said

@@ -1,0 +1,119 @@
+"""Which platform a machine is: recorded and rebuilt trees, small machines made here, and marks that are missing or misleading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from machines.tree import KINDS, broken, tree
+
+from hpc_mp.base.command import NoAnswer
+from hpc_mp.cluster.node.source import Source
+from hpc_mp.environment.detect import platform
+from hpc_mp.environment.machine import Shown, read_machine
+from hpc_mp.environment.profiles import load_profiles
+
+WANTED = {"ndv4": "azure-ndv4", "ndv5": "azure-ndv5", "ndh200v5": "azure-ndh200v5", "gb200": "azure-gb200", "p4d": "aws-efa",
+          "p5": "aws-efa", "ethernet": "ethernet"}
+
+
+def silent(argv: object) -> str:
+    raise NoAnswer("no program")
+
+
+@pytest.mark.parametrize("kind", sorted(WANTED))
+def test_trees_of_real_machine_kinds(kind: str) -> None:
+    found = platform(read_machine(tree(kind)))
+    assert found.name == WANTED[kind] and found.evidence
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_host_name_says_nothing(kind: str) -> None:
+    named = broken(kind, {"/etc/hostname": "ip-10-0-0-1.p5.48xlarge.a3-megagpu.ndv5", "/proc/sys/kernel/hostname": "p5en-gb200"})
+    assert platform(read_machine(named)).name == platform(read_machine(tree(kind))).name
+
+
+def test_the_evidence_names_what_was_seen() -> None:
+    said = " | ".join(platform(read_machine(tree("ndh200v5"))).evidence)
+    for words in ("Microsoft Corporation", "8 × nvidia 0x2335", "RDMA over InfiniBand: mlx5_ib0", "RDMA over Ethernet: mlx5_an0"):
+        assert words in said, said
+    assert "EFA: 32" in " ".join(platform(read_machine(tree("p5"))).evidence)
+
+
+# --- marks, one by one ------------------------------------------------------------------------------------------------
+
+BARE = Shown("", "", (), {}, (), (), (), ("lo",), None)
+H100, H200 = ("nvidia 0x2330",) * 8, ("nvidia 0x2335",) * 8
+BAND, ROCE = {f"mlx5_{at}": ("InfiniBand",) for at in range(8)}, {f"mlx5_{at}": ("Ethernet",) for at in range(8)}
+GOOGLE = replace(BARE, vendor="Google", product="Google Compute Engine")
+
+
+@pytest.mark.parametrize(("machine", "wanted"), [
+    (BARE, "ethernet"),
+    (replace(BARE, gpus=H100), "ethernet"),
+    # Azure by its firmware and its GPUs, all of them
+    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x20b2",) * 8, layers=BAND), "azure-ndv4"),
+    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x1db5",) * 8), "azure-ndv2"),
+    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x20b5",) * 4), "azure-ncv4"),
+    (replace(BARE, vendor="Microsoft Corporation", gpus=H100[:2]), "ethernet"),
+    (replace(BARE, vendor="Microsoft Corporation", gpus=(*H100[:7], "nvidia 0x2335"), layers=BAND), "infiniband"),
+    (replace(BARE, vendor="Dell Inc.", gpus=H100, layers=BAND), "infiniband"),
+    # accelerated networking is no RoCE fabric
+    (replace(BARE, vendor="Microsoft Corporation", gpus=("nvidia 0x1eb8",), layers={"mlx5_an0": ("Ethernet",)}), "ethernet"),
+    # AWS by its EFA adapters, which are no InfiniBand
+    (replace(BARE, vendor="Amazon EC2", gpus=H100, layers={"rdmap0": ("Unknown",)}, efa=("rdmap0",)), "aws-efa"),
+    (replace(BARE, vendor="Amazon EC2", gpus=H100), "ethernet"),
+    # Google by the number of gVNICs, and by RDMA
+    (replace(GOOGLE, gpus=H100, drivers=("gve",) * 5), "gcp-a3-high"),
+    (replace(GOOGLE, gpus=H100, drivers=("gve",) * 9), "gcp-a3-mega"),
+    (replace(GOOGLE, gpus=H100, drivers=("gve",)), "ethernet"),
+    (replace(GOOGLE, gpus=H200, layers=ROCE), "gcp-a3-ultra"),
+    (replace(GOOGLE, gpus=("nvidia 0x2901",) * 8, layers=ROCE), "gcp-a3-ultra"),
+    # HPE
+    (replace(BARE, vendor="HPE", gpus=("nvidia 0x20b0",) * 4, cxi=("cxi0", "cxi1")), "slingshot"),
+    (replace(BARE, vendor="HPE", gpus=("amd 0x7408",) * 8, cxi=("cxi0",)), "slingshot-amd"),
+    # anybody's
+    (replace(BARE, gpus=H100, layers=ROCE), "roce"),
+    (replace(BARE, gpus=H100, layers=ROCE | {"mlx5_9": ("InfiniBand",)}), "infiniband"),
+    (replace(BARE, layers=ROCE), "ethernet"),
+])
+def test_platforms(machine: Shown, wanted: str) -> None:
+    assert platform(machine).name == wanted
+
+
+def test_without_profiles_there_is_no_platform() -> None:
+    assert platform(BARE, []).name is None
+    assert platform(BARE, [profile for profile in load_profiles() if profile.detect is None]).name is None
+
+
+def test_a_machine_made_of_files_alone(tmp_path: Path) -> None:
+    """a3-megagpu-8g as Google's documentation shows it: nothing but sysfs is read."""
+    def put(path: str, text: str) -> None:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    put("sys/class/dmi/id/sys_vendor", "Google\n")
+    for at in range(8):
+        base = f"sys/bus/pci/devices/0000:0{at}:00.0"
+        for name, text in (("vendor", "0x10de"), ("device", "0x2330"), ("class", "0x030200")):
+            put(f"{base}/{name}", text + "\n")
+    for at in range(9):
+        base = tmp_path / f"sys/class/net/enp{at}s0"
+        (base / "device").mkdir(parents=True)
+        (base / "device/driver").symlink_to("../../../bus/pci/drivers/gve")
+    machine = read_machine(Source(tmp_path, silent))
+    assert platform(machine).name == "gcp-a3-mega"
+    assert machine.route is None and len(machine.interfaces) == 9
+
+
+def test_a_machine_that_shows_nothing_is_no_error(tmp_path: Path) -> None:
+    machine = read_machine(Source(tmp_path, silent))
+    assert machine == replace(BARE, interfaces=())
+    assert platform(machine).evidence[0] == "firmware: not shown"
+
+
+@pytest.mark.parametrize("kind", ["ndv5", "p5"])
+def test_a_container_that_hides_the_firmware_leaves_the_fabric(kind: str) -> None:
+    hidden = broken(kind, {"/sys/class/dmi/id/sys_vendor": None, "/sys/class/dmi/id/product_name": None})
+    assert platform(read_machine(hidden)).name == {"ndv5": "infiniband", "p5": "aws-efa"}[kind]

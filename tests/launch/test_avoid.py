@@ -1,0 +1,37 @@
+"""Nodes in the ledger are left out of new jobs, where that leaves enough."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_mp.cluster.bad_nodes import Finding
+from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.job import resolve
+from hpc_mp.launch.avoid import avoid
+
+PARTITION = Partition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
+
+
+def bad(*nodes: str) -> dict[str, Finding]:
+    return {node: Finding(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
+
+
+@pytest.mark.parametrize(("nodes", "extra", "found", "excluded", "words"), [
+    (2, {}, (), None, None),
+    (2, {}, ("n3",), "n3", "avoided: n3 (lost: n3 vanished)"),
+    (2, {"exclude": "n4"}, ("n3",), "n[4,3]", "avoided: n3"),
+    (2, {"exclude": "n3"}, ("n3",), "n3", None),
+    (2, {}, ("x9",), None, None),
+    (4, {}, ("n3",), None, "not avoided, as only 3 other nodes are there: n3"),
+    (3, {"exclude": "n1"}, ("n2",), "n1", "not avoided, as only 2 other"),
+])
+def test_bad_nodes(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: str | None, words: str | None) -> None:
+    spec = resolve({"job": {"nodes": nodes}, "model": {"config": {"model_type": "gpt2"}},
+                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 12},
+                    "slurm": {"extra": extra}}, Path("/"))
+    settled, said = avoid(spec, PARTITION, bad(*found))
+    assert settled.slurm.extra.get("exclude") == excluded
+    assert (said or "").startswith(words or "") and (said is None) == (words is None)

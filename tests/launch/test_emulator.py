@@ -1,0 +1,259 @@
+"""Emulated ranks: started right, ended together, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import emulated
+import psutil
+import pytest
+from launching import HERE, environment, mark, marked, until
+
+from hpc_mp.launch.backends.interrupts import Interrupts
+from hpc_mp.launch.backends.watch import Ended, Exit
+from hpc_mp.rundir import RunDirectory, create_run
+
+__all__ = ["mark"]  # a fixture
+
+# Makes standard input the controlling terminal, so that Ctrl-C written to its other end becomes SIGINT.
+ON_TERMINAL = """import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return create_run(tmp_path, "job")
+
+
+def emulate(run: RunDirectory, ranks: int, mark: str, path: Path | None = None, **deeds: str) -> Ended:
+    return emulated.emulate(run, ranks, environment(mark, path, **deeds))
+
+
+def seconds(ended: Ended) -> float:
+    """From the first rank's end to the last one's."""
+    times = [end.time for end in ended.exits]
+    return max(times) - min(times)
+
+
+def by_rank(ended: Ended) -> dict[int, Exit]:
+    return {end.rank: end for end in ended.exits}
+
+
+# --- a good run -------------------------------------------------------------------------------------------------------
+
+
+def test_eight_ranks_are_forked_right(run: RunDirectory, mark: str) -> None:
+    ended = emulate(run, 8, mark, DEED="tell", SHARED="yes")
+    assert {end.rank: end.code for end in ended.exits} == dict.fromkeys(range(8), 0)
+    assert ended.broken is None and not ended.asked
+    told = [json.loads((run.path / f"told-{rank}.json").read_text()) for rank in range(8)]
+    for rank, one in enumerate(told):
+        assert one["environ"]["SLURM_PROCID"] == str(rank) and one["environ"]["SHARED"] == "yes"
+        assert one["cwd"] == os.getcwd()
+        assert one["sigint"] and one["sigterm"] and one["sigchld"]
+        assert one["fds"]["0"] == os.devnull
+        assert one["fds"]["1"] == one["fds"]["2"] == str(run.rank_log(rank))
+        assert str(run.path / ".lock") in one["fds"].values()
+        sockets = [where for where in one["fds"].values() if where.startswith("socket:")]
+        assert len(sockets) == (rank == 0) and one["listening"] == (rank == 0)
+        assert not one["torch"]
+    assert len({one["parent"] for one in told}) == 1
+    assert [run.rank_log(rank).read_text() for rank in range(8)] == [f"rank {rank} lives\n" for rank in range(8)]
+
+
+def test_ranks_compute_with_the_torch_that_was_imported_once(run: RunDirectory, mark: str) -> None:
+    modules = ("torch", "transformers.models.gpt2.modeling_gpt2")
+    ended = emulated.emulate(run, 4, environment(mark, DEED="multiply", OMP_NUM_THREADS="2"), modules)
+    assert {end.rank: end.code for end in ended.exits} == dict.fromkeys(range(4), 0), run.rank_log(0).read_text()
+    for rank in range(4):
+        assert run.rank_log(rank).read_text() == f"rank {rank} lives\nsame True, several threads True\n"
+
+
+def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str, tmp_path: Path) -> None:
+    (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
+    ended = emulate(run, 2, mark, tmp_path)
+    assert ended.exits == ()
+    assert ended.broken == ("what ranks need cannot be imported "
+                            "(ModuleNotFoundError: No module named 'a_library_that_is_not_there')")
+
+
+def test_the_current_directory_is_not_on_the_path(run: RunDirectory, mark: str, tmp_path: Path,
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "selectors.py").write_text("raise SystemExit('a stranger was imported')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    ended = emulate(run, 1, mark)
+    assert ended.broken is None and by_rank(ended)[0].code == 0
+
+
+# --- a rank that ends badly ends the others ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("deed", "code", "logged"), [("fail", 1, "ValueError: boom"), ("segfault", -11, "")])
+def test_one_bad_end_ends_all(run: RunDirectory, mark: str, deed: str, code: int, logged: str) -> None:
+    ended = emulate(run, 8, mark, DEED="hang", DEED_3=deed)
+    exits = by_rank(ended)
+    assert len(exits) == 8 and exits[3].code == code and not exits[3].ours
+    assert all(end.code == -signal.SIGTERM and end.ours for rank, end in exits.items() if rank != 3)
+    assert logged in run.rank_log(3).read_text()
+    assert 2 < seconds(ended) < 5
+    assert not ended.asked and ended.broken is None
+
+
+def test_a_rank_deaf_to_sigterm_is_killed(run: RunDirectory, mark: str) -> None:
+    ended = emulate(run, 3, mark, DEED="hang_deaf", DEED_1="killed")
+    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: -9, 1: -9, 2: -9}
+    assert [by_rank(ended)[rank].ours for rank in range(3)] == [True, False, True]
+    assert 2 < seconds(ended) < 5
+
+
+def test_a_rank_that_does_not_end_with_the_others_is_ended(run: RunDirectory, mark: str) -> None:
+    ended = emulate(run, 3, mark, DEED_1="hang", LAG="0.5")
+    assert {rank: (end.code, end.ours) for rank, end in by_rank(ended).items()} == {
+        0: (0, False), 1: (-signal.SIGTERM, True), 2: (0, False)}
+    assert 0.5 < seconds(ended) < 2
+
+
+def test_echoes_are_collected_before_anything_is_killed(run: RunDirectory, mark: str) -> None:
+    ended = emulate(run, 4, mark, DEED="echo", DEED_2="killed")
+    exits = by_rank(ended)
+    assert {rank: end.code for rank, end in exits.items()} == {0: 1, 1: 1, 2: -9, 3: 1}
+    assert min(exits.values(), key=lambda end: end.time).rank == 2
+    assert not any(end.ours for end in exits.values())
+    assert seconds(ended) < 2
+
+
+def test_an_exit_code_is_passed_on(run: RunDirectory, mark: str) -> None:
+    ended = emulate(run, 2, mark, DEED="echo", DEED_0="leave")
+    assert {rank: end.code for rank, end in by_rank(ended).items()} == {0: 7, 1: 1}
+
+
+# --- a launcher in a process of its own -------------------------------------------------------------------------------
+
+
+class Launcher:
+    """``python emulated.py``, optionally on a terminal of its own."""
+
+    def __init__(self, run: RunDirectory, ranks: int, mark: str, path: Path | None = None, terminal: bool = False,
+                 **deeds: str) -> None:
+        self.run, self.ranks, self.mark = run, ranks, mark
+        command = [sys.executable, str(HERE / "emulated.py"), str(run.path), str(ranks)]
+        environ = environment(mark, path, **deeds)
+        self.out = run.path / "out"
+        self.err = run.path / "err"
+        with open(self.out, "w") as out, open(self.err, "w") as err:
+            if terminal:
+                self.keyboard, inside = pty.openpty()
+                self.process = subprocess.Popen([sys.executable, "-c", ON_TERMINAL, *command], stdin=inside, stdout=out,
+                                                stderr=err, env=environ, start_new_session=True)
+                os.close(inside)
+            else:
+                self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
+
+    def wait_for(self, word: str) -> None:
+        until(lambda: len(list(self.run.path.glob(f"{word}-*"))) == self.ranks)
+
+    def zygote(self) -> psutil.Process:
+        return next(p for p in psutil.Process(self.process.pid).children() if "hpc_mp.launch.emulator.zygote" in p.cmdline())
+
+    def ended(self, seconds: float = 5.0) -> Ended:
+        assert self.process.wait(seconds) == 0, self.err.read_text()
+        document = json.loads(self.out.read_text())
+        return Ended(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "Ctrl-C"])
+def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: str) -> None:
+    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="save_and_stop")
+    launcher.wait_for("ready")
+    if how == "Ctrl-C":
+        os.write(launcher.keyboard, b"\x03")
+    else:
+        launcher.process.send_signal(signal.Signals[how])
+    ended = launcher.ended()
+    assert [end.code for end in ended.exits] == [75] * 4 and ended.asked
+    assert "saving at the next step" in launcher.err.read_text()
+    assert "KeyboardInterrupt" not in launcher.err.read_text()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C"])
+def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> None:
+    launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="hang_deaf")
+    launcher.wait_for("alive")
+    for word in ("saving", "killed"):
+        if how == "Ctrl-C":
+            os.write(launcher.keyboard, b"\x03")
+        else:
+            launcher.process.send_signal(signal.Signals[how])
+        until(lambda word=word: word in launcher.err.read_text())
+    ended = launcher.ended()
+    assert [end.code for end in ended.exits] == [-9] * 4 and all(end.ours for end in ended.exits) and ended.asked
+
+
+def test_a_closed_terminal_never_kills() -> None:
+    """Kernel and shell may each send a SIGHUP, and it may follow a Ctrl-C; a signal of another kind then does kill."""
+    with Interrupts() as interrupts:
+        for number, count in ((signal.SIGHUP, 1), (signal.SIGHUP, 0), (signal.SIGTERM, 1), (signal.SIGHUP, 0)):
+            os.kill(os.getpid(), number)
+            assert interrupts.received() == count
+
+
+def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+    old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts() as interrupts:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert interrupts.received() == 0
+    finally:
+        signal.signal(signal.SIGHUP, old)
+
+
+def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str) -> None:
+    launcher = Launcher(run, 4, mark, DEED="hang_deaf")
+    launcher.wait_for("alive")
+    assert len(marked(mark)) == 6
+    launcher.process.kill()
+    launcher.process.wait()
+    until(lambda: not marked(mark), 3)
+
+
+def test_a_zygote_that_still_imports_ends_after_its_launcher(run: RunDirectory, mark: str, tmp_path: Path) -> None:
+    slow = f"import pathlib, time\npathlib.Path({str(run.path)!r}, 'importing').touch()\ntime.sleep(2)\n"
+    (tmp_path / "emulated.py").write_text(slow)
+    launcher = Launcher(run, 1, mark, tmp_path)
+    until(lambda: (run.path / "importing").exists())
+    launcher.process.kill()
+    launcher.process.wait()
+    until(lambda: not marked(mark), 5)
+
+
+def test_ranks_do_not_outlive_a_killed_zygote(run: RunDirectory, mark: str) -> None:
+    launcher = Launcher(run, 4, mark, DEED="hang_deaf")
+    launcher.wait_for("alive")
+    launcher.zygote().kill()
+    ended = launcher.ended()
+    assert ended.exits == ()
+    assert ended.broken is not None and "was killed by SIGKILL" in ended.broken
+    until(lambda: not marked(mark), 3)
+
+
+def test_a_rank_killed_from_outside_is_told_apart(run: RunDirectory, mark: str) -> None:
+    launcher = Launcher(run, 4, mark, DEED="hang")
+    launcher.wait_for("alive")
+    ranks = sorted(launcher.zygote().children(), key=lambda p: p.pid)
+    ranks[2].kill()
+    ended = launcher.ended()
+    assert [end.rank for end in ended.exits if not end.ours] == [2]
+
+
+def test_the_check_for_left_overs_can_fail(mark: str) -> None:
+    with subprocess.Popen(["sleep", "60"], env=environment(mark)) as left:
+        assert [process.pid for process in marked(mark)] == [left.pid]
+        left.kill()

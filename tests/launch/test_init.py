@@ -1,0 +1,244 @@
+"""``hpc-mp init``: what it writes loads, fits what was found, and nothing is overwritten."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from launching import answers, silent
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
+from hpc_mp.cluster.node.gpus import Gpu
+from hpc_mp.cluster.slurm.limits import Association, Door, Quality, Terms, door, qualities, terms
+from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.cluster.slurm.site import Machine, Site
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.first_job import job_text
+from hpc_mp.launch.render import render
+from hpc_mp.train.data.files import find_files
+
+GIB = 2**30
+LAPTOP = Machine(2, 8 * GIB, ())
+
+
+def site(gpus: tuple[tuple[str | None, int], ...] = (("h100", 8),), nodes: int = 4, limit: str | None = None,
+         accounts: tuple[str, ...] = ("proj",), qos: str | None = None, per_user: Mapping[str, int] | None = None) -> Site:
+    kind = NodeKind(tuple(f"g{n}" for n in range(nodes)), 128, 1000 * GIB, gpus)
+    partition = Partition("gpu", True, True, limit, (kind,))
+    terms = Terms(next(iter(accounts), None), qos, Quality("q", None, per_user or {}), limit)
+    return Site((23, 11), (partition,), partition, kind, 126, accounts, terms)
+
+
+def load(tmp_path: Path, machine: Machine, found: Site | None = None) -> JobSpec:
+    path = tmp_path / "job.toml"
+    path.write_text(job_text(machine, found), encoding="utf-8")
+    return load_job(path)
+
+
+def layout(spec: JobSpec) -> tuple[int, int, int, int, int]:
+    return spec.job.nodes, spec.job.ranks_per_node, spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree
+
+
+@pytest.mark.parametrize(("machine", "expected"), [
+    (LAPTOP, (2, 2, 2, 2, 1)),
+    (Machine(64, 256 * GIB, ()), (2, 2, 2, 2, 1)),
+    (Machine(1, 8 * GIB, ()), (2, 1, 1, 2, 1)),
+    (Machine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)),
+    (Machine(1, GIB, ()), (1, 1, 1, 1, 1)),
+    (Machine(16, 64 * GIB, (Gpu(0, "H200", 141 * GIB),)), (1, 1, 1, 1, 1)),
+    (Machine(16, 64 * GIB, (Gpu(0, "A", None), Gpu(1, "A", None), Gpu(2, "A", None))), (1, 3, 1, 1, 3)),
+    (Machine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2)),
+])
+def test_without_slurm(tmp_path: Path, machine: Machine, expected: tuple[int, ...]) -> None:
+    spec = load(tmp_path, machine)
+    assert layout(spec) == expected
+    assert spec.job.device == "auto"
+    assert spec.slurm.partition is None
+    assert find_files(spec.data.files)
+
+
+def test_the_small_model_is_small(tmp_path: Path) -> None:
+    small = load(tmp_path, LAPTOP).model.config
+    large = load(tmp_path, replace(LAPTOP, gpus=(Gpu(0, "H200", 141 * GIB),))).model.config
+    assert small and large
+    assert small["n_embd"] < large["n_embd"]
+    assert load(tmp_path, LAPTOP).train.steps == 20
+
+
+@pytest.mark.parametrize(("found", "expected"), [
+    (site(), (2, 8, 2, 2, 4)),
+    (site(nodes=1), (1, 8, 2, 2, 2)),
+    (site(gpus=((None, 1),)), (2, 1, 1, 2, 1)),
+    (site(gpus=((None, 3),), nodes=1), (1, 3, 1, 1, 3)),
+    (site(gpus=()), (2, 2, 2, 2, 1)),
+    (site(per_user={"gres/gpu": 8}), (1, 8, 2, 2, 2)),
+    (site(per_user={"gres/gpu": 12}), (1, 8, 2, 2, 2)),
+    (site(per_user={"gres/gpu": 4}), (1, 4, 2, 2, 1)),
+    (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
+    (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1)),
+])
+def test_with_slurm(tmp_path: Path, found: Site, expected: tuple[int, ...]) -> None:
+    spec = load(tmp_path, LAPTOP, found)
+    assert layout(spec) == expected
+    assert spec.slurm.partition == "gpu"
+    assert spec.slurm.account == "proj"
+    render(spec, tmp_path, ClusterFacts(found.version), python="/usr/bin/python3")
+
+
+def test_a_gpu_brings_its_share_of_the_node(tmp_path: Path) -> None:
+    spec = load(tmp_path, LAPTOP, site())
+    assert spec.slurm.gpu_type == "h100"
+    assert spec.slurm.extra == {"cpus-per-task": 15, "mem": "0"}
+    assert "#SBATCH --gpus-per-node=h100:8\n" in render(spec, tmp_path, python="/usr/bin/python3").text
+
+
+def test_nodes_without_gpus_are_shared(tmp_path: Path) -> None:
+    spec = load(tmp_path, LAPTOP, site(gpus=()))
+    assert spec.job.device == "cpu"
+    assert spec.slurm.gpu_type is None
+    assert spec.slurm.extra == {"mem-per-cpu": "2048M"}
+
+
+def test_without_accounts_none_is_named(tmp_path: Path) -> None:
+    assert load(tmp_path, LAPTOP, site(accounts=())).slurm.account is None
+
+
+@pytest.mark.parametrize(("limit", "expected"), [
+    (None, "00:30:00"), ("1-00:00:00", "00:30:00"), ("2:00:00", "00:30:00"), ("30:00", "00:30:00"), ("10:00", "10:00")])
+def test_the_time_limit_keeps_to_the_partitions(tmp_path: Path, limit: str | None, expected: str) -> None:
+    assert load(tmp_path, LAPTOP, site(limit=limit)).job.time_limit == expected
+
+
+def test_names_that_toml_must_quote(tmp_path: Path) -> None:
+    name = 'a "b" \\ # ü'
+    found = site()
+    found = replace(found, chosen=replace(found.chosen, name=name), terms=Terms(name, name))
+    assert load(tmp_path, LAPTOP, found).slurm.partition == name
+    assert load(tmp_path, LAPTOP, found).slurm.account == name
+    assert load(tmp_path, LAPTOP, found).slurm.qos == name
+
+
+@pytest.mark.parametrize("found", [None, site()])
+def test_every_section_is_commented(found: Site | None) -> None:
+    sections = re.split(r"^\[", job_text(LAPTOP, found), flags=re.MULTILINE)[1:]
+    assert [section.partition("]")[0] for section in sections] == [
+        "job", "model.config", "data", "parallel", "train", "checkpoint", "slurm", "environment"]
+    assert all("\n# " in section for section in sections)
+
+
+# --- accounts and qualities of service ------------------------------------------------------------------------------
+
+MINE = (Association("a", None, ("long", "short"), "short", None), Association("b", None, ("normal",), None, "2:00:00"))
+KNOWN = {"short": Quality("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Quality("long"), "normal": Quality("normal")}
+
+
+@pytest.mark.parametrize(("door", "expected"), [
+    (Door(), Terms("a", None, KNOWN["short"], "00:10:00")),
+    (Door(qos=frozenset({"long"})), Terms("a", "long", KNOWN["long"], "1:00:00")),
+    (Door(no_qos=frozenset({"short"})), Terms("a", "long", KNOWN["long"], "1:00:00")),
+    (Door(accounts=frozenset({"b"})), Terms("b", None, KNOWN["normal"], "1:00:00")),
+    (Door(no_accounts=frozenset({"a"})), Terms("b", None, KNOWN["normal"], "1:00:00")),
+    (Door(accounts=frozenset({"c"})), Terms("a", None, KNOWN["short"], "00:10:00")),  # none serves: the default, and Slurm tells
+])
+def test_the_first_account_and_qos_that_the_partition_takes(door: Door, expected: Terms) -> None:
+    assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, door) == expected
+
+
+def test_an_association_with_the_partition_goes_before() -> None:
+    special = (*MINE, Association("a", "p", ("long",), "long", "30:00"))
+    assert terms("p", None, ("a",), special, KNOWN, Door()) == Terms("a", None, KNOWN["long"], "30:00")
+    assert terms("q", None, ("a",), special, KNOWN, Door()).quality == KNOWN["short"]
+
+
+def test_without_accounts_the_partitions_limit_holds() -> None:
+    assert terms("p", "10:00", (), (), {}, Door()) == Terms(None, None, None, "10:00")
+
+
+def test_what_slurm_says_of_limits() -> None:
+    said = answers({"sacctmgr": "normal||||\nshort|00:10:00|cpu=8,gres/gpu=4|2\n",
+                    "scontrol": "PartitionName=gpu AllowGroups=ALL AllowAccounts=A,b AllowQos=ALL DenyQos=low QoS=N/A"})
+    assert qualities(said)["short"] == Quality("short", "00:10:00", {"cpu": 8, "gres/gpu": 4}, 2)
+    found = door("gpu", said)
+    assert found.takes_account("a") and not found.takes_account("c")
+    assert found.takes_qos("normal") and not found.takes_qos("low")
+    assert (qualities(silent), door("gpu", silent)) == ({}, Door())
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory on a machine whose Slurm does not answer."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/scontrol").write_text("#!/bin/sh\necho 'Slurmctld(primary) at ctl is DOWN'\n")
+    (tmp_path / "bin/scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+def init(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["init", *arguments])
+
+
+def test_init_writes_a_job_file_and_says_what_it_found(here: Path) -> None:
+    result = init()
+    assert result.exit_code == 0, result.output
+    assert "none: Slurmctld(primary) at ctl is DOWN" in result.output
+    assert re.search(r"this machine +\d+ cores, \d+ GiB", result.output)
+    assert "hpc-mp launch job.toml" in result.output
+    assert load_job(here / "job.toml").job.name == "first"
+
+
+def test_the_command_that_follows_can_be_pasted(here: Path) -> None:
+    assert "hpc-mp launch 'my job.toml'" in init("my job.toml").output
+
+
+def test_a_file_is_not_overwritten_unless_told(here: Path) -> None:
+    (here / "job.toml").write_text("mine")
+    result = init()
+    assert isinstance(result.exception, HpcMpError)
+    assert result.exception.rule == "exists"
+    assert (here / "job.toml").read_text() == "mine"
+    assert init("--force").exit_code == 0
+    assert load_job(here / "job.toml")
+
+
+def test_a_path_that_cannot_be_written(here: Path) -> None:
+    result = init("no/such/job.toml")
+    assert isinstance(result.exception, HpcMpError)
+    assert "cannot be written" in result.exception.rule
+
+
+SLURM = """\
+case "$(basename "$0") $*" in
+"scontrol ping") echo "Slurmctld(primary) at ctl is UP";;
+"scontrol --version") echo "slurm 24.11.5";;
+"scontrol show node"*) echo "NodeName=n1 CPUEfctv=30 CPUTot=32";;
+"sinfo "*) echo "gpu*|up|2:00:00|32|500000|gpu:l40s:4|n[1-6]"; echo "cpu|down|infinite|64|500000|(null)|c[1-9]";;
+"sacctmgr "*) echo "lab|lab";;
+esac
+"""
+
+
+def test_init_on_a_cluster(here: Path) -> None:
+    for name in ("scontrol", "sinfo", "sacctmgr"):
+        path = here.parent / "bin" / name
+        path.write_text(f"#!/bin/sh\n{SLURM}")
+        path.chmod(0o755)
+    result = init("job.toml")
+    assert result.exit_code == 0, result.output
+    assert "Slurm         24.11, account lab\n" in result.output
+    assert "gpu (default) ← used: 6 nodes with 32 CPUs, 4 × l40s" in result.output
+    assert "cpu (down): 9 nodes with 64 CPUs\n" in result.output
+    spec = load_job(here / "job.toml")
+    assert (spec.slurm.partition, spec.slurm.account, spec.slurm.gpu_type) == ("gpu", "lab", "l40s")
+    assert spec.slurm.extra == {"cpus-per-task": 7, "mem": "0"}

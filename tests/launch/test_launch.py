@@ -1,0 +1,345 @@
+"""``hpc-mp launch`` on emulated nodes: what it refuses, writes, starts and says; ranks are fake but where noted."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+from launching import HERE, answers, environment, mark, marked, silent, the_run, until, write_job
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.launch import command
+from hpc_mp.job import dump_job, load_job
+from hpc_mp.launch.resume import resuming
+from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
+
+__all__ = ["mark"]  # a fixture
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
+
+
+# --- the command, with fake ranks ---------------------------------------------------------------------------
+
+
+
+
+class Launch:
+    """``hpc-mp launch`` in a process of its own, with fake ranks (or real ones) that train."""
+
+    def __init__(self, mark: str, job: Path, *arguments: str, program: tuple[str, ...] = (str(HERE / "fake_cli.py"),),
+                 stdout: int = subprocess.PIPE, stderr: int = subprocess.PIPE, **environ: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *program, "launch", str(job), "--on", "local", *arguments], stdout=stdout,
+            stderr=stderr, text=True, env=environment(mark, **{"DEED": "train", **environ}))
+
+    def end(self) -> tuple[int, str, str]:
+        """The exit code and what was printed."""
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err or ""
+
+
+def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
+    return Launch(mark, job, *arguments, **environ).end()
+
+
+KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "tokens_per_s", "checkpoint", "cause", "report"]
+
+
+def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
+    code, out, err = launch(mark, job, "--json")
+    assert code == 0, err
+    run = the_run(job)
+    document = json.loads(out)
+    assert out.count("\n") == 1 and list(document) == KEYS
+    assert document == {
+        "run": str(run.path), "state": "completed", "job_id": None, "steps": 5, "first_loss": 8.0, "loss": 1.6,
+        "tokens_per_s": 200.0, "checkpoint": str(run.checkpoints / "step-00000005"), "cause": None,
+        "report": str(run.report)}
+    assert load_job(run.job).parallel.order == json.loads(run.placement.read_text())["order"]
+    assert run.script.read_text().startswith("#!/bin/bash")
+    assert run.rank_log(3).read_text() == "rank 3 lives\n"
+    assert oct(run.path.stat().st_mode)[-3:] == "700"
+    public = [path.name for path in (run.job, run.script, run.placement, run.path / "outcome.json")
+              if path.stat().st_mode & 0o077]
+    assert not public, "a copy of the run would show them to others"
+    code, out, err = launch(mark, job)
+    assert code == 0 and "loss      8.0000 → 1.6000 in 5 steps, 200 tokens/s" in out and err == ""
+    for line in ("where     ", "state     ", "defaults  ", f"run       {the_run(job, 2).path}", "saved     ",
+                 "report    ", f"export    hpc-mp export {the_run(job, 2).path} --output DIRECTORY"):
+        assert line in out
+
+
+def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
+    running = Launch(mark, job, "--json", PAUSE="60")
+    run = the_run(job)
+    until(lambda: run.metrics.exists() and run.rank_log(3).exists())
+    began = time.monotonic()
+    rank_process(mark, run, 3).kill()
+    code, out, err = running.end()
+    assert time.monotonic() - began < 5
+    assert code == 1
+    document = json.loads(out)
+    assert list(document) == KEYS and document["state"] == "failed"
+    cause = document["cause"]
+    assert (cause["rank"], cause["node"], cause["kind"]) == (3, "node1", "signal")
+    assert "rank 3 on node1 was killed by SIGKILL (the system ran out of memory, or somebody killed it)" in err
+    assert f"its log:    {run.rank_log(3)}" in err and f"hpc-mp launch {job} --on local --resume" in err
+    assert "Traceback" not in err
+    assert "attempt 1 failed: rank 3 on node1 was killed by SIGKILL" in run.main_log.read_text()
+
+
+def rank_process(mark: str, run: RunDirectory, rank: int) -> psutil.Process:
+    """A rank, known by its log (its environment in /proc is the zygote's)."""
+    log = str(run.rank_log(rank))
+    return next(p for p in marked(mark) if os.readlink(f"/proc/{p.pid}/fd/1") == log)
+
+
+def test_wrong_input_found_by_a_rank_is_the_users(job: Path, mark: str) -> None:
+    code, out, err = launch(mark, job, "--json", DEED="peer", DEED_2="wrong_input", DEED_1="error")
+    assert code == 2 and json.loads(out)["cause"]["kind"] == "user"
+    assert err.endswith("hpc-mp: data.files = x: is empty. give text.\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupt_saves_and_says_how_to_go_on(job: Path, mark: str, number: int) -> None:
+    running = Launch(mark, job, "--json", PAUSE="60")
+    until(the_run(job).metrics.exists)
+    running.process.send_signal(number)
+    code, out, err = running.end()
+    document = json.loads(out)
+    assert code == 1 and document["state"] == "stopped" and document["cause"] is None
+    assert document["steps"] == 1 and document["checkpoint"].endswith(f"step-{document['steps']:08d}")
+    assert "saving at the next step" in err
+    assert f"stopped after step {document['steps']}. Go on with: hpc-mp launch {job} --on local --resume" in err
+    code, out, err = launch(mark, job, "--json", "--resume")
+    assert code == 0 and json.loads(out)["run"] == document["run"] and json.loads(out)["steps"] == 5
+    assert [step["step"] for step in map(json.loads, the_run(job).metrics.read_text().splitlines())] == [1, 2, 3, 4, 5]
+
+
+def test_a_reader_that_goes_takes_nothing_with_it(job: Path, mark: str) -> None:
+    """Ctrl-C ends ``| tee`` at once; the run must still save and stop."""
+    running = Launch(mark, job, PAUSE="60")
+    until(the_run(job).metrics.exists)
+    for pipe in (running.process.stdout, running.process.stderr):
+        assert pipe is not None
+        pipe.close()
+    running.process.send_signal(signal.SIGINT)
+    assert running.process.wait(20) == 1
+    outcome = json.loads((the_run(job).path / "outcome.json").read_text())
+    assert outcome["state"] == "stopped" and outcome["checkpoint"].endswith("step-00000001")
+
+
+def test_a_full_disk_below_the_output_is_said(job: Path, mark: str) -> None:
+    with open("/dev/full", "w") as full:
+        running = Launch(mark, job, stdout=full.fileno())
+    code, _, err = running.end()
+    assert code == 1 and err == "hpc-mp: standard output is incomplete (No space left on device)\n"
+    assert json.loads((the_run(job).path / "outcome.json").read_text())["state"] == "completed"
+
+
+def test_variables_are_not_printed(job: Path, mark: str) -> None:
+    secret = "--set=environment.set.TOKEN=hunter2"
+    code, out, err = launch(mark, job, secret, DEED="train", DEED_1="error")
+    assert code == 1 and "environment.set.TOKEN=…" in err and "hunter2" not in out + err
+    assert "hunter2" in the_run(job).job.read_text()
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("train.steps=0", r"train\.steps = 0"),
+    ("parallel.tensor=3", "does not divide"),
+    ("data.sequence_length=100", "is longer than the model's 64 positions"),
+    ("data.files=['none/*.txt']", "none/"),
+    ("slurm.extra.nodez=1", "nodez"),
+    ("checkpoint.resume=elsewhere", "elsewhere"),
+    ("job.device=cuda", r"job\.device = cuda: nvidia-smi finds no GPU"),
+    ("model.config.hidden_sise=64", "Did you mean 'hidden_size'"),
+])
+def test_what_is_refused_leaves_nothing_behind(
+    job: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nothing")
+    before = set(psutil.Process().children())
+    with pytest.raises(HpcMpError, match=said):
+        command.main([str(job), "--on", "local", "--set", override], standalone_mode=False)
+    assert sorted(path.name for path in job.parent.iterdir()) == ["job.toml", "text.txt"]
+    assert set(psutil.Process().children()) == before
+
+
+def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> None:
+    code, out, err = launch(mark, job, "--json", "--set", "parallel.tensor=3")
+    assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("hpc-mp: tensor(3)")
+
+
+def test_a_dry_run_prints_the_script_and_writes_nothing(job: Path, mark: str) -> None:
+    code, out, err = launch(mark, job, "--dry-run", "--set", "job.nodes=4")
+    assert code == 0 and out.startswith("#!/bin/bash\n") and out.endswith('train "$HPC_MP_RUN/job.toml"\n')
+    assert "/runs/t/0001" in out
+    assert "#SBATCH --nodes=4\n" in out and "where     nodes(4)" in err
+    code, explained, _ = launch(mark, job, "--explain")
+    assert code == 0 and "#!/bin/bash\n    The shell that runs this script" in explained
+    code, out, _ = launch(mark, job, "--dry-run", "--json")
+    document = json.loads(out)
+    assert document["state"] == "planned" and document["script"].startswith("#!/bin/bash\n")
+    assert not (job.parent / "runs").exists()
+
+
+# --- going on -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """A job whose run has done its five steps, without the cost of running it."""
+    path = write_job(tmp_path)
+    run = create_run(tmp_path / "runs", "t")
+    run.job.write_text(dump_job(load_job(path)))
+    run.placement.write_text("{}")
+    for step in (3, 5):
+        (run.checkpoints / f"step-{step:08d}").mkdir()
+        write_manifest(run.checkpoints / f"step-{step:08d}", Manifest(step, {}))
+    return path
+
+
+def left(job: Path, *overrides: str, ask: Any = silent) -> bool:
+    with resuming(load_job(job, overrides), ask) as resumed:
+        return resumed.left
+
+
+def test_nothing_to_resume(job: Path) -> None:
+    with pytest.raises(HpcMpError, match=r"--resume of job 't': there is no run in .*/runs/t. Launch it without"):
+        left(job)
+
+
+@pytest.mark.parametrize(("override", "said"), [
+    ("model.config.n_layer=3", r"model\.config\.n_layer = 3: was 2 when"),
+    ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was None when"),
+    ("data.files=['job.toml']", r"data\.files = .*job\.toml.*: was .*text\.txt.* when"),
+    ("data.sequence_length=16", r"data\.sequence_length = 16: was 32"),
+    ("train.seed=1", r"train\.seed = 1: was 0"),
+    ("train.global_batch=16", r"train\.global_batch = 16: was 8"),
+    ("train.optimizer=sgd", r"train\.optimizer = sgd: was adamw"),
+    ("train.eps=1e-3", r"train\.eps = 0\.001: was 1e-08"),
+    ("train.steps=4", r"train\.steps = 4: is less than the 5 steps that .* has done"),
+])
+def test_what_must_not_change(finished: Path, override: str, said: str) -> None:
+    with pytest.raises(HpcMpError, match=said):
+        left(finished, override)
+
+
+@pytest.mark.parametrize("override", [
+    "parallel.tensor=2", "parallel.zero=3", "job.nodes=4", "parallel.order='TPD'", "train.learning_rate=0.1",
+    "checkpoint.every=2", "job.time_limit='2:00:00'", "model.stage=true", "data.stage=true",
+])
+def test_what_may_change(finished: Path, override: str) -> None:
+    assert left(finished, override, "train.steps=6")
+
+
+def test_a_run_is_finished_when_its_last_checkpoint_is_whole(finished: Path, mark: str) -> None:
+    assert not left(finished)
+    code, out, err = launch(mark, finished, "--resume", "--json")
+    assert code == 0 and json.loads(out)["state"] == "completed" and "nothing is left to do" in err
+    assert not list((the_run(finished).path / "attempts").iterdir())
+    (the_run(finished).checkpoints / "step-00000005" / "complete.json").unlink()
+    assert left(finished)
+
+
+def test_a_finished_run_is_extended(job: Path, mark: str) -> None:
+    assert launch(mark, job)[0] == 0
+    code, out, err = launch(mark, job, "--resume", "--json", "--set", "train.steps=7", "--set", "job.nodes=1")
+    assert code == 0, err
+    run, document = the_run(job), json.loads(out)
+    assert document["run"] == str(run.path) and document["steps"] == 7 and document["first_loss"] == 8.0
+    assert load_job(run.path / "attempts" / "1" / "job.toml").train.steps == 5
+    assert load_job(run.job).train.steps == 7 and len(json.loads(run.placement.read_text())["ranks"]) == 2
+    assert not (job.parent / "runs" / "t" / "0002").exists()
+
+
+def test_a_run_is_held_by_one_launch(job: Path, mark: str) -> None:
+    running = Launch(mark, job, PAUSE="60")
+    until(the_run(job).metrics.exists)
+    code, _, err = launch(mark, job, "--resume")
+    assert code == 2 and "is still going on, or another launch resumes it" in err
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end()[0] == 1
+    pair = [Launch(mark, job, "--resume", PAUSE="60") for _ in range(2)]
+    refused = until(lambda: [one for one in pair if one.process.poll() is not None])
+    assert len(refused) == 1 and refused[0].end()[0] == 2
+    (winner,) = (one for one in pair if one not in refused)
+    until(lambda: len(the_run(job).metrics.read_text().splitlines()) == 2)
+    winner.process.send_signal(signal.SIGTERM)
+    assert winner.end()[0] == 1
+    assert [path.name for path in (the_run(job).path / "attempts").iterdir()] == ["1"]
+
+
+def free(lock: IO[str]) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+def test_ranks_hold_the_run_after_their_launcher(job: Path, mark: str) -> None:
+    """The lock is the open file's, and every rank has it: a dead launcher alone does not free a run."""
+    running = Launch(mark, job, DEED="hang")
+    run = the_run(job)
+    until(run.rank_log(3).exists)
+    with open(run.path / ".lock") as lock:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        running.process.kill()
+        until(lambda: not marked(mark), 3)
+        until(lambda: free(lock), 3)  # the kernel closes a dead process's files a moment later
+    running.process.communicate()
+
+
+def test_a_queued_run_is_not_resumed(finished: Path) -> None:
+    (the_run(finished).path / "job.id").write_text("17\n")
+    line = "17|{}|N/A||0|0|None|\n"
+    with pytest.raises(HpcMpError, match=r"is Slurm job 17, which is PENDING. .* end it with `hpc-mp cancel"):
+        left(finished, ask=answers({"squeue": line.format("PENDING")}))
+    assert not left(finished, ask=answers({"squeue": line.format("COMPLETED")}))
+    assert not left(finished, ask=silent)
+
+
+# --- on a terminal ------------------------------------------------------------------------------------------
+
+
+def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
+    keyboard, screen = pty.openpty()
+    running = Launch(mark, job, stderr=screen, PAUSE="0.3")
+    os.close(screen)
+    code, out, _ = running.end()
+    shown = os.read(keyboard, 1 << 16).decode()
+    assert code == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}  200 tokens/s", shown), shown
+    assert "step 3/5" not in out
+
+
+# --- with the real engine -----------------------------------------------------------------------------------
+
+
+def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
+    program = ("-m", "hpc_mp")
+    running = Launch(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=program)
+    run = the_run(job)
+    until(lambda: run.metrics.exists() and run.metrics.read_text().count("\n") > 3, 60)
+    began = time.monotonic()
+    rank_process(mark, run, 1).kill()
+    code, out, err = running.end()
+    assert time.monotonic() - began < 15  # with the report
+    document = json.loads(out)
+    assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
+    assert "rank 1 on node0 was killed by SIGKILL" in err
+    assert [json.loads(line)["rank"] for line in sorted(run.ranks.read_text().splitlines())] == [0, 1]

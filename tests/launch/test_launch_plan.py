@@ -1,0 +1,350 @@
+"""What ``hpc-mp launch`` decides before the start, and how it judges the end: its pure parts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import JOB, answers, executable, record, said, silent, write_job
+
+from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.cluster.node.gpus import Gpu
+from hpc_mp.cluster.slurm.inside import Where, decide
+from hpc_mp.job import Environment, JobSpec, Slurm, load_job
+from hpc_mp.launch.backends.judge import judge
+from hpc_mp.launch.backends.watch import Ended, Exit
+from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
+from hpc_mp.launch.model_check import check_model
+from hpc_mp.launch.plan import compose
+from hpc_mp.launch.summary import defaults, describe
+from hpc_mp.launch.unused_keys import PLACES, without_effect
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.planner.device import check_memory, choose, size
+from hpc_mp.rundir import create_run
+from hpc_mp.rundir.follow import Attempt, Tail
+from hpc_mp.rundir.outcome import Cause, Outcome, figures
+
+GIB = 2**30
+def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *overrides: str) -> JobSpec:
+    return load_job(write_job(directory, nodes, ranks, more), overrides)
+
+
+# --- the environment of a rank ------------------------------------------------------------------------------
+
+
+def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, 2, 4, '[environment]\nset = { WORD = "a b", SLURM_PROCID = "0", MASTER_ADDR = "10.0.0.1" }\n')
+    told = rank_environments(spec, place(Degrees(data=8), "DPT", 4), job_id=77, port=1234)
+    assert [one["SLURM_PROCID"] for one in told] == [str(rank) for rank in range(8)]
+    assert told[5] == {
+        "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8",
+        "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NODELIST": "node[0-1]",
+        "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_TASKS_PER_NODE": "4(x2)", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "77",
+        "SLURM_JOB_NAME": "t", "SLURMD_NODENAME": "node1", "MASTER_PORT": "1234",
+        "MASTER_ADDR": "10.0.0.1", "WORD": "a b",  # environment.set has the last word, but for a rank's own number
+    }
+
+
+def test_one_node_is_written_without_brackets(tmp_path: Path) -> None:
+    (told,) = rank_environments(spec_of(tmp_path, 1, 1), place(Degrees(), "DPT", 1), job_id=1, port=2)
+    assert (told["SLURM_STEP_NODELIST"], told["SLURM_TASKS_PER_NODE"]) == ("node0", "1")
+
+
+def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, 2, 2, '[environment]\nset = { HF_HUB_OFFLINE = "0" }\n')
+    shared = shared_environment(spec, {"PATH": "/bin", "SLURM_JOB_ID": "9", "RANK": "3", "RANKING": "kept"}, cores=9)
+    assert shared == {
+        "PATH": "/bin", "RANKING": "kept", "OMP_NUM_THREADS": "2", "HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+    }
+    assert shared_environment(spec, {}, cores=3)["OMP_NUM_THREADS"] == "1"
+    assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, cores=9)["OMP_NUM_THREADS"] == "7"
+
+
+# --- where --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("on", "environ", "table", "found", "why"), [
+    ("local", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "local", "--on local"),
+    ("slurm", {}, {}, "slurm", "--on slurm"),
+    ("slurm", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "step", "inside the live allocation 7"),
+    ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "RUNNING\n"}, "step", "inside the live allocation 7"),
+    ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "", "scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "7 is gone"),
+    ("auto", {"SLURM_JOB_ID": "7"}, {"squeue": "COMPLETING\n"}, "local", "the allocation 7 is COMPLETING"),
+    ("auto", {"SLURM_JOB_ID": "7"}, {}, "local", "SLURM_JOB_ID=7 is no live allocation (squeue is not on PATH)"),
+    ("auto", {}, {"scontrol": "Slurmctld(primary) at x is UP"}, "slurm", "scontrol ping answers"),
+    ("auto", {}, {"scontrol": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP"}, "slurm", "answers"),
+    ("auto", {}, {"scontrol": "Slurmctld(primary) at x is DOWN"}, "local", "is DOWN"),
+    ("auto", {}, {"sbatch": "slurm 23.11"}, "local", "scontrol is not on PATH"),
+])
+def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: str, why: str) -> None:
+    where = decide(on, environ, answers(table))
+    assert where.place == found and why in where.why
+
+
+def test_a_stale_allocation_is_told_in_one_line() -> None:
+    def ask(argv: Any) -> str:
+        raise NoAnswer("squeue: error: no DNS\nsqueue: fatal: no controller")
+
+    assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
+        "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
+
+
+def test_mpi_is_taken_at_its_word() -> None:
+    assert decide("mpi", {}, silent).place == "mpi"
+
+
+@pytest.mark.parametrize(("scontrol", "found", "why"), [
+    ("sleep 60", "local", "did not answer within 3 s"),
+    ("echo 'slurm_load_ctl_conf error: Unable to contact slurm controller' >&2; exit 1", "local", "Unable to contact"),
+    ("echo 'Slurmctld(primary) at x is UP'", "slurm", "scontrol ping answers"),
+    ("echo 'Slurmctld(primary) at x is DOWN'", "local", "is DOWN"),
+])
+def test_real_programs_are_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str, found: str, why: str
+) -> None:
+    executable(tmp_path / "bin", "scontrol", scontrol)
+    executable(tmp_path / "bin", "sbatch", "exit 0")  # proves nothing
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    began = time.monotonic()
+    where = decide("auto", {}, ask)
+    assert where.place == found and why in where.why
+    assert time.monotonic() - began < 4
+
+
+# --- the device and its memory ------------------------------------------------------------------------------
+
+GPUS = (Gpu(0, "H200", 100 * GIB), Gpu(1, "H200", 100 * GIB))
+
+
+@pytest.mark.parametrize(("asked", "ranks", "gpus", "built", "kind", "why"), [
+    ("auto", 2, GPUS, True, "cuda", "a GPU for every rank"),
+    ("auto", 3, GPUS, True, "cpu", "2 GPUs are fewer than 3 ranks"),
+    ("auto", 2, (), True, "cpu", "nvidia-smi finds no GPU"),
+    ("auto", 2, GPUS, False, "cpu", "the installed torch is built without CUDA"),
+    ("cpu", 2, GPUS, True, "cpu", "job.device = cpu"),
+    ("cuda", 5, GPUS, True, "cuda", "5 ranks share 2 GPUs"),
+])
+def test_device(asked: Any, ranks: int, gpus: tuple[Gpu, ...], built: bool, kind: str, why: str) -> None:
+    device = choose(asked, ranks, gpus, built, 8 * GIB)
+    assert (device.kind, device.why) == (kind, why)
+    assert sorted(rank for pool in device.pools for rank in pool.ranks) == list(range(ranks))
+
+
+@pytest.mark.parametrize(("gpus", "built", "rule"), [((), True, "finds no GPU"), (GPUS, False, "built without CUDA")])
+def test_cuda_is_refused_where_there_is_none(gpus: tuple[Gpu, ...], built: bool, rule: str) -> None:
+    with pytest.raises(HpcMpError, match=rule):
+        choose("cuda", 1, gpus, built, GIB)
+
+
+def test_shared_gpus_add_up() -> None:
+    device = choose("cuda", 4, GPUS, True, GIB)
+    assert [pool.ranks for pool in device.pools] == [(0, 2), (1, 3)]
+    check_memory([50 * GIB, 10 * GIB, 50 * GIB, 10 * GIB], device)
+    refused = r"101\.0 GiB of model state .* 2 ranks on GPU 0 \(H200\): is more than its 100\.0 GiB"
+    with pytest.raises(HpcMpError, match=refused):
+        check_memory([50 * GIB, 10 * GIB, 51 * GIB, 10 * GIB], device)
+
+
+def test_a_gpu_of_unknown_size_refuses_nothing() -> None:
+    check_memory([2**60], choose("cuda", 1, (Gpu(0, "GB10", None),), True, GIB))
+
+
+@given(st.integers(0, 2**60))
+def test_sizes_are_right_to_a_decimal(count: int) -> None:
+    number, unit = size(count).split()
+    factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
+    assert abs(float(number) * factor - count) <= 0.05 * factor + 1e-6 * count
+    assert unit == "TiB" or float(number) <= 1024
+
+
+# --- the plan and its words ---------------------------------------------------------------------------------
+
+
+def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    given = spec_of(tmp_path, 2, 2, '[parallel]\ntensor = 2\n[slurm]\nsetup = ["module load x"]\n')
+    plan = compose(given, Where("local", "so"))
+    assert given.parallel.order == given.job.device == "auto"
+    assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
+    assert plan.placement.order == plan.spec.parallel.order and len(plan.state) == 4
+    text = describe(plan)
+    for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)",
+                 "cpu (nvidia-smi finds no GPU)", "tensor(2) × pipeline(1) × data(2), ZeRO-1",
+                 "slurm.setup has no effect here", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
+        assert part in text, text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
+    shown = defaults(spec_of(tmp_path, more="[checkpoint]\nevery = 3\n"))
+    keys = {f"{section}.{key}" for section, body in re.findall(r"\[(\w+)\] ([^\[]*(?:\[[\d., ]*\][^\[]*)*)", shown)
+            for key in re.findall(r"(\w+) = ", body)}
+    assert {"train.learning_rate", "parallel.zero", "checkpoint.keep", "job.device", "train.betas"} <= keys
+    assert not keys & {"checkpoint.every", "train.steps", "job.nodes", "data.sequence_length", "slurm.account"}
+
+
+@pytest.mark.parametrize(("place", "more", "words"), [
+    ("slurm", '[slurm]\nchain = 2\nmodules = ["x"]\naccount = "a"', None),
+    ("step", '[slurm]\nmodules = ["x"]\npartition = "gpu"\n[environment]\nstage = true', None),
+    ("step", "[slurm]\nchain = 2", "slurm.chain has no effect here"),
+    ("step", '[slurm]\narray = [{ "train.seed" = 1 }]\naccount = "a"',
+     "slurm.account, slurm.array have no effect here; of the array only the first element runs"),
+    ("step", "[slurm.extra]\nlicenses = 'fs:1'\nhint = 'nomultithread'\ncpus-per-task = 2",
+     "slurm.extra.licenses has no effect here"),
+    ("mpi", "[slurm]\nmpi = 'pmix'\nretries = 3", "slurm.mpi has no effect here"),
+    ("local", "[data]\nstage = true\n[environment]\nlocal = '/x'\nset = { A = '1' }",
+     "environment.local, data.stage have no effect here"),
+    ("local", "", None),
+])
+def test_keys_without_effect_are_named(tmp_path: Path, place: Any, more: str, words: str | None) -> None:
+    text = JOB.format(nodes=1, ranks=1)
+    if more.startswith("[data]"):
+        text, more = text.replace("[data]", "[data]\nstage = true"), more.removeprefix("[data]\nstage = true\n")
+    path = tmp_path / "job.toml"
+    path.write_text(text + more)
+    assert without_effect(load_job(path), place) == words
+
+
+def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
+    keys = {f"slurm.{key}" for key in Slurm.model_fields} | {f"environment.{key}" for key in Environment.model_fields}
+    assert keys - PLACES.keys() == {"environment.set"}
+    assert PLACES.keys() - keys == {"data.stage", "model.stage"}
+
+
+def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_mp.planner.device.psutil.virtual_memory", lambda: type("m", (), {"total": 3 * 2**20}))
+    with pytest.raises(HpcMpError, match=r"MiB of model state .* 4 ranks on this machine: is more than its 3\.0 MiB"):
+        compose(spec_of(tmp_path), Where("local", ""))
+
+
+@pytest.mark.parametrize(("config", "problem"), [
+    ({"model_type": "gpt2", "hidden_sise": 64}, r"hidden_sise: is not a key of a gpt2 .* Did you mean 'hidden_size'"),
+    ({"model_type": "gpt2", "layer_norm_epsilon": "1e-5"}, "is refused by transformers .*layer_norm_epsilon"),
+    ({"model_type": "gpt2", "dtype": "float31"}, "is refused by transformers .*float31"),
+    ({"model_type": "gpt2", "rope_theta": 1e4}, r"model\.config\.rope_theta: is not a key"),
+])
+def test_transformers_is_asked_about_a_config(config: dict[str, Any], problem: str) -> None:
+    with pytest.raises(HpcMpError, match=problem):
+        check_model(config, 512, written_here=True)
+
+
+def test_configs_that_transformers_takes() -> None:
+    gpt2, llama = {"model_type": "gpt2"}, {"model_type": "llama"}
+    assert check_model(gpt2 | {"hidden_size": 64, "n_layer": 2}, 512, written_here=True) == []
+    assert check_model(llama | {"rope_theta": 5e5, "num_key_value_heads": 2}, 512, written_here=True) == []
+    assert check_model(gpt2 | {"n_ctx": 1024, "_num_labels": 1}, 512, written_here=False) == []
+    (warning,) = check_model(gpt2 | {"eos_token_id": 512}, 512, written_here=True)
+    assert warning == "model.config.eos_token_id = 512 is beyond the vocabulary of 512"
+
+
+# --- what became of a run -----------------------------------------------------------------------------------
+
+
+def end(rank: int, code: int, time: float = 0.0, ours: bool = False) -> Exit:
+    return Exit(rank, code, time, ours)
+
+
+PLACED = place(Degrees(data=4), "DPT", 2)
+
+
+@pytest.mark.parametrize(("words", "exits", "state", "kind", "rank"), [
+    ({}, [end(0, 0), end(1, 0)], "completed", None, None),
+    ({}, [end(0, 75), end(1, 75)], "stopped", None, None),
+    ({1: ("error", 5.0)}, [end(1, 1, 6.0), end(0, -15, 7.0, ours=True)], "failed", "error", 1),
+    # the earliest wins, whatever the order in which ends were noticed, and an exception counts when it was raised
+    ({1: ("error", 5.0), 2: ("error", 4.0)}, [end(1, 1, 5.1), end(2, 1, 5.2)], "failed", "error", 2),
+    ({1: ("error", 5.0)}, [end(1, 1, 5.1), end(3, -9, 4.9)], "failed", "signal", 3),
+    ({1: ("error", 4.8)}, [end(1, 1, 5.1), end(3, -9, 4.9)], "failed", "error", 1),
+    # a peer's complaint is never the cause when anybody else has one, even if it was noticed first
+    ({0: ("peer", 1.0), 1: ("error", 5.0)}, [end(0, 1, 1.1), end(1, 1, 5.1)], "failed", "error", 1),
+    ({0: ("peer", 1.0)}, [end(0, 1, 1.1), end(3, -11, 5.1)], "failed", "signal", 3),
+    ({0: ("peer", 2.0), 1: ("peer", 1.0)}, [end(0, 1, 2.1), end(1, 1, 1.1)], "failed", "peer", 1),
+    # wrong input comes before all
+    ({0: ("error", 1.0), 1: ("user", 5.0)}, [end(0, 1, 1.1), end(1, 2, 5.1)], "failed", "user", 1),
+    ({}, [end(2, 1, 3.0)], "failed", "exit", 2),
+    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "hang", 2),
+])
+def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str,
+                         kind: str | None, rank: int | None) -> None:
+    run = create_run(tmp_path, "job")
+    for who, (what, when) in words.items():
+        said(run, who, what, when)
+    found, cause = judge(Ended(tuple(exits)), Attempt(run, 1), PLACED)
+    assert found == state
+    assert (cause and cause.kind, cause and cause.rank) == (kind, rank)
+
+
+def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    said(run, 1, "peer", 2.0)
+    exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
+    assert judge(Ended(exits, asked=True), Attempt(run, 1), PLACED) == ("stopped", None)
+    assert judge(Ended(exits, asked=False), Attempt(run, 1), PLACED)[0] == "failed"
+    killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
+    assert judge(Ended(killed, asked=True), Attempt(run, 1), PLACED) == ("stopped", None)
+
+
+def test_causes_say_who_where_why(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    attempt = Attempt(run, 1)
+    _, cause = judge(Ended((end(3, -9),)), attempt, PLACED)
+    assert cause == Cause("signal", "rank 3 on node1 was killed by SIGKILL (the system ran out of memory, or somebody "
+                          "killed it)", 3, "node1", str(run.rank_log(3)))
+    with open(run.rank_log(3), "a") as log:
+        log.write("training\nterminate called\n\n")
+    _, cause = judge(Ended((end(3, 1),)), attempt, PLACED)
+    assert cause and cause.message == "rank 3 on node1 ended with exit code 1; its last words: terminate called"
+    assert ending(-64) == "was killed by SIGRTMAX" and "SIGSEGV" in ending(-11)
+
+
+def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    assert figures(Attempt(run, 1))["loss"] is None
+    lines = [record(1, loss=9.0), record(2), record(3, 2, 50.0), record(4, 2, 1.0), record(5, 2, 3.0, loss=0.1)]
+    run.metrics.write_text("\n".join(lines) + "\n" + lines[-1][:10])
+    found = figures(Attempt(run, 2))
+    assert found == {"steps": 5, "first_loss": 9.0, "loss": 0.1, "tokens_per_s": 50.0, "checkpoint": None}
+
+
+def test_a_document_holds_no_nan(tmp_path: Path) -> None:
+    text = json.dumps(Outcome(tmp_path, "failed", loss=float("nan"), first_loss=0.1 + 0.2).document(None))
+    assert json.loads(text)["loss"] is None and "0.30000000000000004" in text and "NaN" not in text
+
+
+def test_tail_gives_every_complete_line_once(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = Tail(path)
+    assert tail.new() == []
+    with open(path, "a") as file:
+        file.write('{"a": 1}\n{"a": ')
+        file.flush()
+        assert tail.new() == [{"a": 1}]
+        file.write("2}\n")
+        file.flush()
+        assert tail.new() == [{"a": 2}]
+    (tmp_path / "new").write_text('{"a": 1}\n{"a": 3}\n')  # a resume cuts the file back
+    os.replace(tmp_path / "new", path)
+    assert tail.new() == [{"a": 1}, {"a": 3}]
+
+
+def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    attempt = Attempt(run, 2)
+    (run.path / "status.json").write_text(json.dumps({"attempt": 1, "phase": "training"}))
+    run.metrics.write_text(record(1) + "\n" + record(2, 2) + "\n")
+    said(run, 0, "error", 1.0)
+    assert attempt.status() is None and attempt.failures() == {}
+    assert [one["step"] for one in attempt.steps()] == [2]
+    (run.path / "status.json").write_text(json.dumps({"attempt": 2, "phase": "training"}))
+    assert attempt.status() == {"attempt": 2, "phase": "training"}

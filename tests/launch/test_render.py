@@ -1,0 +1,322 @@
+"""The job script: golden files, every line explained, what is derived, forms that contradict each other, a site's own files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from rendering import CPU, FORMS, GOLDEN, GPUS, PYTHON, RUN, directives, executable, facts, form, golden, job, text
+
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
+from hpc_mp.cluster.slurm.releases import Version, differences, releases
+from hpc_mp.job import resolve, under
+from hpc_mp.job.limits import grace, limit_seconds
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.render import Template, check_array, find_template, render, site, site_defaults
+from hpc_mp.launch.render.values import gpu_request
+
+# --- the text ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", releases(), ids=str)
+@pytest.mark.parametrize("name", FORMS)
+def test_golden(name: str, version: Version) -> None:
+    kept = golden(name, version)
+    assert form(name, version) == kept.read_text(encoding="utf-8"), f"{kept.name}: tests/support/rendering.py writes it anew"
+
+
+def test_no_golden_file_is_left_over() -> None:
+    assert {path.name for path in GOLDEN.iterdir()} == {golden(name, version).name for name in FORMS for version in releases()}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_release_that_is_not_known_gets_what_all_of_them_take(name: str) -> None:
+    assert form(name, None) == form(name, releases()[0])
+
+
+@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("version", [None, (22, 5), (26, 5)], ids=str)
+def test_every_line_is_explained(name: str, version: Version | None) -> None:
+    script = render(job(**FORMS[name]), [RUN] * 3, facts(version), python=PYTHON)
+    assert all(why for _, why in script.explanations)
+    assert not [why for _, why in script.explanations if "{{" in why or why.startswith("'")]
+    assert "\n".join(line for line, _ in script.explanations).split() == script.text.split()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_bash_and_shellcheck_find_nothing(name: str) -> None:
+    script = form(name, (26, 5))
+    assert subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True).stderr == ""
+    if shutil.which("shellcheck"):
+        found = subprocess.run(["shellcheck", "--severity=warning", "--exclude=SC1090,SC1091", "-"], input=script, text=True,
+                               capture_output=True)
+        assert found.stdout == ""
+
+
+# --- releases ---------------------------------------------------------------------------------------------------------
+
+
+def test_each_release_says_why_cpus_are_said_again() -> None:
+    why = [differences(version)["cpus-per-task"].why for version in ((21, 8), (22, 5), (23, 2), (23, 11), (26, 5), None)]
+    assert why[1] == why[2] and why[3] == why[4] and len(set(why)) == 4
+
+
+@pytest.mark.parametrize(("version", "expected"), [((24, 5), False), ((24, 11), True), ((27, 5), True), (None, False)])
+def test_an_option_of_srun_is_given_to_releases_that_have_it(version: Version | None, expected: bool) -> None:
+    assert ("--oom-kill-step=1" in form("cpu", version)) is expected
+
+
+def test_an_older_release_than_any_known_gets_the_first_ones_text() -> None:
+    assert form("gpus-per-node", (20, 11)) == form("gpus-per-node", (22, 5))
+
+
+def test_launch_writes_for_the_release_that_it_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text " * 100)
+    (tmp_path / "job.toml").write_text('[model]\nconfig = { model_type = "gpt2", n_layer = 2, n_embd = 8, n_head = 2 }\n'
+                                       '[data]\nfiles = ["a.txt"]\nsequence_length = 8\n[train]\nsteps = 1\nglobal_batch = 1\n')
+    executable(tmp_path / "hpc-mp/job.sbatch.j2", "echo {{ 'oom-kill-step' in here }} {# why #}\n")
+
+    def launch(*options: str) -> Result:
+        return CliRunner().invoke(cli, ["launch", str(tmp_path / "job.toml"), "--on", "local", *options], catch_exceptions=True)
+
+    assert launch("--dry-run", "--slurm-version", "24.11").stdout == "echo True\n"
+    assert launch("--explain", "--slurm-version=23.02").stdout == (
+        f"# template: {tmp_path}/hpc-mp/job.sbatch.j2\necho False\n    why\n")
+    document = json.loads(launch("--dry-run", "--json").stdout)
+    assert document["template"] == f"{tmp_path}/hpc-mp/job.sbatch.j2" and document["script"] == "echo False\n"
+    assert isinstance(launch("--dry-run", "--slurm-version", "new").exception, HpcMpError | SystemExit)
+
+
+# --- what is derived --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slurm", "device", "expected"), [
+    ({}, "auto", "gpus-per-node=4"),
+    ({"gpu_type": "h100"}, "cuda", "gpus-per-node=h100:4"),
+    ({"gpu_request": "gres"}, "auto", "gres=gpu:4"),
+    ({"gpu_request": "gres", "gpu_type": "h100"}, "auto", "gres=gpu:h100:4"),
+    ({"gpu_request": "none"}, "cuda", None),
+    ({"gpu_type": "h100"}, "cpu", None),
+])
+def test_gpu_request(slurm: dict[str, Any], device: str, expected: str | None) -> None:
+    assert gpu_request(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm)) == expected
+
+
+@pytest.mark.parametrize(("extra", "cpus", "per_core", "request_", "threads"), [
+    ({}, 128, 2, 32, 16),
+    ({}, 126, 2, 30, 15),  # whole cores: 4 x 31 CPUs of two threads would need 64 cores, and 63 are there
+    ({}, 3, 1, 1, 1),
+    ({"hint": "nomultithread"}, 128, 2, 16, 16),
+    ({"threads-per-core": 1}, 128, 2, 16, 16),
+    ({"cpus-per-task": 6}, 128, 2, 6, 3),
+    ({"cpus-per-task": "6"}, None, 1, 6, 6),
+    ({}, None, 1, None, None),
+    ({"exclusive": False}, 128, 2, None, None),  # without a GPU nothing tells a rank's share of a shared node
+])
+def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, request_: int | None,
+                        threads: int | None) -> None:
+    spec = job(job=CPU | {"ranks_per_node": 4}, slurm={"extra": extra})
+    script = text(spec, known=ClusterFacts(cpus=cpus, threads_per_core=per_core))
+    assert re.findall(r"--cpus-per-task=(\d+)", script) == ([str(request_)] * 2 if request_ else [])
+    shown = re.search(r'OMP_NUM_THREADS:-(.*)}"', script)
+    assert shown and shown[1] == (str(threads) if threads else "$(($(nproc) / 4 + ($(nproc) < 4)))")
+
+
+@pytest.mark.parametrize(("written", "seconds"), [
+    ("2", 120), ("90", 5400), ("1:30", 90), ("01:00:00", 3600), ("1-12", 129600), ("1-00:30", 88200), ("2-1:2:3", 176523),
+    ("0", None)])
+def test_time_limits(written: str, seconds: int | None) -> None:
+    assert limit_seconds(written) == seconds
+
+
+@pytest.mark.parametrize(("limit", "wanted", "expected", "warned"), [
+    ("1:00:00", 120, 120, True), ("1:00:00", 1200, 900, True), ("8", 120, 120, True), ("4", 120, 60, True),
+    ("2", 120, 30, False), ("1", 120, 15, False), ("0", 7200, 7200, True)])
+def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
+    """Never so long that Slurm, a minute early, warns ranks that are only starting."""
+    spec = job(job=CPU | {"time_limit": limit}, slurm={"grace": wanted})
+    assert grace(spec) == expected
+    assert (f"--signal=USR2@{expected}" in directives(text(spec))) is warned
+
+
+@pytest.mark.parametrize(("slurm", "environment", "expected"), [
+    ({}, {}, PYTHON),
+    ({"python": "/usr/bin/python3.12"}, {}, "/usr/bin/python3.12"),
+    ({"venv": "/v"}, {}, "/v/bin/python"),
+    ({"conda": "/c/envs/x"}, {}, "/c/envs/x/bin/python"),
+    ({"conda": "x"}, {}, '"$CONDA_PREFIX/bin/python"'),
+    ({"venv": "/v", "python": "/p"}, {}, "/p"),
+    ({"container": "a"}, {}, "python3"),
+    ({"container": "a", "python": "/opt/bin/python"}, {}, "/opt/bin/python"),
+    ({}, {"stage": True}, '"$HPC_MP_LOCAL/env/bin/python"'),
+])
+def test_the_interpreter_of_a_rank(slurm: dict[str, Any], environment: dict[str, Any], expected: str) -> None:
+    script = text(job(slurm=slurm, environment=environment))
+    assert script.endswith(f'\n  {expected} -P -m hpc_mp train "$HPC_MP_RUN/job.toml"\n')
+    assert f"\nexec {PYTHON} -P -m hpc_mp.supervisor " in script, "the host program runs outside of all that"
+
+
+@pytest.mark.parametrize(("options", "expected"), [
+    (frozenset({"container-image", "container-env"}), ("--container-image=x", True)),
+    (frozenset({"container-image"}), ("--container-image=x", False)),
+    (frozenset({"nodes"}), ("apptainer exec", False)),
+    (None, ("apptainer exec", False)),
+])
+def test_the_runtime_of_a_container(options: frozenset[str] | None, expected: tuple[str, bool]) -> None:
+    script = text(job(slurm={"container": "x"}), known=ClusterFacts(srun_options=options))
+    assert expected[0] in script and ("--container-env=" in script) is expected[1]
+
+
+@pytest.mark.parametrize("name", ["apptainer", "singularity"])
+def test_no_gpu_is_bound_for_a_job_without(name: str) -> None:
+    slurm = {"container": "/x.sif", "container_runtime": name}
+    assert f"  {name} exec \\\n  --no-home" in text(job(job=CPU, slurm=slurm))
+    assert f"  {name} exec \\\n  --nv \\\n" in text(job(job=GPUS, slurm=slurm))
+
+
+def test_what_a_container_sees() -> None:
+    data = {"files": ["/d/[ab]/*.txt", "/d/x/y.txt", "/scratch/runs/x.txt"], "sequence_length": 8, "tokenizer": "/tok"}
+    spec = job(slurm={"container": "x", "container_mounts": ["/a:/b:ro", "/c"]}, data=data)
+    script = text(spec, known=ClusterFacts(srun_options=frozenset({"container-image"})))
+    own = "/d:/d,/scratch/runs:/scratch/runs,/tok:/tok"
+    assert f'--container-mounts={own},/a:/b:ro,/c:/c,"$HPC_MP_LOCAL:$HPC_MP_LOCAL"' in script
+    spec = job(slurm={"container": "x"}, data=data)
+    assert "  --bind /d:/d \\\n  --bind /scratch/runs:/scratch/runs \\\n  --bind /tok:/tok \\\n" in text(spec)
+
+
+@pytest.mark.parametrize(("pattern", "words"), [("/*.txt", "would hide the image"), ("/a,b/*", "comma"), ("/a:b/*", "colon")])
+def test_what_no_container_can_see(pattern: str, words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        text(job(slurm={"container": "x"}, data={"files": [pattern], "sequence_length": 8}))
+
+
+def test_components_have_their_own_resources() -> None:
+    slurm = {"account": "proj", "partition": "p", "extra": {"mem": "2G", "nice": 3}, "components": [
+        {"nodes": 1}, {"nodes": 2, "partition": "q", "constraint": "c", "extra": {"mem": "1G", "gres": "gpu:a100:2"}}]}
+    script = text(job(job=GPUS | {"nodes": 3, "ranks_per_node": 2}, slurm=slurm))
+    first, second = (set(part.split()) for part in " ".join(directives(script)).split("hetjob"))
+    assert {"--nodes=1", "--partition=p", "--mem=2G", "--nice=3", "--account=proj", "--gpus-per-node=2"} <= first
+    assert second == {"--nodes=2", "--ntasks-per-node=2", "--partition=q", "--constraint=c", "--mem=1G", "--gres=gpu:a100:2",
+                      "--exclusive"}
+    assert "  --het-group=0,1 \\\n  --ntasks-per-node=2 \\\n" in script and "--relative" not in script
+
+
+# --- keys that contradict each other ----------------------------------------------------------------------------------
+
+TWO = [{"nodes": 1}, {"nodes": 1}]
+
+
+@pytest.mark.parametrize(("nodes", "slurm", "words"), [
+    (2, {"components": TWO, "array": [{}]}, "exclude each other"),
+    (3, {"components": TWO}, "slurm.components with 2 nodes: must have job.nodes = 3"),
+    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"nice": 1}}]}, r"components\[1\].extra.nice: is of the whole job"),
+    (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"memm": 1}}]}, "Did you mean 'mem'"),
+    (1, {"switches": "one"}, "does not read COUNT"),
+    (1, {"container": "x", "container_mounts": ["relative:/b"]}, "does not read SOURCE"),
+    (1, {"container": "x", "container_mounts": ["/a:/b,/c:/d"]}, "does not read SOURCE"),
+    (1, {"container_mounts": ["/a"]}, "without slurm.container"),
+    (1, {"container": "x", "venv": "/v"}, "slurm.venv with slurm.container"),
+    (1, {"container": "--nv"}, "would be read as an option"),
+    (1, {"python": "-c x"}, "would be read as an option"),
+    (1, {"modules": ["a", "-b"]}, "would be read as an option"),
+    (1, {"conda": "-n x"}, "would be read as an option"),
+    (1, {"extra": {"cpus-per-task": "2;3"}}, "must be a whole number"),
+])
+def test_contradictions(nodes: int, slurm: dict[str, Any], words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        text(job(job=CPU | {"nodes": nodes}, slurm=slurm))
+
+
+def test_switches_need_a_tree() -> None:
+    spec = job(slurm={"switches": "1"})
+    assert "--switches=1" in directives(text(spec, known=ClusterFacts(topology="topology/tree")))
+    with pytest.raises(HpcMpError, match=r"has no effect here: Slurm's topology is topology/block\. .*segment"):
+        text(spec, known=ClusterFacts(topology="topology/block"))
+
+
+@pytest.mark.parametrize("name", ["UID", "IFS", "SHELLOPTS", "HPC_MP_RUN"])
+def test_names_that_are_not_the_jobs_to_set(name: str) -> None:
+    with pytest.raises(HpcMpError, match=f"environment.set.{name}"):
+        text(job(environment={"set": {name: "1"}}))
+
+
+def test_elements_of_an_array_share_their_script() -> None:
+    one = job(job=CPU)
+    check_array([one, job(job=CPU, train={"steps": 2, "global_batch": 96})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: job.nodes = 2"):
+        check_array([one, job(job=CPU | {"nodes": 2})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: data.stage = True"):
+        check_array([one, job(job=CPU, data={"files": ["/scratch/corpus/*.txt"], "sequence_length": 8, "stage": True})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: model.stage = True"):
+        check_array([one, job(job=CPU, model={"pretrained": "/models/llama", "stage": True})])
+    with pytest.raises(HpcMpError, match=r"slurm.array\[2\]: environment.set"):
+        check_array([one, one, job(job=CPU, environment={"set": {"A": "1"}})])
+
+
+# --- a site's own files -----------------------------------------------------------------------------------------------
+
+
+def template(content: str) -> Template:
+    return Template(Path("/site/job.sbatch.j2"), content)
+
+
+def test_a_template_line_without_a_reason_stays_and_says_so() -> None:
+    own = template("#!/bin/sh\n{% if false %}\nno\n{% endif %}\necho {{ runs[0] }} {# why {{ spec.job.nodes }} #}\n")
+    script = render(job(), RUN, python=PYTHON, template=own)
+    assert script.text == f"#!/bin/sh\necho {RUN}\n"
+    assert script.explanations == (("#!/bin/sh", ""), (f"echo {RUN}", "why 1"))
+    assert script.template == "/site/job.sbatch.j2"
+
+
+@pytest.mark.parametrize("content", ["{{ nothing }}\n", "{% if %}\n"])
+def test_a_broken_template_is_refused(content: str) -> None:
+    with pytest.raises(HpcMpError, match=r"/site/job\.sbatch\.j2: cannot be filled in"):
+        render(job(), RUN, python=PYTHON, template=template(content))
+
+
+def test_the_nearest_template_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project, home, config, etc = tmp_path / "project", tmp_path / "home", tmp_path / "config", tmp_path / "etc"
+    environ = {"HOME": str(home)}
+    monkeypatch.setattr(site, "SYSTEM", etc)
+    assert find_template(project, environ).path == asset("slurm/job.sbatch.j2")
+    executable(etc / "hpc-mp/job.sbatch.j2", "of the machine\n")
+    assert find_template(project, environ).text == "of the machine\n"
+    executable(home / ".config/hpc-mp/job.sbatch.j2", "of the home directory\n")
+    assert find_template(project, environ).text == "of the home directory\n"
+    executable(config / "hpc-mp/job.sbatch.j2", "of the configuration\n")
+    assert find_template(project, environ | {"XDG_CONFIG_HOME": str(config)}).text == "of the configuration\n"
+    executable(project / "hpc-mp/job.sbatch.j2", "of the project\n")
+    assert find_template(project, environ).text == "of the project\n"
+
+
+def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site, "SYSTEM", tmp_path / "etc")
+    assert site_defaults(tmp_path, {}) == {}
+    executable(tmp_path / "etc/hpc-mp/site.toml", '[environment]\nprofile = "azure-ndv5"\n')
+    assert site_defaults(tmp_path, {}) == {"environment": {"profile": "azure-ndv5"}}
+    executable(tmp_path / "hpc-mp/site.toml", '[slurm]\naccount = "proj"\nqos = "low"\nextra = { nice = 1, comment = "site" }\n'
+               '[environment]\nset = { A = "1" }\n')
+    own = {"slurm": {"qos": "high", "extra": {"comment": "mine"}}, "train": {"steps": 1, "global_batch": 1},
+           "model": {"config": {"model_type": "gpt2"}}, "data": {"files": ["a"], "sequence_length": 8}}
+    spec = resolve(under(site_defaults(tmp_path, {}), own), tmp_path)
+    assert (spec.slurm.account, spec.slurm.qos) == ("proj", "high")
+    assert spec.slurm.extra == {"nice": 1, "comment": "mine"} and spec.environment.set == {"A": "1"}
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    ("[train]\nsteps = 1\n", "train in .*site.toml: is not a site's to decide"),
+    ("slurm = 1\n", "slurm in .*is not a site's"),
+    ("[slurm\n", "cannot be read"),
+])
+def test_a_broken_site_file_is_refused(tmp_path: Path, content: str, words: str) -> None:
+    executable(tmp_path / "hpc-mp/site.toml", content)
+    with pytest.raises(HpcMpError, match=words):
+        site_defaults(tmp_path, {})

@@ -1,0 +1,322 @@
+"""``hpc-mp status``, ``logs`` and ``cancel`` of runs on emulated nodes and of run directories as jobs leave them."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from launching import HERE, environment, executable, mark, record, the_run, until, write_job
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
+from hpc_mp.cli.status import duration
+from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
+from hpc_mp.job import dump_job, load_job
+from hpc_mp.launch.status import seen
+from hpc_mp.rundir import RunDirectory, write_json
+
+__all__ = ["mark"]  # a fixture
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A run of 5 steps that has just been made."""
+    job = write_job(tmp_path)
+    run = RunDirectory(tmp_path / "runs" / "t" / "0001")
+    for name in ("log", "failures", "checkpoints", "attempts"):
+        (run.path / name).mkdir(parents=True)
+    run.job.write_text(dump_job(load_job(job)))
+    write_json(run.placement, {})
+    return run
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(each) for each in arguments], catch_exceptions=False)
+
+
+def status(run: RunDirectory) -> dict[str, Any]:
+    result = call("status", run.path, "--json")
+    assert result.exit_code == 0, result.output
+    document: dict[str, Any] = json.loads(result.stdout)
+    return document
+
+
+@contextmanager
+def running(run: RunDirectory) -> Iterator[int]:
+    """As if a launcher held the run."""
+    with open(run.path / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def trained(run: RunDirectory, steps: int, attempt: int = 1) -> None:
+    with open(run.metrics, "a") as file:
+        file.writelines(record(step, attempt, 2.0, 9.0 - step) + "\n" for step in range(1, steps + 1))
+
+
+def failed(run: RunDirectory, rank: int, kind: str, message: str, when: float = 1.0, attempt: int = 1, **more: Any) -> None:
+    write_json(run.failure(attempt, rank), {
+        "attempt": attempt, "rank": rank, "node": f"n{rank // 2}", "host": f"host{rank // 2}", "pid": 1, "time": when,
+        "kind": kind, "message": message, "traceback": f"Traceback of rank {rank}\n", **more})
+
+
+def started(run: RunDirectory, rank: int, node: str, attempt: int = 1, **more: int) -> None:
+    with open(run.ranks, "a") as file:
+        file.write(json.dumps({"attempt": attempt, "rank": rank, "node": node, "host": f"host-{node}", "local_rank": rank % 2,
+                               "dp": 0, "pp": rank // 2, "cp": 0, "tp": rank % 2, **more}) + "\n")
+
+
+# --- status of emulated nodes -------------------------------------------------------------------------------------
+
+
+def test_a_run_that_goes_on(run: RunDirectory) -> None:
+    trained(run, 2)
+    write_json(run.path / "status.json", {"attempt": 1, "phase": "training"})
+    with running(run):
+        found = status(run)
+        text = call("status", run.path).output
+    assert (found["state"], found["phase"], found["step"], found["steps"], found["loss"]) == ("running", "training", 2, 5, 7.0)
+    assert found["eta"] == 6.0 and 0 <= found["step_age"] < 30 and found["job"] is None and found["cause"] is None
+    assert "step      2/5, loss 7.0000, 50 tokens/s, the last " in text and "about 6 s left" in text
+
+
+def test_a_run_that_is_done(run: RunDirectory) -> None:
+    trained(run, 5)
+    (run.checkpoints / "step-00000005").mkdir()
+    write_json(run.path / "outcome.json", {"attempt": 1, "state": "completed", "cause": None})
+    found = status(run)
+    assert (found["state"], found["step"], found["eta"]) == ("completed", 5, None)
+    assert found["checkpoint"] == str(run.checkpoints / "step-00000005")
+
+
+def test_a_launcher_that_was_killed(run: RunDirectory) -> None:
+    trained(run, 2)
+    found = status(run)
+    assert found["state"] == "failed" and "without a word" in found["cause"]
+
+
+def test_the_outcome_of_an_earlier_attempt_does_not_count(run: RunDirectory) -> None:
+    write_json(run.path / "outcome.json", {"attempt": 1, "state": "failed", "cause": {"message": "boom"}})
+    failed(run, 0, "error", "ValueError: boom")
+    (run.path / "attempts" / "1").mkdir()
+    with running(run):
+        found = status(run)
+    assert (found["state"], found["attempt"], found["cause"]) == ("running", 2, None)
+
+
+def test_the_newest_run_of_a_name(run: RunDirectory) -> None:
+    assert json.loads(call("status", run.path.parent, "--json").stdout)["run"] == str(run.path)
+
+
+def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
+    run.metrics.write_text(record(1, loss=float("nan")) + "\n")
+    assert status(run)["loss"] is None
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min"),
+                                               (90061, "1 d 1 h")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# --- the cause ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kinds", "cause"), [
+    (["peer", "error", "peer"], 1),
+    (["peer", "hang", "lost"], 2),
+    (["error", "memory", "peer"], 1),
+    (["error", "error", "error"], 2),  # the earliest
+])
+def test_the_cause_among_many_failures(run: RunDirectory, kinds: list[str], cause: int) -> None:
+    for rank, kind in enumerate(kinds):
+        failed(run, rank, kind, f"word {rank}", when=10.0 - rank)
+    assert f"rank {cause} " in status(run)["cause"]
+
+
+def test_where_the_cause_was(run: RunDirectory) -> None:
+    started(run, 3, "n1")
+    failed(run, 3, "error", "ValueError: boom")
+    assert status(run)["cause"] == "rank 3 [dp 0, pp 1, cp 0, tp 1] on n1 (host1) failed: ValueError: boom"
+
+
+# --- what Slurm and the run directory say together -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("slurm", "left", "state"), [
+    ("PENDING", None, "pending"),
+    ("RUNNING", None, "running"),
+    ("COMPLETING", {"state": "completed", "cause": None}, "completed"),
+    ("COMPLETED", None, "completed"),
+    ("COMPLETED", {"state": "stopped", "cause": None}, "stopped"),
+    ("FAILED", None, "failed"),
+    ("NODE_FAIL", None, "failed"),
+    ("CANCELLED", None, "stopped"),
+    (FORGOTTEN, {"state": "completed", "cause": None}, "completed"),
+    (FORGOTTEN, None, "failed"),
+    (UNKNOWN, None, "unknown"),
+    (UNKNOWN, {"state": "failed", "cause": None}, "failed"),
+])
+def test_states(run: RunDirectory, slurm: str, left: dict[str, Any] | None, state: str) -> None:
+    if left is not None:
+        write_json(run.path / "outcome.json", {"attempt": 1, **left})
+    assert seen(run, [SlurmJob("7", slurm)]).state == state
+
+
+def test_a_chain_is_where_its_first_unfinished_job_is(run: RunDirectory) -> None:
+    found = seen(run, [SlurmJob("7", "TIMEOUT"), SlurmJob("8", "RUNNING"), SlurmJob("9", "PENDING")])
+    assert found.state == "running" and found.job and found.job.id == "8" and [job.id for job in found.successors] == ["9"]
+
+
+def test_how_slurm_ended_it_where_nobody_else_says(run: RunDirectory) -> None:
+    cause = seen(run, [explained(SlurmJob("7", "FAILED", "NonZeroExitCode", exit_code=3))]).cause
+    assert cause == "Slurm job 7 ended as FAILED, the job script ended with exit code 3 (the job script ended with an error)"
+
+
+def test_a_job_that_waits_says_why(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (run.path / "job.id").write_text("7\n")
+    write_json(run.path / "successors.json", ["7", "8"])
+    executable(tmp_path / "bin", "squeue", "echo '7|PENDING|2030-01-01T10:00:00||1|0|QOSMaxGRESPerUser|'\n"
+               "echo '8|PENDING|N/A||0|0|Dependency|'")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    text = call("status", run.path).output
+    assert "state     pending\njob       7 PENDING, expected to start 2030-01-01 10:00:00, started again once\n" in text
+    assert "waits     QOSMaxGRESPerUser: with it you would use more GPUs" in text and "remedy    wait until jobs" in text
+    assert "then      8 PENDING" in text
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_cause_is_the_last_thing_in_the_logs(run: RunDirectory) -> None:
+    run.main_log.write_text("training\n")
+    (run.path / "slurm-7.log").write_text("srun: error: n1: task 3: Exited\n")
+    started(run, 3, "n1")
+    failed(run, 2, "peer", "Connection reset", when=0.5)
+    failed(run, 3, "error", "ValueError: boom")
+    lines = call("logs", run.path).output.splitlines()
+    assert "training" in lines and "srun: error: n1: task 3: Exited" in lines and "Traceback of rank 3" in lines
+    assert lines[-1] == "rank 3 [dp 0, pp 1, cp 0, tp 1] on n1 (host1) failed: ValueError: boom"
+
+
+def test_no_cause_where_all_went_well(run: RunDirectory) -> None:
+    run.main_log.write_text("training\n")
+    write_json(run.path / "outcome.json", {"attempt": 1, "state": "completed", "cause": None})
+    assert call("logs", run.path).output == "training\n"
+
+
+def test_a_rank_in_the_log_of_its_node(run: RunDirectory) -> None:
+    run.node_log("n1").write_text(" 2: two\n10: ten\n 2: \n10: more: ten\nslurmstepd: error\n")
+    started(run, 5, "n1", task=10)
+    started(run, 4, "n1", task=2)
+    with running(run):
+        assert call("logs", run.path, "--rank", "5").output == "ten\nmore: ten\n"
+        assert call("logs", run.path, "--rank", "4").output == "two\n\n"
+        assert call("logs", run.path, "--node", "n1").output == run.node_log("n1").read_text()
+
+
+def test_a_rank_and_a_node_of_the_emulator(run: RunDirectory) -> None:
+    for rank in (0, 1, 2):
+        run.rank_log(rank).write_text(f"words of {rank}\n")
+        started(run, rank, f"node{rank // 2}")
+    with running(run):
+        assert call("logs", run.path, "--rank", "2").output == "words of 2\n"
+        assert call("logs", run.path, "--node", "node0").output == "0: words of 0\n1: words of 1\n"
+        assert call("logs", run.path, "--node", "host-node1").output == "2: words of 2\n"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (["--rank", "9"], "--rank 9: has no log; attempt 1 has started ranks 0, 1"),
+    (["--node", "x"], "--node x: has no log; attempt 1 has started nodes node0"),
+    (["--attempt", "2"], "--attempt 2: there are attempts 1 to 1"),
+    (["--rank", "0", "--node", "x"], "exclude each other"),
+])
+def test_what_is_not_there_is_named(run: RunDirectory, arguments: list[str], words: str) -> None:
+    for rank in (0, 1):
+        started(run, rank, "node0")
+    with pytest.raises(HpcMpError) as error:
+        call("logs", run.path, *arguments)
+    assert words in str(error.value)
+
+
+def test_an_earlier_attempt(run: RunDirectory) -> None:
+    (run.path / "attempts" / "1" / "log").mkdir(parents=True)
+    (run.path / "attempts" / "1" / "log" / "main.log").write_text("first\n")
+    failed(run, 0, "error", "ValueError: boom")
+    run.main_log.write_text("second\n")
+    with running(run):
+        assert call("logs", run.path).output == "second\n"
+        first = call("logs", run.path, "--attempt", "1").output
+    assert first.startswith("first\n") and first.endswith("failed: ValueError: boom\n")
+
+
+def test_following_to_the_end(run: RunDirectory) -> None:
+    run.main_log.write_text("one\nhal")
+
+    def go_on() -> None:
+        time.sleep(1)
+        with open(run.main_log, "a") as log:
+            log.write("f\nlast\n")
+        write_json(run.path / "outcome.json", {"attempt": 1, "state": "failed", "cause": {"message": "rank 0 was killed"}})
+
+    with running(run):
+        writer = threading.Thread(target=go_on)
+        writer.start()
+        lines = call("logs", run.path, "--follow").output.splitlines()
+        writer.join()
+    assert lines == ["one", "half", "last", "", "rank 0 was killed"]
+
+
+# --- cancel -------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_cancel(run: RunDirectory) -> None:
+    write_json(run.path / "outcome.json", {"attempt": 1, "state": "completed", "cause": None})
+    result = call("cancel", run.path)
+    assert result.exit_code == 0 and result.output == "nothing to do: the run has completed\n"
+    assert not run.stop.exists()
+
+
+def test_cancel_lets_ranks_save(run: RunDirectory) -> None:
+    """A launcher and its ranks played by a thread that has the lock until it sees the trigger file."""
+    ready = threading.Event()
+
+    def ranks() -> None:
+        with running(run):
+            ready.set()
+            until(run.stop.exists)
+            write_json(run.path / "outcome.json", {"attempt": 1, "state": "stopped", "cause": None})
+
+    thread = threading.Thread(target=ranks)
+    thread.start()
+    ready.wait()
+    result = call("cancel", run.path, "--json")
+    thread.join()
+    assert json.loads(result.stdout)["state"] == "stopped" and "save at the next step" in result.stderr
+
+
+@pytest.mark.parametrize("options", [["--now"], ["--grace", "1"]])
+def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, options: list[str]) -> None:
+    job = write_job(tmp_path)
+    launch = subprocess.Popen([sys.executable, str(HERE / "fake_cli.py"), "launch", str(job), "--on", "local"],
+                              env=environment(mark, DEED="hang_deaf", SLURM_PROCID=""), stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL)
+    run = the_run(job)
+    until(lambda: len(list(run.path.glob("alive-*"))) == 4)
+    assert status(run)["state"] == "running"
+    result = call("cancel", run.path, *options)
+    assert result.exit_code == 0 and "ended the ranks" in result.output
+    assert launch.wait(20) == 1
+    assert status(run)["state"] in ("stopped", "failed")
+    assert os.path.exists(run.stop)

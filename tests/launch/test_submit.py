@@ -1,0 +1,229 @@
+"""``hpc_mp.submit``: Python callables on emulated nodes and on a real Slurm without accounting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import until
+from slurm_lab.lab import Lab
+
+import hpc_mp
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.launch.submit import backends as hands
+from hpc_mp.launch.submit.api import Job
+
+
+def where() -> tuple[int, str, str]:
+    return int(os.environ["RANK"]), os.environ["SLURMD_NODENAME"], os.environ["MASTER_ADDR"]
+
+
+def scaled(x: int, by: int = 1) -> int:
+    return x * by * int(os.environ["WORLD_SIZE"])
+
+
+def fail(rank: str) -> None:
+    if os.environ["RANK"] == rank:
+        raise ValueError("boom")
+    time.sleep(60)
+
+
+def sleep() -> None:
+    time.sleep(60)
+
+
+def killed() -> None:
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+def greet() -> str:
+    """Task 0 listens where everybody expects it."""
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if os.environ["RANK"] == "0":
+        with socket.create_server(address) as server:
+            for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
+                server.accept()[0].sendall(b"hello")
+        return "hello"
+    for _ in range(100):
+        try:
+            with socket.create_connection(address, timeout=5) as client:
+                return client.recv(5).decode()
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+    return "nobody"
+
+
+def early() -> str:
+    time.sleep(2)
+    return "alive"
+
+
+# --- emulated nodes -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> dict[str, Any]:
+    return {"on": "local", "directory": tmp_path / "calls"}
+
+
+def test_one_result_per_task(here: dict[str, Any]) -> None:
+    job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, **here)
+    assert job.results(60) == [(0, "node0", "127.0.0.1"), (1, "node0", "127.0.0.1"), (2, "node1", "127.0.0.1"),
+                               (3, "node1", "127.0.0.1")]
+    assert job.result() == (0, "node0", "127.0.0.1")
+    assert all("Exiting after successful completion" in log.read_text() for log in job.logs)
+    assert job.id.isdigit() and job.words == ""
+
+
+def test_arguments_and_closures(here: dict[str, Any]) -> None:
+    offset = 5
+    assert hpc_mp.submit(scaled, 3, by=2, tasks_per_node=2, **here).results(60) == [12, 12]
+    assert hpc_mp.submit(lambda x: x + offset, 1, **here).result(60) == 6
+
+
+def test_tasks_meet_at_task_0(here: dict[str, Any]) -> None:
+    assert hpc_mp.submit(greet, nodes=2, tasks_per_node=2, **here).results(60) == ["hello"] * 4
+
+
+def test_a_failure_names_task_host_and_error(here: dict[str, Any]) -> None:
+    with pytest.raises(RunFailed, match=r"task 2 on node1 failed: ValueError: boom\nTraceback[^$]*in fail") as error:
+        hpc_mp.submit(fail, "2", nodes=2, tasks_per_node=2, **here).results(60)
+    assert "_2_log.out" in str(error.value)
+
+
+def test_a_task_that_is_killed(here: dict[str, Any]) -> None:
+    job = hpc_mp.submit(killed, tasks_per_node=2, **here)
+    with pytest.raises(RunFailed, match="task 1 on node0 was killed by SIGKILL"):
+        job.results(60)
+    assert job.state == "FAILED"
+
+
+def test_no_result_in_time_then_cancelled(here: dict[str, Any]) -> None:
+    job = hpc_mp.submit(sleep, tasks_per_node=2, **here)
+    with pytest.raises(TimeoutError, match="RUNNING after 1 s"):
+        job.results(1)
+    job.cancel()
+    with pytest.raises(RunFailed):
+        job.results(60)
+    assert job.state == "CANCELLED"
+
+
+@pytest.mark.parametrize(("arguments", "words"), [({"nodes": 0}, "nodes = 0"), ({"tasks_per_node": -1}, "tasks_per_node")])
+def test_wrong_numbers(here: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        hpc_mp.submit(sleep, **here, **arguments)
+
+
+def test_the_door_is_light() -> None:
+    code = "import sys, hpc_mp; hpc_mp.submit; print({'torch', 'transformers', 'submitit'} & set(sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    with pytest.raises(AttributeError, match="no attribute 'submitted'"):
+        _ = hpc_mp.submitted
+
+
+# --- a real Slurm, without accounting -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setenv("SLURM_CONF", lab.environ["SLURM_CONF"])
+    return {"on": "slurm", "directory": lab.share / "calls"}
+
+
+def ended(lab: Lab, job: Job) -> str:
+    return lab.wait_job(int(job.id), timeout=30)["JobState"]
+
+
+def test_slurm_gives_one_result_per_task(lab: Lab, there: dict[str, Any]) -> None:
+    job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, slurm={"partition": "all", "time": 2}, **there)
+    assert job.results(60) == [(0, "n1", "n1"), (1, "n1", "n1"), (2, "n2", "n1"), (3, "n2", "n1")]
+    assert ended(lab, job) == "COMPLETED"
+
+
+def test_rank_0_on_the_last_node(lab: Lab, there: dict[str, Any]) -> None:
+    hosts = lab.share / "hosts"
+    hosts.write_text("n3\nn1\nn3\nn1\n")
+    options = {"nodelist": "n1,n3", "setup": [f"export SLURM_HOSTFILE={hosts}"], "srun_args": ["--distribution=arbitrary"]}
+    job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, slurm=options, **there)
+    assert job.results(60) == [(0, "n3", "n3"), (1, "n1", "n3"), (2, "n3", "n3"), (3, "n1", "n3")]
+    assert hpc_mp.submit(greet, nodes=2, tasks_per_node=2, slurm=options, **there).results(60) == ["hello"] * 4
+
+
+def test_a_failure_on_slurm_ends_the_job(lab: Lab, there: dict[str, Any]) -> None:
+    start = time.monotonic()
+    job = hpc_mp.submit(fail, "3", nodes=2, tasks_per_node=2, **there)
+    with pytest.raises(RunFailed, match="task 3 on n2 failed: ValueError: boom"):
+        job.results(60)
+    assert ended(lab, job) == "FAILED" and time.monotonic() - start < 15
+
+
+def test_a_job_that_is_killed_does_not_hang(lab: Lab, there: dict[str, Any]) -> None:
+    job = hpc_mp.submit(sleep, **there)
+    lab.wait_job(int(job.id), "RUNNING")
+    job.cancel()
+    with pytest.raises(RunFailed, match=rf"Slurm job {job.id} is CANCELLED"):
+        job.results(60)
+
+
+@pytest.mark.parametrize("trap", [True, False])
+def test_an_early_signal_does_not_kill(lab: Lab, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, trap: bool) -> None:
+    if not trap:  # submitit's own way
+        monkeypatch.setattr(hands, "PYTHON", sys.executable)
+
+    def signalled(turn: int) -> Job:
+        begun = lab.share / f"begun-{trap}-{turn}"
+        job = hpc_mp.submit(early, slurm={"setup": [f"touch {begun}"]}, **there)
+        until(begun.exists)
+        for _ in range(5):  # python takes longer than that to start
+            lab.run(["scancel", "--signal=USR2", job.id])
+            time.sleep(0.02)
+        return job
+
+    if not trap:
+        with pytest.raises(RunFailed, match="is FAILED"):
+            signalled(0).results(60)
+        return
+    # Slurm starts a program with the default for every signal: one that comes in the millisecond before the shell is deaf kills.
+    for turn in range(3):
+        with suppress(RunFailed):
+            assert signalled(turn).result(60) == "alive"
+            break
+    else:
+        pytest.fail("killed three times")
+
+
+def test_inside_an_allocation(lab: Lab, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refused, and what is said to help does."""
+    outer = lab.sbatch("--nodes=1", "--wrap=sleep 60")
+    try:
+        lab.wait_job(outer, "RUNNING")
+        monkeypatch.setenv("SLURM_JOB_ID", str(outer))
+        for on in ("auto", "slurm"):
+            with pytest.raises(HpcMpError, match=r"inside the live allocation .* env -u SLURM_JOB_ID python"):
+                hpc_mp.submit(where, **there | {"on": on})
+        assert hpc_mp.submit(where, **there | {"on": "local"}).result(60) == (0, "node0", "127.0.0.1")
+        monkeypatch.delenv("SLURM_JOB_ID")
+        job = hpc_mp.submit(where, **there)
+        assert int(job.id) != outer and job.result(60)[0] == 0
+    finally:
+        lab.run(["scancel", str(outer)])
+
+
+def test_what_submitit_does_not_know(there: dict[str, Any]) -> None:
+    with pytest.raises(HpcMpError, match=r"Unavailable parameter.*'colour'.*partition"):
+        hpc_mp.submit(sleep, slurm={"colour": "red"}, **there)
+
+
+def test_a_refusal_in_slurms_words(there: dict[str, Any]) -> None:
+    with pytest.raises(RunFailed, match="invalid partition specified: nowhere"):
+        hpc_mp.submit(sleep, slurm={"partition": "nowhere"}, **there)

@@ -1,0 +1,174 @@
+"""Placement: the golden tables of SageMaker's letter orders, their identities, cost, picture and command."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from placements import COST_DEGREES, COSTS, layouts, rows
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.placement import (
+    Degrees,
+    Placement,
+    from_dict,
+    normalize_order,
+    place,
+    spans,
+    to_dict,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+# T = P = D = 2: order | tp | pp | dp (SageMaker's rdp) | mp (T × P) | tp_dp (SageMaker's dp)
+GROUPS = """
+DPT | 01 23 45 67 | 02 13 46 57 | 04 15 26 37 | 0123 4567 | 0145 2367
+DTP | 02 13 46 57 | 01 23 45 67 | 04 15 26 37 | 0123 4567 | 0246 1357
+PDT | 01 23 45 67 | 04 15 26 37 | 02 13 46 57 | 0145 2367 | 0123 4567
+PTD | 02 13 46 57 | 04 15 26 37 | 01 23 45 67 | 0246 1357 | 0123 4567
+TDP | 04 15 26 37 | 01 23 45 67 | 02 13 46 57 | 0145 2367 | 0246 1357
+TPD | 04 15 26 37 | 02 13 46 57 | 01 23 45 67 | 0246 1357 | 0145 2367
+"""
+
+
+
+@pytest.mark.parametrize("row", rows(GROUPS), ids=lambda row: row[0])
+def test_groups_of_all_six_orders(row: list[str]) -> None:
+    order, *cells = row
+    groups = place(Degrees(2, 2, 2), order).groups
+    assert set(groups) == {"tp", "pp", "dp", "mp", "tp_dp"}
+    for name, cell in zip(("tp", "pp", "dp", "mp", "tp_dp"), cells, strict=True):
+        assert groups[name] == tuple(tuple(map(int, group)) for group in cell.split()), name
+
+
+@pytest.mark.parametrize(("order", "expected"), [
+    ("DPT", [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]),
+    ("PTD", [(0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1), (0, 1, 0), (1, 1, 0), (0, 1, 1), (1, 1, 1)]),
+])
+def test_rank_rows_of_the_sagemaker_documentation(order: str, expected: list[tuple[int, int, int]]) -> None:
+    assert [(p.dp, p.pp, p.tp) for p in place(Degrees(2, 2, 2), order).ranks] == expected
+
+
+def test_pipelines_without_tensor_parallelism() -> None:
+    degrees = Degrees(pipeline=2, data=4)
+    assert place(degrees, "cluster").groups["pp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
+    assert place(degrees, "spread").groups["pp"] == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
+@pytest.mark.parametrize("row", rows(COSTS), ids=lambda row: row[0])
+def test_nodes_spanned_and_hops_on_64_ranks(row: list[str]) -> None:
+    order, *cells = row
+    for degrees, cell in zip(COST_DEGREES, cells, strict=True):
+        reach = spans(place(degrees, order, ranks_per_node=8))
+        found = " ".join(f"{reach[axis].nodes},{reach[axis].hops}" for axis in ("tp", "pp", "dp"))
+        assert found == cell, degrees
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_ranks_are_an_axis_permutation_of_an_arange(placement: Placement) -> None:
+    d = placement.degrees
+    ranges = {"D": range(d.data), "P": range(d.pipeline), "C": range(d.context), "T": range(d.tensor)}
+    grid = product(*(ranges[letter] for letter in placement.order))  # the right-most varies fastest
+    for rank, (at, coordinates) in enumerate(zip(placement.ranks, grid, strict=True)):
+        assert at.rank == rank
+        assert {"D": at.dp, "P": at.pp, "C": at.cp, "T": at.tp} == dict(zip(placement.order, coordinates, strict=True))
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_ranks_lie_on_nodes_as_the_map_says(placement: Placement) -> None:
+    nodes, per_node = -(-placement.degrees.world // placement.ranks_per_node), placement.ranks_per_node
+    node_of = {"auto": lambda rank: rank // per_node, "block": lambda rank: rank // per_node,
+               "cyclic": lambda rank: rank % nodes}
+    for at in placement.ranks:
+        said = placement.rank_map[at.rank] if isinstance(placement.rank_map, tuple) else node_of[placement.rank_map](at.rank)
+        assert at.node == said
+    for node in range(nodes):  # local ranks count up with the ranks of a node, and fit
+        local = [at.local_rank for at in placement.ranks if at.node == node]
+        assert local == list(range(len(local)))
+        assert 0 < len(local) <= per_node
+    assert placement.nodes == nodes
+    block = place(placement.degrees, placement.order, per_node)
+    assert placement.groups == block.groups  # a map moves ranks, it changes no coordinate
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_group_identities(placement: Placement) -> None:
+    d, groups = placement.degrees, placement.groups
+    world = d.world
+    # dp_size = world / pp, rdp_size = world / (pp · tp), mp_size = pp · tp (context 1; else per context rank)
+    wanted = {"tp": d.tensor, "pp": d.pipeline, "dp": world // (d.pipeline * d.tensor * d.context),
+              "mp": d.pipeline * d.tensor, "tp_dp": world // (d.pipeline * d.context), "cp": d.context, "ep": d.expert}
+    for name, members in groups.items():
+        assert {len(group) for group in members} == {wanted[name]}
+        assert sorted(rank for group in members for rank in group) == list(range(world))
+        assert all(list(group) == sorted(group) for group in members)
+        assert list(members) == sorted(members)
+    assert ("cp" in groups, "ep" in groups) == (d.context > 1, d.expert > 1)
+    of = {name: {rank: set(group) for group in members for rank in group} for name, members in groups.items()}
+    for rank in range(world):
+        assert of["tp"][rank] | of["dp"][rank] <= of["tp_dp"][rank]
+        assert of["tp"][rank] | of["pp"][rank] <= of["mp"][rank]
+        assert of["tp"][rank] & of["dp"][rank] & of["pp"][rank] == {rank}
+        if "ep" in groups:
+            at = placement.ranks[rank]
+            assert all((placement.ranks[r].pp, placement.ranks[r].tp) == (at.pp, at.tp) for r in of["ep"][rank])
+
+
+@settings(deadline=None)
+@given(layouts())
+def test_json_round_trip(placement: Placement) -> None:
+    again = from_dict(json.loads(json.dumps(to_dict(placement))))
+    assert again == placement
+    assert again.groups == placement.groups
+
+
+def test_expert_groups_are_consecutive_blocks() -> None:
+    groups = place(Degrees(tensor=2, data=4, expert=2), "DPT").groups
+    assert groups["ep"] == ((0, 2), (1, 3), (4, 6), (5, 7))
+    across = place(Degrees(tensor=1, pipeline=2, data=2, context=2, expert=4), "DPCT").groups
+    assert across["ep"] == ((0, 1, 4, 5), (2, 3, 6, 7))
+
+
+def test_last_node_may_be_part_filled() -> None:
+    placement = place(Degrees(tensor=2, pipeline=2, data=3), "DPT", ranks_per_node=8)
+    assert placement.nodes == 2
+    assert [(p.node, p.local_rank) for p in placement.ranks[7:]] == [(0, 7), (1, 0), (1, 1), (1, 2), (1, 3)]
+
+
+def test_context_goes_directly_before_tensor() -> None:
+    assert [normalize_order(order, context=2) for order in ("DPT", "cluster", "spread", "PTD", "CDPT")] == [
+        "DPCT", "DPCT", "CTPD", "PCTD", "CDPT"]
+    assert normalize_order("DPT") == "DPT"
+
+
+@pytest.mark.parametrize(("order", "remedy"), [
+    ("dpt", "write DPT"), ("dpct", "write DPCT"), ("Cluster", "use cluster"), ("DDP", "use cluster"),
+    ("", "use cluster"), ("DPTE", "use cluster"),
+])
+def test_wrong_orders_are_refused(order: str, remedy: str) -> None:
+    with pytest.raises(HpcMpError) as caught:
+        normalize_order(order)
+    assert remedy == caught.value.remedy[: len(remedy)]
+
+
+def test_wrong_degrees_are_refused() -> None:
+    with pytest.raises(HpcMpError, match=r"tensor = 0: must be at least 1"):
+        Degrees(tensor=0)
+    with pytest.raises(HpcMpError, match=r"expert = 3: does not divide data\(2\) × context\(2\) = 4"):
+        Degrees(data=2, context=2, expert=3)
+    with pytest.raises(HpcMpError, match="ranks_per_node = 0"):
+        place(Degrees(), "DPT", ranks_per_node=0)
+
+
+@pytest.mark.parametrize("tree", [
+    {}, [], {"order": "DPT", "degrees": {"tensors": 1}, "ranks_per_node": 1, "ranks": []},
+])
+def test_what_is_no_placement_is_refused(tree: dict[str, object]) -> None:
+    with pytest.raises(HpcMpError, match="is not a placement"):
+        from_dict(tree)

@@ -1,0 +1,175 @@
+"""The linter's advice, applied to the planted faults by a machine that reads nothing but the advice: the finding is gone."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_mp.lint.sbatch import Finding, lint
+
+PLANTED = tomllib.loads((Path(__file__).parents[1] / "golden" / "lint" / "planted.toml").read_text(encoding="utf-8"))
+FILLED = {"HH:MM:SS": "01:00:00", "=N": "=8", "=FILE": "=hosts", "…/etc": "/usr/share/conda/etc"}
+
+Edit = Callable[[list[str], int, re.Match[str]], None]  # changes the lines, of which the one at an index has the fault
+
+
+def above(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    lines.insert(at, advice[1])
+
+
+def below(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    lines.insert(at + 1, advice[1])
+
+
+def around(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    lines[at:at + 1] = [advice[1], lines[at], advice[2]]
+
+
+def directive(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    lines.insert(1, advice[1])
+
+
+def dropped(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    del lines[at]
+
+
+def moved(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    lines.insert(1, lines.pop(at))
+
+
+def changed(pattern: str, to: str) -> Edit:
+    """In the line of the fault: what matches becomes ``to``, in which ``{}`` is what the advice says."""
+    def edit(lines: list[str], at: int, advice: re.Match[str]) -> None:
+        said = advice[1] if advice.groups() else ""
+        lines[at] = re.sub(pattern, lambda found: found.expand(to).replace("{}", said), lines[at], count=1)
+
+    return edit
+
+
+def value(lines: list[str], at: int, advice: re.Match[str]) -> None:
+    changed(r"=(\$\(\(.*\)\)|\$\(.*\)|\S+)", "={}")(lines, at, advice)
+
+
+def rewritten(lines: list[str], old: str, new: str) -> None:
+    lines[:] = [line.replace(old, new) for line in lines]
+
+
+def plain(lines: list[str]) -> None:
+    rewritten(lines, "–", "-")
+    rewritten(lines, " = ", "=")
+
+
+# What the advice says → what somebody does who follows it. The first that matches counts.
+EDITS: dict[str, Edit] = {
+    r"Add (#SBATCH \S+?)\.?( |$)": directive,
+    r"Begin with #!/bin/bash": dropped,
+    r"dos2unix": changed("\r", ""),
+    r"Remove it; the file": changed("\0", " "),
+    r"Move it up": moved,
+    r"Let #SBATCH begin": changed(r"^\s+", ""),
+    r"Write #SBATCH;": changed(r"#\s*\w+", "#SBATCH"),
+    r"Write #SBATCH (--requeue) instead": lambda lines, at, advice: rewritten(lines, "--no-requeue", advice[1]),
+    r"Did you mean (NCCL_\w+)": changed(r"NCCL_\w+", "{}"),
+    r"Did you mean (--[\w-]+)": changed(r"--[\w-]+", "{}"),
+    r"Give (--[\w-]+) to srun": dropped,
+    r"Write minutes, MM:SS, (\S+),": changed(r"time=\S+", "time={}"),
+    r"Write N or": changed(r"-N=", "-N"),
+    r"Write singleton": changed(r"=\S+", "=singleton"),
+    r"without blanks around .*, with plain": lambda lines, at, advice: plain(lines),
+    r"Write (--[\w-]+)=VALUE": changed(r"-[\w-]+", "{}"),
+    r"Close it": changed(r"$", '"'),
+    r"use a pattern such as (%j)": changed(r"\$USER|~/", ""),
+    r"Write (\d\d:\d\d:\d\d) for": changed(r"\d\d:\d\d", "{}"),
+    r"Leave the value out": changed(r"=\w+", ""),
+    r"add (--gpu-bind=none)": changed(r"--gpus-per-task=\d", r"\g<0> {}"),
+    r"Keep one of them": changed(r" *--(hint|mem-per-cpu)=\S+", ""),
+    r"or write (--gpu-bind=none)": changed(r"--gpu-bind=\S+", "{}"),
+    r"Put (%A_%a)": changed(r"\.log", "-{}.log"),
+    r"Write (--export=ALL,)…": changed(r"--export=", "{}"),
+    r"Write (--switches=\S+)\.": changed(r"--switches=\S+", "{}"),
+    r"^srun --export=ALL …, or (unset SLURM_EXPORT_ENV)": above,
+    r"^srun --het-group=0": changed(r"srun", "srun --het-group=0,1"),
+    r"^(srun --ntasks-per-node=1) torchrun …, or": changed(r"^srun", "{}"),
+    r"^(srun --ntasks-per-node=1) torchrun …$": changed(r"^torchrun", "{} -K torchrun"),
+    r"^(srun --\S+) …": changed(r"srun", "{}"),
+    r"^(srun) python …": changed(r"^python", "{} -K python"),
+    r"^srun … & wait|wait: (srun … & wait)": changed(r"$", " &\nwait $!"),
+    r"Add (wait) at the end": below,
+    r"(srun --mpi=pmix) PROGRAM": changed(r"(mpirun|mpiexec) -np \d+ ", ""),
+    r"give the inner one (--overlap)": changed(r"'srun", "'srun {}"),
+    r"^(env .*) sbatch …": changed(r"^sbatch", "{} sbatch"),
+    r"^(set [-+]\w+)( at the start| before it and set -u behind it|,)": above,
+    r"^(set -o pipefail)": above,
+    r"^(.+) before it, (.+) behind it\.": around,
+    r"^(trap '' TERM|module purge|source \S+) before it": above,
+    r"^(export \S+) with one line": above,
+    r"^(scontrol release \S+) behind it": below,
+    r"^(apptainer exec --nv)": changed(r"apptainer exec", "{}"),
+    r"Leave B: out": changed(r"B:", ""),
+    r"or write --signal=(B:)": changed(r"^trap.*", ""),
+    r"^bash -c .*exec python …'$": changed(r"\bpython", "exec python"),
+    r"^export MASTER_PORT=(\S.*)$": value,
+    r"(\$\(\(10000.*\)\))": value,
+    r"^(--rdzv-backend=.*)$": changed(r"torchrun", "torchrun {}"),
+    r"MASTER_ADDR=(\$\(scontrol .*\))$": value,
+    r"Stop instead: (\S.*)$": changed(r"=.*", "={}"),
+    r"^ulimit -s (8192)": changed(r"unlimited", "{}"),
+    r"NAME=(\$\(< ~/.secret\))": value,
+    r"Use (SLURM_SUBMIT_DIR)": changed(r'"\$\(.*\)"', '"${}"'),
+    r"Leave the & out": changed(r" &", ""),
+    r"^[Ww]rite (TORCH_NCCL_\w+|NCCL_\w+=\w+)": changed(r"\w*NCCL_\w+=\w+", "{}"),
+    r"^Write (NCCL_\w+)": changed(r"NCCL_\w+", "{}"),
+    r"meant: LOC, NVL, (PIX)": changed(r"=\d", "={}"),
+    r"^(export) \w+=…": changed(r"^", "{} "),
+    r"(?i)leave it out (and choose|but for)": changed(r"CUDA_\w+=\S+ ", ""),
+    r"Leave it out; where the order matters": changed(r"--node-rank=\S+", ""),
+    r"(?i)leave (it|them|--\w+) out|leave it out|remove it|keep one|keep --|or leave both|as a directive|Keep the": dropped,
+    r"torch.distributed.init_process_group": dropped,
+    r"(?i)make it before sbatch": lambda lines, at, advice: None,  # the folder, not the script
+}
+
+
+def followed(text: str, finding: Finding) -> str | None:
+    """The text with the advice applied, or None when it needs a person."""
+    fix = finding.fix
+    for short, long in FILLED.items():
+        fix = fix.replace(short, long)
+    lines, at = text.split("\n"), finding.line - 1
+    for pattern, edit in EDITS.items():
+        if advice := re.search(pattern, fix):
+            if edit is dropped and at and not lines[at].startswith(("#SBATCH", "export ", "ulimit ")):
+                continue  # that line does more than what is to be left out
+            edit(lines, at, advice)
+            return "\n".join(lines)
+    return None
+
+
+def applied(case: dict[str, Any], directory: Path) -> bool | None:
+    """Whether following the advice removes the finding; None when no machine can follow it."""
+    bad = case["bad"].lstrip("\n") if case["bad"].startswith("\n\n") else case["bad"]
+    text = bad if "#!" in bad[:4] or "\r" in bad else PLANTED["head"] + bad
+    version = tuple(map(int, case["version"].split("."))) if "version" in case else None
+    [finding, *_] = [each for each in lint(text, directory=directory, version=version)  # type: ignore[arg-type]
+                     if each.code == case["code"]]
+    mended = followed(text, finding)
+    if mended is None:
+        return None
+    if found := re.search(r"mkdir -p ([^\s.]+)", finding.fix):
+        (directory / found[1]).mkdir(parents=True)
+    after = lint(mended, directory=directory, version=version)  # type: ignore[arg-type]
+    return not any(each.code == case["code"] for each in after)
+
+
+NEEDS_A_PERSON = {"HM108", "HM116", "HM215", "HM312", "HM331", "HM402", "HM405", "HM411", "HM412", "HM415", "HM611"}
+
+
+@pytest.mark.parametrize("case", PLANTED["case"], ids=[f"{case['code']}-{at}" for at, case in enumerate(PLANTED["case"])])
+def test_the_advice_removes_the_finding(case: dict[str, Any], tmp_path: Path) -> None:
+    removed = applied(case, tmp_path)
+    assert removed is not False
+    assert removed or case["code"] in NEEDS_A_PERSON, "what a machine cannot follow is moved by hand in planted.toml"

@@ -1,0 +1,121 @@
+"""The order of ranks and of hosts that a job gets."""
+
+from __future__ import annotations
+
+import time
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.topology import SwitchTree, read_topology
+from hpc_mp.job import JobSpec, resolve
+from hpc_mp.layout.models import read_shape
+from hpc_mp.layout.placement import place
+from hpc_mp.planner.order import degrees, foresee_hosts, settle_hosts, settle_order
+
+FABRIC = "SwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\nSwitchName=spine Switches=s[1-2]\n"
+GIVEN, PAIRED = ("n1", "n2", "n3", "n4"), ("n1", "n3", "n2", "n4")
+
+
+def measured(days: float = 3, **rates: float) -> Measured:
+    """So long ago, 0.0239 GB/s between any of n1 to n4, but for ``n1_n2`` and the like."""
+    pairs = [(i, j, rates.get(f"{GIVEN[i]}_{GIVEN[j]}", 0.0239)) for i, j in combinations(range(4), 2)]
+    return Measured("lab", time.time() - days * 86400, GIVEN, tuple(pairs))
+
+
+def job(device: str = "cpu", microbatches: int = 4, **parallel: Any) -> JobSpec:
+    """T2 P2 D2 on 4 × 2 ranks; two layers per stage."""
+    return resolve({
+        "job": {"nodes": 4, "ranks_per_node": 2, "device": device},
+        "model": {"config": {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 688,
+                             "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 1024}},
+        "data": {"files": ["text"], "sequence_length": 128},
+        "parallel": {"tensor": 2, "pipeline": 2, "microbatches": microbatches, **parallel},
+        "train": {"steps": 1, "global_batch": 2 * microbatches},
+    }, Path("/"))
+
+
+def order(spec: JobSpec) -> str:
+    return settle_order(spec, read_shape(spec), (2, 2))[0]
+
+
+@pytest.mark.parametrize(("spec", "letters"), [
+    (job("cuda"), "DPT"),  # NCCL: 3.4 MB of gradients a rank and step, 4.2 MB of tensor traffic
+    (job("cpu"), "PTD"),  # gloo: 5.1 MB, and the stages take turns
+    (job("cpu", zero=0), "DPT"),  # all-reduced after the backward: no stage waits
+    (job("cpu", microbatches=16), "DPT"),
+    (job("cpu", rank_map="cyclic"), "DPT"),  # the left-most letter stays inside a node
+    (job("cpu", order="spread"), "TPD"),
+])
+def test_the_order_follows_traffic_library_and_map(spec: JobSpec, letters: str) -> None:
+    assert order(spec) == letters
+
+
+def test_the_reason_gives_bytes() -> None:
+    spec = job()
+    assert settle_order(spec, read_shape(spec), (2, 2))[1] == (
+        "a step waits for 9.4 MB on links between nodes, in the worst order 21.6 MB")
+
+
+def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
+    spec = job()
+    def why(days: float) -> str:
+        return settle_order(spec, read_shape(spec), (2, 2), measured(days, n1_n2=0.01))[1]
+
+    bytes_alone = "a step waits for 9.4 MB on links between nodes, in the worst order 21.6 MB"
+    assert why(3) == f"{bytes_alone}; 0.39 s at the 0.0239 GB/s measured 3 days ago"
+    assert why(31) == bytes_alone
+
+
+def hosts(spec: JobSpec, letters: str, tree: SwitchTree, rates: Measured | None = None) -> tuple[tuple[str, ...], str]:
+    placement = place(degrees(spec), letters, 2, spec.parallel.rank_map)
+    return settle_hosts(spec, placement, GIVEN, tree, rates)
+
+
+def test_hosts_follow_the_traffic_of_the_order() -> None:
+    tree = read_topology(FABRIC)
+    # PDT: nodes are (stage, replica). Gradients are heavy, activations light: both replicas of a stage under one leaf.
+    assert hosts(job(), "PDT", tree) == (PAIRED, (
+        "rank map: n1 n3 n2 n4 → 2.1 MB per step out of the busiest leaf switch, 20.6 MB in the order given"))
+    # DPT: nodes are (replica, stage): as given, the replicas of a stage are under one leaf already.
+    assert hosts(job(), "DPT", tree)[0] == GIVEN
+
+
+def test_hosts_stay_as_given_without_a_topology_or_under_another_map() -> None:
+    assert hosts(job(), "PDT", SwitchTree())[0] == GIVEN
+    assert hosts(job(rank_map="block"), "PDT", read_topology(FABRIC)) == (GIVEN, "parallel.rank_map = block")
+
+
+def test_hosts_follow_measured_rates() -> None:
+    """DPT: nodes are (replica, stage). 1 and 3, 2 and 4 are replicas of a stage, 1 and 2, 3 and 4 stages of a replica."""
+    nothing, tree = SwitchTree(), read_topology(FABRIC)
+    assert hosts(job(), "DPT", nothing, measured(n1_n3=0.0239 * 0.38)) == (("n1", "n2", "n4", "n3"), (
+        "rank map: n1 n2 n4 n3 → 0.47 s per step on the busiest way at the rates measured 3 days ago, 1.1 s in the order given; "
+        "n1–n3 has 38 % of the usual rate: carries nothing"))
+    assert hosts(job(), "DPT", nothing, measured(n1_n2=0.0239 * 0.38))[0] == ("n1", "n4", "n3", "n2")
+    # Negative controls: a slow way that nothing goes by, rates that are almost alike or old, another map.
+    assert hosts(job(), "DPT", nothing, measured(n1_n4=0.0239 * 0.38))[0] == GIVEN
+    for alike in (measured(n1_n3=0.0239 * 0.9), measured(days=31, n1_n3=0.001)):
+        assert hosts(job(), "DPT", nothing, alike) == (GIVEN, "rank map: in Slurm's order of hosts")
+        assert hosts(job(), "PDT", tree, alike) == hosts(job(), "PDT", tree)
+    assert hosts(job(rank_map="block"), "DPT", nothing, measured(n1_n3=0.001)) == (GIVEN, "parallel.rank_map = block")
+
+
+def test_switches_decide_between_orders_that_rates_call_equal() -> None:
+    """PDT wants n1 beside n3 (``FABRIC``); a slow n1–n2 must stand at a corner that nothing crosses."""
+    tree = read_topology(FABRIC)
+    assert hosts(job(), "PDT", tree)[0] == hosts(job(), "PDT", tree, measured(n1_n4=0.001))[0] == PAIRED
+    assert hosts(job(), "PDT", tree, measured(n1_n2=0.001))[0] == ("n1", "n3", "n4", "n2")
+    assert hosts(job(), "PDT", tree, measured(n1_n3=0.001))[0] not in (PAIRED, ("n1", "n3", "n4", "n2"))
+
+
+def test_a_launch_says_what_hosts_will_be_put_in_order_by() -> None:
+    assert foresee_hosts(job(), measured(n2_n3=0.001)) == (
+        "slow ways will get the least to carry: measured 3 days ago, n2–n3 has 4 % of the usual rate")
+    assert foresee_hosts(job(), measured(days=40, n2_n3=0.001)) == (
+        "rates were measured 40 days ago and count for 30 days: `hpc-mp doctor` measures them again")
+    assert foresee_hosts(job(), None) is foresee_hosts(job(), measured()) is None
+    assert foresee_hosts(job(rank_map="cyclic"), measured(n2_n3=0.001)) is None

@@ -1,0 +1,78 @@
+"""Measured rates and the order of hosts: from the doctor's file to the ranks of a job on a real Slurm, as an ordinary user."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from slurm_jobs import EIGHT, launch, losses, own_ledger, write_job
+from slurm_lab.cluster import Cluster
+from slurm_lab.lab import USER
+
+from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.rundir import RunDirectory, read_lines
+
+NODES = ("n1", "n2", "n3", "n4")
+DPT = (*EIGHT, 'parallel.order="DPT"', "train.steps=2")  # nodes are (replica, stage): pp 1–2 3–4, dp 1–3 2–4
+
+
+@pytest.fixture
+def job(lab: Cluster) -> Iterator[Path]:
+    """A job file on the file system that all nodes share."""
+    directory = lab.share / f"rates {os.urandom(2).hex()}"
+    yield write_job(directory)
+    lab.mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def plant(lab: Cluster, job: Path, *slow: str) -> None:
+    """What the doctor would have noted of this cluster: one way has 30 % of the others' rate."""
+    config = lab.run(["scontrol", "show", "config"], check=True).stdout
+    name = next(line.split()[-1] for line in config.splitlines() if line.startswith("ClusterName"))
+    pairs = tuple((i, j, 0.3 if {NODES[i], NODES[j]} == {*slow} else 1.0) for i, j in combinations(range(4), 2))
+    path = where(name, own_ledger(job))
+    write_measured(path, Measured(name, time.time() - 3 * 86400, NODES, pairs))
+    for folder in (path.parent.parent, path.parent):
+        folder.chmod(0o777)
+    path.chmod(0o644)
+
+
+def ran(lab: Cluster, job: Path) -> tuple[tuple[str, ...], list[float], str, RunDirectory]:
+    """The host of every node of the placement, the losses, what main.log says of the order, and the run."""
+    run = RunDirectory(Path(launch(lab, job, DPT, user=USER)["run"]))
+    host = {line["rank"]: line["host"] for line in read_lines(run.ranks)}
+    assert all(host[rank] == host[rank + 1] for rank in range(0, 8, 2))
+    said = next(line for line in run.main_log.read_text().splitlines() if "rank map:" in line)
+    return tuple(host[rank] for rank in range(0, 8, 2)), losses(run.path), said, run
+
+
+def corners(hosts: tuple[str, ...], *slow: str) -> bool:
+    """Whether two hosts stand at nodes that say nothing to each other."""
+    return {hosts.index(host) for host in slow} in ({0, 3}, {1, 2})
+
+
+def test_a_slow_way_carries_nothing_and_no_number_changes(lab: Cluster, job: Path) -> None:
+    usual, numbers, said, run = ran(lab, job)
+    assert "of the busiest leaf switch" in said and "rates" not in said and not run.measured.exists()
+    slow = usual[0], usual[2]  # two replicas of a stage
+    plant(lab, job, *slow)
+    moved, same, said, run = ran(lab, job)
+    assert corners(moved, *slow) and not corners(usual, *slow)
+    assert f"{'–'.join(sorted(slow))} has 30 % of the usual rate: carries nothing" in said and "measured 3 days ago" in said
+    assert same == numbers
+    kept = read_measured(run.measured)
+    assert kept is not None and kept.between(*slow) == 0.3 and run.measured.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.prove
+def test_a_slow_way_that_nothing_takes_changes_nothing(lab: Cluster, job: Path) -> None:
+    """Negative control: the hosts stand as the switches have them."""
+    usual, numbers, _, _ = ran(lab, job)
+    plant(lab, job, usual[0], usual[3])
+    hosts, same, said, _ = ran(lab, job)
+    assert (hosts, same) == (usual, numbers) and "30 % of the usual rate: carries nothing" in said

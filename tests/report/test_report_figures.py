@@ -1,0 +1,263 @@
+"""The figures of a report: curves, rank grid, executed pipeline, memory, and numbers in words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reported import Run
+
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.report.axes import Scale, rounds, ticks
+from hpc_mp.report.curves import HEIGHT, PANELS, TOP, curve, thinned
+from hpc_mp.report.facts import read_facts
+from hpc_mp.report.gantt import Gantt, gantt
+from hpc_mp.report.grid import grid, luminance, shade
+from hpc_mp.report.memory import memory
+from hpc_mp.report.pipeline import Bubble
+from hpc_mp.report.words import counted, duration, number, size
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+# --- curves ----------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3000))
+def test_thinning_keeps_ends_and_spikes(values: list[float]) -> None:
+    points = list(enumerate(values))
+    kept = thinned(points, 600)
+    assert len(kept) <= 600
+    assert kept[0] == points[0] and kept[-1] == points[-1]
+    assert {max(values), min(values)} <= {value for _, value in kept}
+    assert list(kept) == sorted(set(kept))
+
+
+def test_taking_every_nth_point_would_lose_a_spike() -> None:
+    values = [1.0] * 5000
+    values[1234] = 9.0
+    points = list(enumerate(values))
+    assert 9.0 in {value for _, value in thinned(points, 600)}
+    assert 9.0 not in {value for _, value in points[:: 5000 // 600]}
+
+
+def test_a_slow_first_step_leaves_the_scale_and_is_said(run: Run) -> None:
+    run.train(1, 20)
+    metrics = list(read_facts(run.run).metrics)
+    metrics[0] = metrics[0].model_copy(update={"step_time_s": 30.0})
+    (panel,) = (panel for panel in PANELS if panel.title == "Step time")
+    drawn = curve(panel, metrics)
+    assert drawn.notes == ("1 step above the scale, the most 30 at step 1",)
+    assert drawn.points[0][1] == TOP and drawn.values[0] == 30.0
+    assert all(TOP < y < HEIGHT for _, y in drawn.points[1:])
+
+
+@given(st.floats(-1e12, 1e12), st.floats(1e-9, 1e12), st.integers(1, 10))
+def test_ticks_are_few_ordered_and_inside(low: float, width: float, most: int) -> None:
+    high = low + width
+    found = rounds(low, high, most)
+    assert len(found) <= most + 1
+    assert list(found) == sorted(set(found))
+    slack = 1e-6 * max(abs(low), abs(high), width)
+    assert all(low - slack <= value <= high + slack for value in found)
+
+
+def test_tick_labels() -> None:
+    def labels(low: float, high: float, whole: bool = False) -> list[str]:
+        return [tick.label for tick in ticks(Scale(low, high, 0, 100), 5, whole)]
+
+    assert labels(0, 1) == ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]
+    assert labels(5.1, 6.3) == ["5.5", "6.0"]
+    assert labels(0, 52_000) == ["0", "20k", "40k"]
+    assert labels(1, 3, whole=True) == ["1", "2", "3"]
+    assert labels(7, 7, whole=True) == ["7"]
+    assert labels(0, 3e-7)[-1] == "3e-07"
+    assert [tick.at for tick in ticks(Scale(0, 1, 0, 100), 2)] == [0, 50, 100]
+
+
+# --- the rank grid ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("nodes", "per_node", "density"),
+                         [(1, 1, "roomy"), (2, 4, "roomy"), (8, 8, "close"), (64, 8, "dense")])
+def test_grid_from_1_to_512_ranks(nodes: int, per_node: int, density: str) -> None:
+    world = nodes * per_node
+    degrees = Degrees(2, 4, world // 8) if world >= 8 else Degrees()
+    drawn = grid(place(degrees, "DPT", per_node), {})
+    assert (len(drawn.nodes), drawn.density) == (nodes, density)
+    assert [cell.rank for node in drawn.nodes for cell in node.cells] == list(range(world))
+
+
+def test_grid_says_who_talks_to_whom(run: Run) -> None:
+    run.start(host="vm7")
+    facts = read_facts(run.run)
+    drawn = grid(run.placement, {start.rank: start for start in facts.starts})
+    assert [(node.name, node.host) for node in drawn.nodes] == [("node0", "vm7"), ("node1", "vm7")]
+    five = drawn.nodes[1].cells[1]
+    assert (five.rank, five.label) == (5, "d1 p0 t1")
+    assert five.tip == "rank 5 on node1, local rank 1\ndp 1 pp 0 tp 1\nreplicas: 1 5\npipeline: 5 7\ntensor group: 4 5"
+    sharing = {cell.rank for node in drawn.nodes for cell in node.cells if set(cell.groups) & set(five.groups)}
+    assert sharing == {1, 4, 5, 7}
+    assert len({cell.shade for node in drawn.nodes for cell in node.cells}) == 2
+
+
+@given(st.integers(1, 64))
+def test_ink_reads_on_every_shade(stages: int) -> None:
+    def channel(colour: str) -> float:
+        digits = colour[1:] if len(colour) == 7 else "".join(2 * c for c in colour[1:])
+        return luminance(tuple(int(digits[i : i + 2], 16) for i in (0, 2, 4)))
+
+    for stage in range(stages):
+        found = shade(stage, stages)
+        light, dark = sorted((channel(found.fill), channel(found.ink)), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.3, f"WCAG contrast of stage {stage} of {stages}"
+
+
+# --- the pipeline as executed ----------------------------------------------------------------------------------------
+
+
+def gantt_of(run: Run) -> Gantt:
+    drawn = gantt(read_facts(run.run).traces, run.placement, run.spec)
+    assert drawn is not None
+    return drawn
+
+
+def bubble_of(run: Run) -> Bubble:
+    bubble = gantt_of(run).bubble
+    assert bubble is not None
+    return bubble
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_an_ideal_run_has_the_ideal_bubble(tmp_path: Path, schedule: str) -> None:
+    run = Run(tmp_path, pipeline=4, schedule=schedule)
+    run.trace()
+    drawn, bubble = gantt_of(run), bubble_of(run)
+    assert bubble.ideal == pytest.approx(3 / 7)
+    assert bubble.measured == pytest.approx(3 / 7, abs=1e-6)  # unix seconds have microseconds
+    assert bubble.own_times == pytest.approx(3 / 7, abs=1e-6)
+    assert bubble.formula == "(4 − 1) / (4 + 4 − 1)"
+    assert [row.label for row in drawn.executed.rows] == [f"rank {r}" for r in (0, 2, 4, 6, 1, 3, 5, 7)]
+    assert {row.idle for row in drawn.executed.rows} == {"42.9 %"}
+
+
+def test_waiting_shows_in_the_bubble(run: Run) -> None:
+    run.trace(wait=0.045)
+    drawn, bubble = gantt_of(run), bubble_of(run)
+    assert bubble.ideal == pytest.approx(0.2, abs=1e-5)
+    assert bubble.own_times == pytest.approx(0.2, abs=1e-5)
+    assert bubble.measured == pytest.approx(1 - 0.120 / 0.175, abs=1e-6), "stage 1 ends at 130 + 45 ms"
+    waiting = [row for row in drawn.executed.rows if any(box.kind == "wait" for box in row.boxes)]
+    assert len(waiting) == 4
+
+
+def test_unequal_stages_are_told_from_waiting(run: Run) -> None:
+    run.trace()
+    for at in run.placement.ranks:
+        if at.pp == 0:
+            document = json.loads(run.run.trace(at.rank).read_text())
+            for action in document["actions"]:
+                if action[0] in ("F", "B"):
+                    action[4] -= (action[4] - action[3]) / 2
+            run.run.trace(at.rank).write_text(json.dumps(document))
+    bubble = bubble_of(run)
+    assert bubble.ideal < bubble.own_times <= bubble.measured + 1e-6
+
+
+def test_boxes_are_the_actions(run: Run) -> None:
+    run.trace()
+    row = gantt_of(run).executed.rows[1]
+    assert (row.label, row.detail) == ("rank 2", "d0 p1 t0")
+    computed = [(box.kind[0].upper(), box.text) for box in row.boxes if box.kind in ("forward", "backward")]
+    assert computed == [(kind, str(m)) for m in range(4) for kind in "FB"]
+    assert row.boxes[1].tip == "forward of microbatch 0, stage 1\n10 ms, from 10 ms to 20 ms"
+    assert all(one.x + one.width <= two.x + 0.2 for one, two in zip(row.boxes, row.boxes[1:], strict=False))
+
+
+def test_many_ranks_are_drawn_by_example_and_many_microbatches_without_boxes(tmp_path: Path) -> None:
+    run = Run(tmp_path, nodes=8, per_node=8, tensor=4, pipeline=4, microbatches=256)
+    run.complete()
+    drawn = gantt_of(run)
+    assert len(drawn.executed.rows) == 8
+    assert drawn.shown == "2 of the 16 pipelines (one for every replica and tensor rank)"
+    assert all(set(row.slivers) >= {"forward", "backward"} for row in drawn.executed.rows)
+    assert bubble_of(run).measured == pytest.approx(3 / 259, abs=1e-4)
+    assert len(run.page().source) < 500_000
+
+
+def test_a_rank_without_a_trace_is_named(run: Run) -> None:
+    run.trace(skip=(2,))
+    drawn = gantt_of(run)
+    assert drawn.shown == "no trace yet of rank 2"
+    assert len(drawn.executed.rows) == 7
+
+
+def test_traces_of_an_earlier_attempt_are_left_out(run: Run) -> None:
+    run.start()
+    run.train(1, 10)
+    run.trace()
+    assert len(read_facts(run.run).traces) == 8
+    run.resume(10)
+    assert read_facts(run.run).traces == {}
+    assert "No trace yet" in run.page().text
+
+
+def test_no_pipeline_no_bubble(tmp_path: Path) -> None:
+    run = Run(tmp_path, nodes=1, per_node=1, tensor=1, pipeline=1, microbatches=1).complete()
+    drawn = gantt_of(run)
+    assert drawn.bubble is None and drawn.ideal is None
+    page = run.page()
+    assert len(page.all("svg", class_="gantt")) == 1
+    assert "Pipeline idle" not in page.text
+    assert "1 rank on 1 node" in page.text
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+def test_bars_add_up_to_the_peak(run: Run) -> None:
+    run.trace()
+    drawn = memory(read_facts(run.run).traces, run.placement)
+    assert drawn is not None and len(drawn.bars) == 8 and drawn.per == "rank"
+    heights = [sum(piece.height for piece in bar.pieces) for bar in drawn.bars]
+    assert heights[7] / heights[0] == pytest.approx(207 / 200, rel=0.01)
+    shares = [piece.height / heights[0] for piece in drawn.bars[0].pieces]
+    assert shares == pytest.approx([30 / 200, 60 / 200, 110 / 200], rel=0.02)
+    assert drawn.bars[2].tip == (
+        "rank 2\npeak: 202.0 MiB\nparameters: 31.0 MiB\noptimizer state: 60.0 MiB\nthe rest: 111.0 MiB")
+    assert drawn.limit is not None and drawn.limit < min(bar.pieces[-1].y for bar in drawn.bars)
+    assert [tick.label for tick in drawn.ticks] == ["0 MiB", "100 MiB", "200 MiB", "300 MiB", "400 MiB"]
+    assert drawn.words == ("the highest peak is 207.0 MiB, 51.7 % of the limit of 400.0 MiB per rank, "
+                           "model state takes at most 91.0 MiB of it")
+
+
+@pytest.mark.parametrize(("limit", "words"), [(10**12, "of the limit of 931.3 GiB"), (0, "of a limit not known")])
+def test_a_limit_out_of_sight_is_said(run: Run, limit: int, words: str) -> None:
+    run.trace(limit=limit)
+    drawn = memory(read_facts(run.run).traces, run.placement)
+    assert drawn is not None and drawn.limit is None and words in drawn.words
+
+
+def test_many_ranks_are_grouped_by_stage(tmp_path: Path) -> None:
+    run = Run(tmp_path, nodes=16, per_node=8, tensor=4, pipeline=4).complete()
+    drawn = memory(read_facts(run.run).traces, run.placement)
+    assert drawn is not None
+    assert [bar.label for bar in drawn.bars] == ["stage 0", "stage 1", "stage 2", "stage 3"]
+    assert drawn.bars[3].tip.startswith("stage 3: rank 127, the fullest of 32\nthe emptiest: rank 12, peak 212.0 MiB")
+
+
+# --- words -----------------------------------------------------------------------------------------------------------
+
+
+def test_words() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1.5 * 2**30)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
+    assert [duration(s) for s in (0, 2e-5, 0.0133, 1.234)] == ["0 µs", "20 µs", "13.3 ms", "1.23 s"]
+    assert [duration(s) for s in (200, 7500)] == ["3 min 20 s", "2 h 05 min"]
+    assert [number(n) for n in (0.47251, 12.0, 2041.4, 1e20)] == ["0.4725", "12", "2,041", "1e+20"]
+    assert [counted(n, "node") for n in (1, 2)] == ["1 node", "2 nodes"]

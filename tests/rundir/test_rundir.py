@@ -1,0 +1,155 @@
+"""The run directory: numbering, records, line files on full disks, manifests."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.rundir import (
+    LineFile,
+    Manifest,
+    create_run,
+    cut_metrics,
+    find_run,
+    newest_complete,
+    prepare_resume,
+    problem,
+    read_lines,
+    write_json,
+    write_manifest,
+)
+from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
+
+
+def test_runs_are_numbered_private_and_found(tmp_path: Path) -> None:
+    runs = [create_run(tmp_path, "name") for _ in range(3)]
+    assert [run.path.name for run in runs] == ["0001", "0002", "0003"]
+    for run in runs[:2]:
+        run.job.write_text("")
+        run.placement.write_text("{}")
+        assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    assert find_run(tmp_path / "name").path == runs[1].path, "the newest that holds a job"
+    assert find_run(runs[0].path).path == runs[0].path
+    (tmp_path / "job.toml").write_text("")
+    for stranger in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(HpcMpError, match="is neither a run directory"):
+            find_run(stranger)
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HpcMpError, match=r"job\.directory = .*file"):
+        create_run(tmp_path / "file", "name")
+
+
+def test_a_resume_puts_the_old_attempt_away(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "name")
+    run.job.write_text("one")
+    assert run.attempt() == 1
+    assert prepare_resume(run) == run.attempt() == 2
+    assert (run.path / "attempts" / "1" / "job.toml").read_text() == "one"
+
+
+@pytest.mark.parametrize(("directory", "file"), [(0o700, 0o600), (0o755, 0o644)])
+def test_files_are_as_private_as_their_directory(tmp_path: Path, directory: int, file: int) -> None:
+    tmp_path.chmod(directory)
+    write_json(tmp_path / "a.json", {})
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == file
+
+
+def test_metrics_are_cut_back(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1, 6)) + '{"step": 6, "lo')
+    cut_metrics(path, 3)
+    assert [line["step"] for line in read_lines(path)] == [1, 2, 3]
+    assert path.read_text().count("\n") == 3
+
+
+def test_a_document_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+
+
+def test_lines_wait_while_the_disk_is_full(tmp_path: Path) -> None:
+    """/dev/full refuses every write with ENOSPC."""
+    file = LineFile(Path("/dev/full"), limit=3)
+    for number in range(5):
+        file.write(str(number))
+    assert not file.flush() and list(file.waiting) == [b"2\n", b"3\n", b"4\n"] and file.dropped == 2
+    file.close()
+    file.path = tmp_path / "log"  # the disk has room again
+    assert file.flush() and file.path.read_text() == "2\n3\n4\n"
+    file.close()
+
+
+def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
+    """A file that may not grow beyond 10 bytes takes the first line and no part of the second."""
+    path = tmp_path / "log"
+    pid = os.fork()
+    if pid == 0:
+        import signal
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        file = LineFile(path)
+        file.write("1234567")
+        file.write("89abcde")
+        os._exit(len(file.waiting))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "the second line waits"
+    assert path.read_text() == "1234567\n"
+
+
+def checkpoint(base: Path, step: int, content: bytes = b"content") -> Path:
+    directory = base / checkpoint_name(step)
+    directory.mkdir(parents=True)
+    file = directory / "shard-00001-model.safetensors"
+    file.write_bytes(content)
+    write_manifest(directory, Manifest(step, {file.name: (len(content), sha256(file))}))
+    return directory
+
+
+def test_every_changed_byte_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, 1)
+    assert problem(directory) is None
+    for path in directory.iterdir():
+        whole = path.read_bytes()
+        for position in range(len(whole)):
+            path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1:])
+            assert path.name in (problem(directory) or ""), position
+            path.write_bytes(whole[:position])
+            assert path.name in (problem(directory) or ""), position
+        path.write_bytes(whole)
+    assert problem(directory) is None
+
+
+def test_a_file_that_does_not_belong_is_refused(tmp_path: Path) -> None:
+    directory = checkpoint(tmp_path, 1)
+    (directory / "shard-00009-model.safetensors").write_bytes(b"stranger")
+    assert problem(directory) == "shard-00009-model.safetensors was not saved with it"
+
+
+def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:
+    for step in (5, 10, 100):
+        checkpoint(tmp_path, step)
+    (tmp_path / checkpoint_name(200)).mkdir()
+    (tmp_path / ".step-00000300").mkdir()
+    path, skipped = newest_complete(tmp_path)
+    assert path is not None and path.name == "step-00000100"
+    assert [(bad.name, reason) for bad, reason in skipped] == [
+        ("step-00000200", "complete.json is missing (the save was not finished)")]
+
+
+def test_pruning_keeps_the_newest_complete(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        checkpoint(tmp_path, step)
+    (tmp_path / ".step-00000004").mkdir()
+    prune(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]

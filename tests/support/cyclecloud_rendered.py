@@ -1,0 +1,72 @@
+"""Rendered clusters of every size for the tests, and the files that record them: run as a program, this writes
+those of tests/golden/cyclecloud/render and of cyclecloud/parameters anew; read the difference."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner
+
+from hpc_mp.cli.cyclecloud import command
+from hpc_mp.clouds.azure import Finding
+from hpc_mp.clouds.azure.catalogue import Size, load_catalogue
+from hpc_mp.clouds.azure.render import Choices, settle, words
+from hpc_mp.clouds.azure.render import summary as told
+from hpc_mp.clouds.azure.render.parameters import parameters
+from hpc_mp.clouds.azure.render.write import as_json
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "cyclecloud"
+TEMPLATE = FOLDER / "templates" / "hpc-mp-slurm.txt"
+GOLDEN = Path(__file__).parents[1] / "golden" / "cyclecloud"
+CATALOGUE = load_catalogue()
+H100 = Choices("Standard_ND96isr_H100_v5", 4, region="westeurope", subnet="group/net/subnet", credentials="azure",
+               accounting=False)
+READY = re.compile(r"`(parameters/[\w-]+\.json)` \| `hpc-mp cyclecloud (render [^`]+)`")
+
+
+def grave(found: tuple[Finding, ...]) -> list[str]:
+    """Errors and warnings."""
+    return [f"{each.code} {each.file}:{each.line} {each.message}" for each in found if each.severity != "info"]
+
+
+def choices_of(size: Size) -> Choices:
+    """Two nodes; one of a size that has no InfiniBand where its twin has."""
+    return Choices(size.name, 1 if size.twin else 2, region="westeurope", subnet="group/net/subnet", credentials="azure")
+
+
+def values_of(choices: Choices) -> dict[str, Any]:
+    return parameters(settle(choices, CATALOGUE))
+
+
+def record_of(size: Size) -> str:
+    """What a golden file holds: the file of parameters, and what is told."""
+    plan = settle(choices_of(size), CATALOGUE)
+    return f"{as_json(parameters(plan))}\n" + "\n".join(words(told(plan, CATALOGUE))) + "\n"
+
+
+def ready() -> dict[Path, list[str]]:
+    """The ready files of parameters, and the command that writes each, as cyclecloud/README.md has them."""
+    rows = READY.findall((FOLDER / "README.md").read_text(encoding="utf-8"))
+    return {FOLDER / name: shlex.split(line) for name, line in rows}
+
+
+def rendered_by(arguments: list[str], directory: Path) -> str:
+    """The file of parameters that a command of the document writes."""
+    done = CliRunner().invoke(command, [*arguments, "--output", str(directory)], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return (directory / "parameters.json").read_text(encoding="utf-8")
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    for size in CATALOGUE.sizes.values():
+        if not size.is_gone:
+            (GOLDEN / "render" / f"{size.name}.txt").write_text(record_of(size), encoding="utf-8")
+    for file, arguments in ready().items():
+        with tempfile.TemporaryDirectory() as folder:
+            file.write_text(rendered_by(arguments, Path(folder) / "out"), encoding="utf-8")

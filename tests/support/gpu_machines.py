@@ -1,0 +1,98 @@
+"""Broken GPUs: a recorded machine, what was done to it, and what must be said of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from hpc_mp.cluster.node.source import Source
+from hpc_mp.doctor.checks.check import run
+from hpc_mp.doctor.checks.gpu import CHECKS
+from hpc_mp.doctor.finding import Finding
+from tests.machines.tree import Edit, broken, tree
+
+SMI = "nvidia-smi -q -x"
+GPU_KINDS = ("ndv4", "ndv5", "ndh200v5", "p4d", "p5", "gb200")
+CODES = tuple(check.code for check in CHECKS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault. ``subject`` and ``evidence`` are parts of what must be said; ``also``: other codes that must see it too."""
+
+    code: str
+    kind: str
+    edits: Mapping[str, Edit]
+    outcome: str
+    evidence: str
+    subject: str = ""
+    also: frozenset[str] = field(default_factory=frozenset)
+
+    def __str__(self) -> str:
+        return f"{self.code}-{self.kind}-{self.evidence[:24]}"
+
+    def holds(self) -> None:
+        """The check says it, of the right part; and no other check says anything new."""
+        healthy, now = healthy_ills(self.kind), ills(findings(broken(self.kind, self.edits)))
+        mine = now.get(self.code, [])
+        right = [finding for finding in mine if self.evidence in finding.evidence and self.subject in finding.subject]
+        assert right, f"{self.code} says {mine}"
+        assert {finding.outcome for finding in right} == {self.outcome}
+        assert all(finding.remedy for finding in right if finding.outcome in ("warning", "error"))
+        assert set(now) - set(healthy) == {self.code} | self.also
+
+
+@functools.cache
+def healthy_ills(kind: str) -> dict[str, list[Finding]]:
+    return ills(findings(tree(kind)))
+
+
+def findings(source: Source) -> list[Finding]:
+    """What all checks say but the one that waits for counters to grow; it is tested by itself."""
+    return run([check for check in CHECKS if check.code != "gpu-nvlink-errors"], source, deadline=20)
+
+
+def ills(found: list[Finding]) -> dict[str, list[Finding]]:
+    """All that is not well, by code."""
+    ill: dict[str, list[Finding]] = {}
+    for finding in found:
+        if finding.outcome != "ok":
+            ill.setdefault(finding.code, []).append(finding)
+    return ill
+
+
+def of(found: list[Finding], code: str) -> list[Finding]:
+    return [finding for finding in found if finding.code == code]
+
+
+def smi(kind: str, gpu: int | None, values: Mapping[str, str | None]) -> dict[str, Edit]:
+    """nvidia-smi's answer with these values at one GPU (None: at all). A value None takes the element away."""
+    document = ElementTree.fromstring(answer(kind, SMI))
+    for index, element in enumerate(document.iter("gpu")):
+        if gpu in (None, index):
+            for path, text in values.items():
+                _put(element, path.split("/"), text)
+    return {SMI: ElementTree.tostring(document, encoding="unicode")}
+
+
+@functools.cache
+def answer(kind: str, argv: str) -> str:
+    return tree(kind).answer(argv.split())
+
+
+def _put(element: Any, path: list[str], text: str | None) -> None:
+    for name in path[:-1]:
+        child = element.find(name)
+        element = child if child is not None else ElementTree.SubElement(element, name)
+    found = element.find(path[-1])
+    if text is None:
+        element.remove(found)
+        return
+    if found is None:
+        found = ElementTree.SubElement(element, path[-1])
+    for child in list(found):
+        found.remove(child)
+    found.text = text

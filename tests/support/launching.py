@@ -1,0 +1,123 @@
+"""What the tests of the emulator and of the launcher share."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from hpc_mp.base.command import NoAnswer
+from hpc_mp.rundir import RunDirectory
+
+HERE = Path(__file__).parents[1]
+MARK = "HPC_MP_TEST_MARK"
+JOB = """
+[job]
+name = "t"
+nodes = {nodes}
+ranks_per_node = {ranks}
+[model]
+config = {{ model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }}
+[data]
+files = ["text.txt"]
+sequence_length = 32
+[train]
+steps = 5
+global_batch = 8
+"""
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A word in the environment of all that a test starts; what lives a second after it is an error, and killed."""
+    word = uuid.uuid4().hex
+    yield word
+    deadline = time.monotonic() + 1
+    while (left := marked(word)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    for process in left:
+        process.kill()
+    assert left == []
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The living processes whose environment carries ``mark``."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def environment(mark: str, path: Path | None = None, **more: str) -> dict[str, str]:
+    """Ours with ``mark`` and ``more``, for a process that imports what we can; from ``path`` before all others."""
+    return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [path, *sys.path]))), **more}
+
+
+def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    """Wait for ``condition`` and return what it gives."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not come to pass"
+        time.sleep(0.02)
+    return found
+
+
+def write_job(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "") -> Path:
+    (directory / "text.txt").write_text("some text\n" * 100)
+    path = directory / "job.toml"
+    path.write_text(JOB.format(nodes=nodes, ranks=ranks) + more)
+    return path
+
+
+def the_run(job: Path, number: int = 1) -> RunDirectory:
+    return RunDirectory(job.parent / "runs" / "t" / f"{number:04d}")
+
+
+def said(run: RunDirectory, rank: int, kind: str, time: float, attempt: int = 1) -> None:
+    run.failure(attempt, rank).write_text(json.dumps({
+        "attempt": attempt, "rank": rank, "node": f"node{rank // 2}", "host": "h", "pid": 1, "time": time, "kind": kind,
+        "message": {"user": "x: is wrong. mend it.", "error": "ValueError: boom", "peer": "Connection reset"}[kind],
+        "traceback": ""}))
+
+
+def record(step: int, attempt: int = 1, seconds: float = 1.0, loss: float = 1.0) -> str:
+    return json.dumps({"attempt": attempt, "step": step, "loss": loss, "step_time_s": seconds,
+                       "tokens_per_s": 100 / seconds})
+
+
+def python_program(path: Path, text: str) -> Path:
+    """An executable that runs ``text`` with this Python, whose path may hold blanks: no first line can name such a one."""
+    source = path.with_name(f"{path.name}.py")
+    source.write_text(text)
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {shlex.quote(str(source))} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def executable(folder: Path, name: str, text: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def answers(table: Mapping[str, str]) -> Callable[[Any], str]:
+    def ask(argv: Any) -> str:
+        return table[argv[0]] if argv[0] in table else silent(argv)
+    return ask
+
+
+def silent(argv: Any) -> str:
+    raise NoAnswer(f"{argv[0]} is not on PATH")

@@ -1,0 +1,43 @@
+"""Placements that several tests draw on."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from hypothesis import strategies as st
+
+from hpc_mp.layout.placement import Degrees, Placement, place
+
+# 64 ranks, 8 a node: order | (nodes spanned, hops) for T P D, at T4 P4 D4 | T2 P4 D8 | T8 P4 D2
+COSTS = """
+DPT | 1,0 2,1 4,3 | 1,0 1,0 8,7 | 1,0 4,3 2,1
+PDT | 1,0 4,3 2,1 | 1,0 4,3 2,1 | 1,0 4,3 2,1
+PTD | 2,1 4,3 1,0 | 2,1 4,3 1,0 | 2,1 4,3 1,0
+DTP | 2,1 1,0 4,3 | 1,0 1,0 8,7 | 4,3 1,0 2,1
+TDP | 4,3 1,0 2,1 | 2,1 1,0 4,3 | 8,7 1,0 1,0
+TPD | 4,3 2,1 1,0 | 2,1 4,3 1,0 | 8,7 1,0 1,0
+"""
+COST_DEGREES = (Degrees(4, 4, 4), Degrees(2, 4, 8), Degrees(8, 4, 2))
+
+FABRIC = """SwitchName=s1 Nodes=n[1,3]
+SwitchName=s2 Nodes=n[2,4]
+SwitchName=spine Switches=s[1-2]
+"""
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")] for line in table.strip().splitlines()]
+
+
+sizes = st.integers(1, 4)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Placement:
+    tensor, pipeline, data, context = (draw(sizes) for _ in range(4))
+    expert = draw(st.sampled_from([e for e in range(1, data * context + 1) if data * context % e == 0]))
+    order = draw(st.sampled_from(["".join(letters) for letters in permutations("DPCT")]))
+    per_node, world = draw(st.integers(1, 9)), tensor * pipeline * data * context
+    by_hand = draw(st.permutations([rank // per_node for rank in range(world)]).map(tuple))
+    rank_map = draw(st.sampled_from(["auto", "block", "cyclic", by_hand]))
+    return place(Degrees(tensor, pipeline, data, context, expert), order, per_node, rank_map)

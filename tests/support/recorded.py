@@ -1,0 +1,79 @@
+"""What Slurm 24.11 really says about jobs in many states: run as a program, this asks it anew and writes the files."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from slurm_lab.chroot import built
+from slurm_lab.cluster import Cluster
+from slurm_lab.lab import Lab
+
+from hpc_mp.cluster.slurm.job_parsers import LINE
+
+RECORDED = Path(__file__).parents[1] / "golden" / "queue"
+JSON, LINES, SHOWN = "squeue-24.11.json", "squeue-24.11.lines", "scontrol-24.11.lines"
+# Of the 150 fields of a job in squeue --json, those that are read, and two to know it by.
+FIELDS = ("job_id", "name", "user_name", "array_job_id", "array_task_id", "array_task_string", "het_job_id", "het_job_offset",
+          "job_state", "state_reason", "state_description", "start_time", "nodes", "restart_cnt", "exit_code")
+# Of the 50 words of scontrol for a job.
+WORDS = ("JobId", "ArrayJobId", "ArrayTaskId", "HetJobId", "HetJobOffset", "JobName", "JobState", "Reason", "Restarts",
+         "ExitCode", "StartTime", "ReqNodeList", "ExcNodeList", "NodeList", "BatchHost")
+# job: its options. Each ends, or stays, in another state.
+JOBS: dict[str, tuple[str, ...]] = {
+    "running": ("--nodes=2", "--wrap=sleep 600"),
+    "failed": ("--wrap=exit 3",),
+    "killed": ("--wrap=kill -9 $$",),
+    "held": ("--hold", "--wrap=true"),
+    "requeued": ("--requeue", "--wrap=sleep 600"),
+    "array": ("--array=0-2%1", "--wrap=sleep 600"),
+    "components": ("--ntasks=1", ":", "--ntasks=1", "--wrap=sleep 600"),
+    "clearing up": ("--open-mode=append", "--wrap=trap '' TERM; while :; do sleep 1; done"),
+}
+
+
+def play(lab: Cluster) -> dict[str, int]:
+    """Bring a job into each state; their ids. The last one's state lasts for KillWait, 5 s."""
+    ids = {name: lab.sbatch(f"--job-name={name}", *options) for name, options in JOBS.items()}
+    for name in ("failed", "killed"):
+        lab.wait_job(ids[name])
+    for name in ("running", "requeued", "array", "components", "clearing up"):
+        lab.wait_job(ids[name], "RUNNING")
+    lab.run(["scontrol", "requeue", str(ids["requeued"])], check=True)
+    time.sleep(1)  # the trap must stand
+    lab.run(["scancel", str(ids["clearing up"])], check=True)
+    lab.wait_job(ids["clearing up"], "COMPLETING")
+    return ids
+
+
+def answers(lab: Cluster) -> dict[str, str]:
+    """What each program says at one moment, by the name of its file."""
+    document = json.loads(lab.run(["squeue", "--states=all", "--json"], check=True).stdout)
+    jobs = [{field: job[field] for field in FIELDS} for job in document["jobs"]]
+    shown = lab.run(["scontrol", "show", "job", "--oneliner"], check=True).stdout
+    kept = {"jobs": jobs, **{field: document[field] for field in ("last_update", "errors", "warnings")}}
+    return {
+        JSON: json.dumps(kept, indent=1) + "\n",
+        LINES: lab.run(["squeue", "--states=all", "--noheader", f"--Format={LINE}"], check=True).stdout,
+        SHOWN: re.sub(rf" (?!({'|'.join(WORDS)})=)[\w/:]+=\S*", "", shown),
+    }
+
+
+def shape(value: Any) -> Any:
+    """The names and kinds in a JSON value, without what it says."""
+    if isinstance(value, dict):
+        return {name: shape(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [shape(each) for each in value[:1]]
+    return type(value).__name__
+
+
+if __name__ == "__main__":
+    with Lab(chroot=built(), patience=120) as running:
+        play(running)
+        RECORDED.mkdir(exist_ok=True)
+        for file, text in answers(running).items():
+            (RECORDED / file).write_text(text)

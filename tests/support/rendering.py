@@ -1,0 +1,210 @@
+"""Jobs whose scripts are tested, the golden files of them, and how bash and sbatch read a script.
+
+``python tests/support/rendering.py`` writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.cluster.slurm.releases import Version, print_version, releases
+from hpc_mp.job import JobSpec, resolve
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.render import render
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sbatch"
+RUN = Path("/scratch/runs/job/0001")
+PYTHON = "/opt/hpc-mp/bin/python"
+CPU = {"device": "cpu"}
+GPUS = {"device": "cuda", "nodes": 4, "ranks_per_node": 8}
+
+# form: what the job file says. Each is rendered for each release.
+FORMS: dict[str, dict[str, Any]] = {
+    "cpu": {"job": CPU | {"name": "small"}},
+    "gpus-per-node": {"job": GPUS, "slurm": {"gpu_type": "h100", "partition": "gpu"}},
+    "gres": {"job": GPUS, "slurm": {"gpu_request": "gres", "gpu_type": "a100"}},
+    "uncounted": {"job": GPUS, "slurm": {"gpu_request": "none"}},
+    "pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis",
+                                     "container_mounts": ["/opt/site:/opt/site:ro"]},
+              "environment": {"set": {"NCCL_IB_HCA": "mlx5_ib"}}},
+    "apptainer": {"job": GPUS, "slurm": {"container": "/images/torch.sif", "container_mounts": ["/opt/site"]},
+                  "model": {"pretrained": "/models/llama"}, "data": {"files": ["/data/a/*.txt"], "sequence_length": 8}},
+    "modules": {"job": CPU, "slurm": {"modules": ["gcc/13", "cuda/12.8"], "conda": "train",
+                                      "setup": ["ulimit -c 0  # no core files", "f() {\n  true\n}"]}},
+    "venv": {"job": CPU, "slurm": {"venv": "/home/ann/my env"}, "environment": {"local": "/local/scratch"}},
+    "staged": {"job": CPU, "environment": {"stage": True}},
+    "components": {"job": CPU | {"nodes": 3, "ranks_per_node": 2}, "slurm": {
+        "account": "proj", "extra": {"mem": "2G", "comment": "two kinds"},
+        "components": [{"nodes": 1, "extra": {"cpus-per-task": 2}}, {"nodes": 2, "constraint": "big"}]}},
+    "array": {"job": CPU, "slurm": {"array": [{}, {}, {}]}},
+    "pmix": {"job": CPU | {"nodes": 2, "ranks_per_node": 2}, "slurm": {"mpi": "pmix"}},
+    "chain": {"job": CPU | {"time_limit": "1-00:00:00"}, "slurm": {"chain": 3, "grace": 600}},
+    "switches": {"job": CPU | {"nodes": 2}, "slurm": {"switches": "1@00:30:00"}},
+    "short": {"job": CPU | {"time_limit": "2"}},
+    "profile": {"job": GPUS, "environment": {"profile": "aws-efa", "set": {"FI_PROVIDER": "efa"}}},
+    "profile-a3-high": {"job": GPUS, "environment": {"profile": "gcp-a3-high"}},
+    "profile-pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"},
+                      "environment": {"profile": "gcp-a3-mega"}},
+    "all": {"job": CPU | {"nodes": 2, "ranks_per_node": 4}, "slurm": {
+        "account": "proj", "qos": "high", "constraint": "a100&ib", "reservation": "monday-9",
+        "extra": {"cpus-per-task": 12, "hint": "nomultithread", "exclusive": True, "mem": "0", "comment": "it's #1",
+                  "licenses": "fs:1", "mail-type": "END", "no-requeue": True, "dependency": "singleton"}},
+        "environment": {"set": {"NCCL_DEBUG": "WARN", "GREETING": "it's\n$HOME"}}},
+}
+
+
+def job(**sections: Any) -> JobSpec:
+    tree = {"model": {"config": {"model_type": "gpt2"}}, "data": {"files": ["/scratch/corpus/*.txt"], "sequence_length": 8},
+            "train": {"steps": 1, "global_batch": 96}, "job": {}}
+    tree |= sections
+    tree["job"] = {"directory": "/scratch/runs"} | tree["job"]
+    return resolve(tree, Path("/"))
+
+
+def facts(version: Version | None = None, **more: Any) -> ClusterFacts:
+    """A cluster of nodes with 64 cores of two threads."""
+    return ClusterFacts(version, **{"cpus": 128, "threads_per_core": 2, "topology": "topology/tree"} | more)
+
+
+def text(spec: JobSpec, run: Path = RUN, known: ClusterFacts | None = None) -> str:
+    return render(spec, run, known, python=PYTHON).text
+
+
+def form(name: str, version: Version | None, **sections: Any) -> str:
+    """The script of a form for a release."""
+    spec = job(**FORMS[name] | sections)
+    runs = [RUN.with_name(f"{number:04d}") for number in range(1, max(1, len(spec.slurm.array)) + 1)]
+    return render(spec, runs, facts(version), python=PYTHON).text
+
+
+def golden(name: str, version: Version) -> Path:
+    """The file that holds a form for a release: its own, else that of the nearest earlier one."""
+    kept = (GOLDEN / f"{name}.{print_version(known)}.sbatch" for known in reversed(releases()) if known <= version)
+    return next((path for path in kept if path.exists()), GOLDEN / f"{name}.{print_version(releases()[0])}.sbatch")
+
+
+def write_golden() -> None:
+    for path in GOLDEN.glob("*.sbatch"):
+        path.unlink()
+    for name in FORMS:
+        for version in releases():
+            script, known = form(name, version), golden(name, version)
+            if not known.exists() or known.read_text(encoding="utf-8") != script:
+                (GOLDEN / f"{name}.{print_version(version)}.sbatch").write_text(script, encoding="utf-8")
+
+
+# --- as bash runs it --------------------------------------------------------------------------------------------------
+
+# All stand-ins are bash: they start in a moment, and paths may hold blanks.
+# The launching interpreter, as the host program: notes what it got and starts what stands behind "--".
+FAKE_HOST = """#!/bin/bash
+printf '%s\\0' "$0" "$@" > "$RECORD.argv"
+env -0 > "$RECORD.env"
+pwd > "$RECORD.cwd"
+until [[ $1 == -- ]]; do shift; done
+shift
+"$@"
+"""
+# What srun starts stands behind its options; of a container's command too.
+FAKE_SRUN = """#!/bin/bash
+until [[ $1 == bash ]]; do shift; done
+exec "$@"
+"""
+FAKE_RANK = """#!/bin/bash
+printf '%s\\0' "$0" "$@" > "$RECORD.rank"
+printf '%s' "$TMPDIR" > "$RECORD.tmp"
+sed -n 's/^SigIgn:[[:space:]]*//p' /proc/$$/status > "$RECORD.ignored"
+exit 75
+"""
+SAYS = """#!/bin/sh
+printf '%s\\0' "$0" "$@" >> "$RECORD.said"
+"""
+
+
+def executable(path: Path, content: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    path.chmod(0o755)
+    return path
+
+
+def execute(folder: Path, script: str, run: Path, **environ: str) -> dict[str, Any]:
+    """Run a script as the batch host does, with stand-ins for srun and the rank; what each was given."""
+    bin = folder / "bin"
+    executable(bin / "srun", FAKE_SRUN)
+    for name in ("module", "apptainer"):
+        executable(bin / name, SAYS)
+    run.mkdir(parents=True, exist_ok=True)
+    path, record = folder / "job.sbatch", folder / "record"
+    path.write_text(script, encoding="utf-8")
+    done = subprocess.run(["bash", str(path)], cwd=folder, timeout=60, capture_output=True, text=True, env={
+        "PATH": f"{bin}:/usr/bin:/bin", "HOME": "/nowhere", "USER": "ann", "LANG": "C.UTF-8", "RECORD": str(record),
+        "SLURM_JOB_ID": "4242", "SLURM_JOB_NODELIST": "n[1-4]"} | environ)
+
+    def words(kind: str) -> list[str]:
+        found = Path(f"{record}.{kind}")
+        return found.read_text(encoding="utf-8").split("\0")[:-1] if found.exists() else []
+
+    argv = words("argv")
+    at = argv.index("--") if argv else 0
+    seen: dict[str, Any] = {"code": done.returncode, "stderr": done.stderr, "host": argv[:at], "srun": argv[at + 1:],
+                            "env": dict(word.split("=", 1) for word in words("env")), "said": words("said"),
+                            "rank": words("rank")}
+    if argv:
+        seen["cwd"] = Path(f"{record}.cwd").read_text(encoding="utf-8").removesuffix("\n")
+    if seen["rank"]:
+        seen["tmp"] = Path(f"{record}.tmp").read_text(encoding="utf-8")
+        seen["ignored"] = int(Path(f"{record}.ignored").read_text(), 16)
+    return seen
+
+
+# --- as sbatch reads it -----------------------------------------------------------------------------------------------
+
+
+def read_by_sbatch(line: str) -> list[str]:
+    """``get_argument`` of src/sbatch/opt.c, in Python: the words of a directive."""
+    words: list[str] = []
+    at = 0
+    while True:
+        while at < len(line) and line[at].isspace():
+            at += 1
+        word, quote, escaped = "", "", False
+        if at == len(line) or line[at] == "#":
+            return words
+        while at < len(line) and (quote or not line[at].isspace()):
+            character = line[at]
+            if escaped:
+                escaped = False
+            elif character == "\\":
+                escaped = True
+                at += 1
+                continue
+            elif quote and character == quote:
+                quote = ""
+                at += 1
+                continue
+            elif not quote and character in "\"'":
+                quote = character
+                at += 1
+                continue
+            elif not quote and character == "#":
+                return [*words, word]
+            word += character
+            at += 1
+        assert not quote, "Unmatched quote"
+        words.append(word)
+
+
+def directives(script: str) -> list[str]:
+    """The words of all directives, as sbatch gets them: those before the first command."""
+    head = re.split(r"^(?!#|$)", script, maxsplit=1, flags=re.M)[0]
+    return [word for line in head.splitlines() if line.startswith("#SBATCH") for word in read_by_sbatch(line[7:])]
+
+
+if __name__ == "__main__":
+    os.chdir(GOLDEN)
+    write_golden()

@@ -1,0 +1,267 @@
+"""Checkpoints: resume is exact on the same and on other layouts, damage and full disks are survived."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+from layouts import Result, job, run_engine, start, write_text
+from ranks import run_ranks, train
+from torch.distributed.checkpoint.filesystem import FileSystem
+
+from hpc_mp.job import dump_job
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_lines, write_json
+from hpc_mp.rundir.checkpoints import complete_steps
+
+EXACT = 1e-12
+
+ONE: list[str] = []
+TP2PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
+DP4 = ["job.ranks_per_node=4", "parallel.zero=1", "parallel.microbatches=2"]
+DP2Z3 = ["job.ranks_per_node=2", "parallel.zero=3", "parallel.microbatches=2"]
+TP2DP2Z2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.zero=2", "parallel.microbatches=2"]
+EIGHT = ["job.ranks_per_node=8", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
+
+
+@pytest.fixture
+def place_(tmp_path: Path) -> Path:
+    write_text(tmp_path)
+    return tmp_path
+
+
+def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str]) -> Result:
+    """What ``launch --resume`` writes before it starts the ranks again."""
+    spec = job(directory, model, overrides)
+    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree)
+    run.job.write_text(dump_job(spec))
+    write_json(run.placement, to_dict(place(degrees, "cluster", spec.job.ranks_per_node)))
+    return run_engine(spec, run=run)
+
+
+@pytest.mark.parametrize("layout", [ONE, TP2PP2, DP2Z3, DP4], ids=["1", "tp2pp2", "dp2zero3", "dp4zero1"])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_resume_is_bit_for_bit_on_the_same_layout(place_: Path, model: str, layout: list[str]) -> None:
+    whole = run_engine(job(place_, model, [*layout, "train.steps=6", "train.dropout=0.1"]))
+    first = job(place_, model, [*layout, "train.steps=3", "train.dropout=0.1"])
+    run = start(first)
+    run_engine(first, run=run)
+    resumed = relaunch(run, place_, model, [*layout, "train.steps=6", "train.dropout=0.1"])
+    assert resumed.losses == whole.losses and resumed.norms == whole.norms
+    assert all((resumed.parameters[name] == value).all() for name, value in whole.parameters.items())
+
+
+@pytest.mark.parametrize(("before", "after"), [(TP2PP2, DP4), (DP4, TP2PP2), (DP2Z3, EIGHT), (TP2DP2Z2, ONE), (ONE, TP2DP2Z2)],
+                         ids=["tp2pp2-dp4", "dp4-tp2pp2", "zero3-8ranks", "tp2zero2-1", "1-tp2zero2"])
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+def test_resume_on_another_layout_is_exact_over_20_steps(place_: Path, model: str, before: list[str], after: list[str]) -> None:
+    whole = run_engine(job(place_, model, ["train.steps=23"]))
+    first = job(place_, model, [*before, "train.steps=3"])
+    run = start(first)
+    run_engine(first, run=run)
+    assert relaunch(run, place_, model, [*after, "train.steps=23"]).distance(whole) < EXACT
+
+
+def test_forgotten_optimizer_state_would_be_seen(place_: Path) -> None:
+    """Negative control of the two tests above: a resume with fresh optimizer state is not exact."""
+    whole = run_engine(job(place_, "gpt2", ["train.steps=6"]))
+    first = job(place_, "gpt2", ["train.steps=3"])
+    run = start(first)
+    run_engine(first, run=run)
+    spec = job(place_, "gpt2", ["train.steps=6"])
+    run.job.write_text(dump_job(spec))
+
+    def forget() -> None:
+        from hpc_mp.train.checkpoint import checkpoint
+        load = checkpoint.load
+        checkpoint.load = lambda path, stage, optimizer: load(path, stage, None)
+
+    assert run_engine(spec, before=forget, run=run).distance(whole) > 1e-6
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("before", "after"), [(TP2PP2, DP4), (DP4, TP2PP2)], ids=["tp2pp2-dp4", "dp4-tp2pp2"])
+def test_gpt2_resumed_on_another_layout_is_exact_over_300_steps(place_: Path, before: list[str], after: list[str]) -> None:
+    whole = run_engine(job(place_, "gpt2", ["train.steps=303"]))
+    first = job(place_, "gpt2", [*before, "train.steps=3"])
+    run = start(first)
+    run_engine(first, run=run)
+    distance = relaunch(run, place_, "gpt2", [*after, "train.steps=303"]).distance(whole)
+    print(f"largest difference over 300 steps: {distance:.2e}")
+    assert distance < EXACT
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip_a_byte(path: Path) -> None:
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("harm", [truncate, flip_a_byte, Path.unlink])
+@pytest.mark.parametrize("pattern", ["shard-00002-*", "state.json", "complete.json"])
+def test_a_damaged_checkpoint_is_refused_by_name_and_the_previous_one_used(
+    place_: Path, harm: Callable[[Path], None], pattern: str,
+) -> None:
+    layout = [*DP2Z3, "checkpoint.every=2"]
+    whole = run_engine(job(place_, "gpt2", [*layout, "train.steps=6"]))
+    first = job(place_, "gpt2", [*layout, "train.steps=4"])
+    run = start(first)
+    run_engine(first, run=run)
+    newest = complete_steps(run.checkpoints)[-1]
+    assert newest.name == "step-00000004" and problem(newest) is None
+    victim = next(newest.glob(pattern))
+    harm(victim)
+    path, skipped = newest_complete(run.checkpoints)
+    assert path is not None and path.name == "step-00000002"
+    assert [(bad.name, victim.name in reason) for bad, reason in skipped] == [("step-00000004", True)]
+    resumed = relaunch(run, place_, "gpt2", [*layout, "train.steps=6"])
+    assert resumed.losses == whole.losses
+    assert victim.name in run.main_log.read_text()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("call", ["fsync", "close", "write"])
+def test_a_full_disk_fails_one_save_and_nothing_else(place_: Path, call: str, number: int) -> None:
+    """The save of step 2 fails on rank 1 only; training goes on, the save of step 3 succeeds."""
+    spec = job(place_, "gpt2", [*DP2Z3, "checkpoint.every=1", "checkpoint.keep=3"])
+    whole = run_engine(spec)
+
+    def fill() -> None:
+        from hpc_mp.train.checkpoint import checkpoint
+        save, fsync, create = checkpoint.save, os.fsync, FileSystem.create_stream
+        failing = []
+
+        def fail(*_: object) -> None:
+            raise OSError(number, os.strerror(number))
+
+        def counted(checkpoints: Path, counters: dict[str, int], *rest: object) -> Path:
+            failing[:] = [counters["step"] == 2 and os.environ["SLURM_PROCID"] == "1"]
+            return save(checkpoints, counters, *rest)
+
+        @contextmanager
+        def create_stream(self: FileSystem, path: object, mode: str) -> Iterator[object]:
+            with create(self, path, mode) as stream:
+                if failing[0] and call == "write":
+                    stream = Mock(wraps=stream, write=fail)
+                yield stream
+            if failing[0] and call == "close":
+                fail()
+
+        checkpoint.save = counted
+        FileSystem.create_stream = create_stream
+        os.fsync = lambda fd: fail() if failing and failing[0] and call == "fsync" else fsync(fd)
+
+    run = start(spec)
+    assert run_engine(spec, before=fill, run=run).losses == whole.losses
+    log = run.main_log.read_text()
+    assert "checkpoint of step 2 FAILED" in log and os.strerror(number) in log
+    assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000001", "step-00000003"]
+    assert not list(run.checkpoints.glob(".*")), "a failed save leaves nothing behind"
+
+
+def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
+    spec = job(place_, "gpt2", ["checkpoint.every=2"])
+
+    def fill() -> None:
+        from hpc_mp.train.checkpoint import checkpoint
+        save = checkpoint.save
+
+        def full(checkpoints: Path, counters: dict[str, int], *rest: object) -> Path:
+            if counters["step"] == 3:
+                raise checkpoint.SaveFailed("rank 0: OSError: no space left on device")
+            return save(checkpoints, counters, *rest)
+
+        checkpoint.save = full
+
+    run = start(spec)
+
+    def rank() -> int:
+        fill()
+        return train(run.job)
+
+    assert run_ranks(1, rank) == [1]
+    assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000002"]
+    assert "the last checkpoint could not be saved" in run.main_log.read_text()
+
+
+def test_a_signal_to_one_rank_saves_and_stops_all_at_the_same_step(place_: Path) -> None:
+    layout = [*TP2PP2, "train.steps=100000"]
+    spec = job(place_, "gpt2", layout)
+    run = start(spec)
+
+    def rank() -> int:
+        if os.environ["SLURM_PROCID"] == "2":
+            def when_training() -> None:
+                while len(read_lines(run.metrics)) < 3:
+                    time.sleep(0.02)
+                os.kill(os.getpid(), signal.SIGTERM)
+            threading.Thread(target=when_training, daemon=True).start()
+        return train(run.job)
+
+    assert run_ranks(4, rank) == [75] * 4
+    steps = [line["step"] for line in read_lines(run.metrics)]
+    newest, _ = newest_complete(run.checkpoints)
+    assert newest is not None and newest.name == f"step-{steps[-1]:08d}"
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_old_checkpoints_are_deleted_down_to_keep(place_: Path) -> None:
+    spec = job(place_, "gpt2", ["checkpoint.every=1", "checkpoint.keep=2", "train.steps=4"])
+    run = start(spec)
+    run_engine(spec, run=run)
+    assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000003", "step-00000004"]
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(place_: Path) -> None:
+    spec = job(place_, "gpt2", TP2PP2)
+    run = start(spec)
+    run_engine(spec, run=run)
+    newest, _ = newest_complete(run.checkpoints)
+    assert newest is not None
+    assert {path.suffix for path in newest.iterdir()} == {".safetensors", ".json"}
+
+
+def test_changed_text_is_refused_on_resume(place_: Path) -> None:
+    first = job(place_, "gpt2", [])
+    run = start(first)
+    run_engine(first, run=run)
+    with open(place_ / "text.jsonl", "a") as text:
+        text.write('{"text": "one more row"}\n')
+    run.job.write_text(dump_job(job(place_, "gpt2", ["train.steps=4"])))
+    assert run_ranks(1, lambda: train(run.job)) == [2]
+    assert "are not what this run has trained on" in run.main_log.read_text()
+
+
+def test_what_a_run_writes_is_private(place_: Path) -> None:
+    spec = job(place_, "gpt2", [*DP2Z3, "checkpoint.every=2"])
+    run = start(spec)
+    before = {path for path in run.path.rglob("*")}
+    run_engine(spec, run=run)
+    written = [path for path in run.path.rglob("*") if path not in before]
+    assert len(written) > 10
+    assert [path for path in written if path.stat().st_mode & 0o077] == []
+
+
+def test_a_new_run_starts_from_another_runs_state(place_: Path) -> None:
+    whole = run_engine(job(place_, "gpt2", ["train.steps=6"]))
+    first = job(place_, "gpt2", ["train.steps=3"])
+    origin = start(first)
+    run_engine(first, run=origin)
+    onward = job(place_, "gpt2", [*TP2PP2, "train.steps=6", f'checkpoint.resume="{origin.path}"'])
+    result = run_engine(onward)
+    assert replace(whole, losses=whole.losses[3:], norms=whole.norms[3:]).distance(result) < EXACT

@@ -1,0 +1,242 @@
+"""Signs of life between nodes, and of steps within a rank: in threads over real sockets, and with really stopped ranks."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from launching import environment, mark, until  # noqa: F401  (mark is a fixture)
+from layouts import write_job
+from test_end_to_end import command
+
+from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.train.rank import heartbeat_server, watchdog
+from hpc_mp.train.rank.failures import Hung, NodeLost
+from hpc_mp.train.rank.heartbeat_client import Client
+from hpc_mp.train.rank.heartbeat_server import FAREWELL, Heard, Server, suspects
+from hpc_mp.train.rank.watchdog import Watchdog
+
+TIMEOUT = 1.2
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.sets(st.integers(0, 7)))
+def test_only_nodes_that_are_silent_or_broken_are_suspected(silence: list[float], cut: set[int]) -> None:
+    broken = {node for node in cut if node < len(silence)}
+    nodes, own = suspects(Heard(dict(enumerate(silence)), broken), 30.0)
+    assert bool(nodes) == (bool(broken) or max(silence) >= 30)
+    assert all(node in broken or silence[node] > 15 for node in nodes)
+    assert own == (bool(nodes) and not broken and len(silence) > 1 and min(silence) > 15)
+
+
+@dataclass
+class Node:
+    """A node's part in a thread, and what it says of others."""
+
+    part: Server | Client
+    said: list[NodeLost]
+
+    def __post_init__(self) -> None:
+        self.thread = threading.Thread(target=self.part.run, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        if self.thread.is_alive():
+            self.part.close()
+            self.thread.join(5)
+
+
+def server(nodes: int) -> Node:
+    said: list[NodeLost] = []
+    return Node(Server(0, {node: f"n{node}" for node in range(nodes)}, "7.0", TIMEOUT, said.append), said)
+
+
+def client(to: Node, node: int, nodes: int = 3, token: str = "7.0") -> Node:
+    said: list[NodeLost] = []
+    assert isinstance(to.part, Server)
+    return Node(Client(("127.0.0.1", to.part.port), node, "n0", nodes == 2, token, TIMEOUT, said.append), said)
+
+
+class Mute:
+    """A node that greets and then says nothing."""
+
+    def __init__(self, to: Node, node: int) -> None:
+        assert isinstance(to.part, Server)
+        self.connection = socket.create_connection(("127.0.0.1", to.part.port))
+        self.connection.sendall(f"7.0 {node}\n".encode())
+
+    def close(self) -> None:
+        self.connection.close()
+
+
+@pytest.mark.parametrize(("nodes", "mute", "named", "ambiguous"), [
+    (4, [2], ["n2"], False),
+    (4, [1, 3], ["n1", "n3"], False),
+    (4, [1, 2, 3], ["n0"], False),
+    (2, [1], ["n1"], True),
+    (4, [], [], False),
+])
+def test_rank_0_names_exactly_the_silent_nodes(nodes: int, mute: list[int], named: list[str], ambiguous: bool) -> None:
+    first = server(nodes)
+    others = [Mute(first, node) if node in mute else client(first, node) for node in range(1, nodes)]
+    if named:
+        until(lambda: first.said, 15)
+        assert (first.said[0].facts["nodes"], first.said[0].facts["ambiguous"]) == (named, ambiguous)
+        assert first.said[0].facts["silent"]
+    else:
+        time.sleep(4 * TIMEOUT)
+        assert first.said == []
+    for other in others:
+        other.close()
+    first.close()
+    assert [error for other in others if isinstance(other, Node) for error in other.said] == []
+
+
+def test_who_breaks_off_is_named_and_who_takes_leave_is_not() -> None:
+    first = server(4)
+    orderly, staying, broken = client(first, 1), client(first, 2), Mute(first, 3)
+    time.sleep(0.3)
+    orderly.close()
+    broken.close()
+    until(lambda: first.said, 10)
+    assert first.said[0].facts == {"nodes": ["n3"], "silent": False, "ambiguous": False}
+    assert not orderly.said and not staying.said
+    staying.close()
+
+
+def test_a_client_names_the_node_of_rank_0() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        said: list[NodeLost] = []
+        other = Node(Client(listener.getsockname(), 1, "n0", False, "7.0", TIMEOUT, said.append), said)
+        connection, _ = listener.accept()  # and then nothing
+        until(lambda: said, 20)
+        assert said[0].facts == {"nodes": ["n0"], "silent": True, "ambiguous": False}
+        connection.close()
+        other.close()
+
+
+def test_strangers_and_ranks_of_another_start_are_shown_out() -> None:
+    first = server(2)
+    good = client(first, 1)
+    strangers = [client(first, 1, token="6.0"), client(first, 5)]
+    assert isinstance(first.part, Server)
+    with socket.create_connection(("127.0.0.1", first.part.port)) as scanner:
+        scanner.sendall(b"GET / HTTP/1.0\r\n\r\n" * 50)
+        time.sleep(2 * TIMEOUT)
+    assert first.said == [] and good.thread.is_alive()
+    for node in (*strangers, good, first):
+        node.close()
+
+
+def test_a_start_that_takes_long_fools_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server(3)
+    early = client(first, 1)
+    time.sleep(3 * TIMEOUT)
+    late = client(first, 2)
+    time.sleep(2 * TIMEOUT)
+    assert first.said == early.said == late.said == []
+    for node in (early, late, first):
+        node.close()
+    monkeypatch.setattr(heartbeat_server, "START", 0.0)
+    first = server(3)
+    early = client(first, 1)
+    until(lambda: first.said, 15)
+    assert first.said[0].facts["nodes"] == ["n2"], "negative control: who never comes is lost"
+    early.close()
+
+
+def test_a_thousand_nodes() -> None:
+    """All beat from one selector; the server takes little of a core and loses none."""
+    first = server(1001)
+    assert isinstance(first.part, Server)
+    selector = selectors.DefaultSelector()
+    for node in range(1, 1001):
+        connection = socket.create_connection(("127.0.0.1", first.part.port))
+        connection.sendall(f"7.0 {node}\n".encode())
+        selector.register(connection, selectors.EVENT_READ)
+    connections = [key.fileobj for key in selector.get_map().values()]
+    for _ in range(20):
+        time.sleep(TIMEOUT / 6)
+        for connection in connections:
+            connection.send(b"b")  # type: ignore[union-attr]
+    assert first.said == []
+    for connection in connections:
+        connection.send(FAREWELL)  # type: ignore[union-attr]
+        connection.close()  # type: ignore[union-attr]
+    first.close()
+
+
+# --- the step watchdog -----------------------------------------------------------------------------------------------
+
+
+def barks(timeout: float, feed: Callable[[Watchdog], None]) -> list[Hung]:
+    said: list[Hung] = []
+    with Watchdog(timeout, said.append) as dog:
+        feed(dog)
+    return said
+
+
+def steps(dog: Watchdog, count: int, seconds: float) -> None:
+    for _ in range(count):
+        time.sleep(seconds)
+        dog.fed()
+
+
+def test_the_watchdog_barks_when_no_step_comes_and_only_then() -> None:
+    assert barks(1.0, lambda dog: steps(dog, 6, 0.3)) == []
+    assert barks(0.0, lambda dog: time.sleep(1.0)) == []
+    said = barks(0.3, lambda dog: (steps(dog, 1, 0.1), time.sleep(2.0)))
+    assert len(said) == 1 and "0.3 s" in str(said[0]) and "test_heartbeat.py" in "".join(said[0].__notes__)
+
+
+def test_the_first_step_may_take_longer() -> None:
+    assert barks(1.0, lambda dog: time.sleep(1.8)) == []
+    assert len(barks(0.3, lambda dog: time.sleep(watchdog.FIRST * 0.3 + 2.0))) == 1
+
+
+# --- real ranks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path)
+
+
+def stopped(job: Path, mark: str, rank: int, nodes: int, *overrides: str) -> RunDirectory:  # noqa: F811
+    """Launch on emulated nodes of one rank each, send SIGSTOP to one rank in mid-training, wait for the end."""
+    started = subprocess.Popen(
+        command(job, [f"job.nodes={nodes}", "train.steps=100000", *overrides]), env=environment(mark),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    run = RunDirectory(job.parent / "runs" / "exact" / "0001")
+    until(lambda: len(read_lines(run.metrics)) >= 2, 120)
+    pid = next(line["pid"] for line in read_lines(run.ranks) if line["rank"] == rank)
+    os.kill(pid, signal.SIGSTOP)
+    _, err = started.communicate(timeout=120)
+    assert started.returncode == 1, err
+    return run
+
+
+@pytest.mark.parametrize(("rank", "reporter"), [(2, 0), (0, 1)])
+def test_a_stopped_rank_is_named_by_its_node(job: Path, mark: str, rank: int, reporter: int) -> None:  # noqa: F811
+    run = stopped(job, mark, rank, 3, "job.heartbeat_timeout=3")
+    failure = read_json(run.failure(1, reporter))
+    assert (failure["kind"], failure["nodes"]) == ("lost", [f"node{rank}"])
+    assert "node" in run.main_log.read_text() and f"node{rank} gave no sign of life for 3 s" in run.main_log.read_text()
+
+
+def test_a_step_that_never_ends_is_noticed_by_every_rank_that_waits(job: Path, mark: str) -> None:  # noqa: F811
+    run = stopped(job, mark, 1, 2, "job.heartbeat_timeout=0", "job.step_timeout=4")
+    failure = read_json(run.failure(1, 0))
+    assert failure["kind"] == "hang" and "no step was finished in 4 s" in failure["message"]
+    assert "Thread 0x" in run.rank_log(0).read_text(), "the stacks of all threads are in the rank's log"
+    assert "rank 0 on node0 (dp 0, pp 0, tp 0) failed: Hung" in run.main_log.read_text()

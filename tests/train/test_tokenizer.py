@@ -1,0 +1,162 @@
+"""Which tokenizer a job gets: given, of the pretrained model, or trained."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_rows
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data import bpe, find_tokenizer, load_tokens
+from hpc_mp.train.data.tokenizer import load
+
+
+def test_given_before_pretrained_before_trained(tmp_path: Path) -> None:
+    given, pretrained = words(tmp_path / "given", ["?", "a"]), words(tmp_path / "pretrained", ["?", "b", "a"])
+    bare = tmp_path / "bare"
+    write(bare / "config.json", "{}")
+    write(bare / "tokenizer_config.json", "{}")  # encodes nothing: no tokenizer
+    text = write(tmp_path / "a.txt", "a")
+    assert find_tokenizer(given, pretrained) == given
+    assert find_tokenizer(None, pretrained) == pretrained
+    assert find_tokenizer(None, bare) is None and find_tokenizer(None, None) is None
+    assert prepared(tmp_path / "cache", text, given=given, pretrained=pretrained).tokens().tolist() == [1]
+    assert prepared(tmp_path / "cache", text, pretrained=pretrained).tokens().tolist() == [2]
+    trained = prepared(tmp_path / "cache", text, pretrained=bare)
+    assert load(trained.tokenizer_directory).encoder.decode(trained.tokens().tolist(), False) == "a" + bpe.END
+
+
+def test_a_trained_tokenizer(tmp_path: Path) -> None:
+    token_set = prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), vocabulary=290)
+    tokenizer = load(token_set.tokenizer_directory)
+    assert tokenizer.size == 290 and tokenizer.encoder.id_to_token(tokenizer.end or 0) == bpe.END
+    assert token_set.count < len(TEXT) / 2  # it learnt something
+    (ids,) = tokenizer.encode([ODD])
+    assert tokenizer.encoder.decode(ids, skip_special_tokens=False) == ODD  # no byte is unknown
+    rare = prepared(tmp_path / "rare", write(tmp_path / "b.txt", "abcdefgh"), vocabulary=290)
+    assert load(rare.tokenizer_directory).size == 257  # no pair occurs twice
+
+
+TRAIN = """
+import sys
+from pathlib import Path
+from hpc_mp.train.data import bpe
+names = sys.argv[2:]
+print(bpe.train([Path(name) for name in names], names, vocabulary=2000, cache=Path(sys.argv[1])))
+"""
+
+
+def test_training_does_not_depend_on_threads(tmp_path: Path) -> None:
+    """Else two sites would train on other tokens from the same job file."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    names = [str(stdlib / f"{name}.py") for name in ("ast", "argparse", "typing", "inspect")]
+    trained = set()
+    for threads in ("1", "4"):
+        directory = subprocess.run([sys.executable, "-c", TRAIN, tmp_path / threads, *names], check=True, text=True,
+                                   stdout=subprocess.PIPE, env=os.environ | {"RAYON_NUM_THREADS": threads}).stdout
+        trained.add(Path(directory.strip(), "tokenizer.json").read_text())
+    assert len(trained) == 1
+
+
+def test_the_training_sample_is_spread_evenly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": f"row {i:03d} "} for i in range(500)]
+    file = write_rows(tmp_path / "a.jsonl", *rows)
+    assert list(bpe._sample([file])) == [row["text"] for row in rows]  # small enough: all of it
+    monkeypatch.setattr(bpe, "TEXT", file.stat().st_size // 10)
+    sample = list(bpe._sample([file]))
+    assert 45 <= len(sample) <= 50
+    numbers = [int(text.split()[1]) for text in sample]
+    assert max(np.diff(numbers)) <= 11 and numbers[0] <= 10 and numbers[-1] >= 489
+
+
+@pytest.mark.parametrize("family", [None, "gpt2", "llama"])
+@pytest.mark.parametrize("kind", ["trained", "gpt2", "bare"])
+def test_transformers_loads_it_and_gives_the_same_ids(tmp_path: Path, kind: str, family: str | None) -> None:
+    """Alone, and in an exported model, where the class of the model's family must not take over."""
+    from transformers import AutoTokenizer
+
+    gpt2 = gpt2_files(tmp_path / "gpt2")
+    (trained,) = (gpt2 / "cache").glob("*/tokenizer.json")
+    bare = write(tmp_path / "bare" / "tokenizer.json", trained.read_text()).parent  # and nothing else
+    text = write(tmp_path / "a.txt", TEXT + ODD)
+    token_set = prepared(tmp_path / "cache", text, given={"trained": None, "gpt2": gpt2, "bare": bare}[kind])
+    exported = tmp_path / "exported"
+    shutil.copytree(token_set.tokenizer_directory, exported)
+    if family:
+        write(exported / "config.json", json.dumps({"model_type": family}))
+    assert json.loads((exported / "tokenizer_config.json").read_text())["tokenizer_class"] == bpe.CLASS
+    theirs = AutoTokenizer.from_pretrained(exported)
+    end = None if kind == "bare" else bpe.END
+    assert theirs.eos_token == end
+    expected = theirs(text.read_bytes().decode())["input_ids"] + ([] if end is None else [theirs.eos_token_id])
+    assert token_set.tokens().tolist() == expected
+    assert theirs.decode(expected, clean_up_tokenization_spaces=False) == TEXT + ODD + (end or "")
+
+
+def test_gpt2_files(tmp_path: Path) -> None:
+    directory = gpt2_files(tmp_path / "gpt2")
+    trained = load(next((directory / "cache").iterdir()))
+    ours = load(directory)
+    assert ours.encode([TEXT, ODD]) == trained.encode([TEXT, ODD]) and ours.end == trained.end
+    spaced = load(gpt2_files(tmp_path / "spaced", tokenizer_config='{"add_prefix_space": true}'))
+    assert spaced.encode(["fox"]) == ours.encode([" fox"]) != ours.encode(["fox"])
+
+
+def test_a_run_does_not_depend_on_the_given_directory(tmp_path: Path) -> None:
+    given = words(tmp_path / "given", ["?", "a"], eos_token="a")
+    token_set = prepared(tmp_path / "cache", write(tmp_path / "a.txt", "a"), given=given)
+    shutil.rmtree(given)
+    assert load(token_set.tokenizer_directory).end == 1
+    assert load_tokens(token_set.directory).tokenizer_directory.parent == tmp_path / "cache"
+
+
+@pytest.mark.parametrize(("files", "rule"), [
+    ({}, "is not a directory with a tokenizer in it"),
+    ({"tokenizer_config.json": "{}"}, "is not a directory with a tokenizer in it"),
+    ({"tokenizer.json": "{"}, "cannot be loaded"),
+    ({"tokenizer.json": '{"model": {}}'}, "cannot be loaded"),
+    ({"tokenizer.json": b"\xff"}, "cannot be loaded"),
+    ({"vocab.json": "{", "merges.txt": ""}, "cannot be loaded"),
+    ({"vocab.json": "{}"}, "not built yet"),
+    ({"tokenizer.model": "x"}, "this kind is not built yet"),
+    ({"vocab.txt": "x"}, "this kind is not built yet"),
+    ({"vocab.json": "{}", "merges.txt": "", "added_tokens.json": "{}"}, "this kind is not built yet"),
+    ({"vocab.json": "{}", "merges.txt": "", "config.json": '{"model_type": "qwen2"}'},
+     "not built yet (qwen2: vocab.json"),
+    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},
+     "not built yet (CLIPTokenizer: vocab.json"),
+    ({"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": "[]"}, "cannot be read"),
+])
+def test_tokenizers_that_are_refused(tmp_path: Path, files: dict[str, str | bytes], rule: str) -> None:
+    directory = tmp_path / "tokenizer"
+    for name, content in files.items():
+        write(directory / name, content)
+    with pytest.raises(HpcMpError) as caught:
+        prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), given=directory)
+    assert str(directory) in caught.value.value and rule in caught.value.rule and caught.value.remedy
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_checkpoint_with_a_tokenizer_that_is_not_built_does_not_get_another_one(tmp_path: Path) -> None:
+    write(tmp_path / "pretrained" / "tokenizer.model", "x")
+    with pytest.raises(HpcMpError, match="not built yet"):
+        prepared(tmp_path / "cache", write(tmp_path / "a.txt", TEXT), pretrained=tmp_path / "pretrained")
+
+
+def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
+    given = words(tmp_path / "given", ["?", "a", "b"])
+    text = write(tmp_path / "a.txt", "a")
+    assert prepared(tmp_path / "cache", text, given=given, vocabulary=3).count == 1
+    with pytest.raises(HpcMpError, match="largest id 2 needs a vocabulary of 3, the model's is 2"):
+        prepared(tmp_path / "cache", text, given=given, vocabulary=2)
+    assert prepared(tmp_path / "cache", text, vocabulary=257).count == 2
+    with pytest.raises(HpcMpError, match=r"256 bytes \+ <\|endoftext\|> = 257"):
+        prepared(tmp_path / "cache", text, vocabulary=256)
