@@ -1,7 +1,7 @@
 """The one catalogue of machines: GPUs, sizes, links, NICs, peaks and leaf sizes, from ``env/machines`` and the files of users.
 
-Whoever needs a figure of a machine asks here: the doctor, the planner, the environment, the clouds. The reader of the packed health
-check needs nothing but the standard library of Python 3.10: it finds the rows as JSON beside this file.
+Whoever needs a figure of a machine asks here: the doctor, the planner, the environment, the clouds. The packed health check has
+the standard library of Python 3.10 alone: there the rows lie as JSON beside this file.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 READ = "2026-01-01"  # what a cloud had retired by then is gone, what is retired later is announced
+Row = Mapping[str, Any]  # a figure's name → its value, as in a file
 _STRICT = {"extra": "forbid", "strict": True}  # of pydantic, which checks the rows of files
 
 
@@ -25,7 +26,8 @@ class GpuModel:
         pci: PCI device numbers, as ``0x2330``.
         memory_mib: MiB of device memory that the driver shows.
         memory_gbs: GB/s of that memory.
-        peak_tflops: dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; matrix units where they are faster.
+        peak_tflops: dense TFLOP/s by precision: ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``; of matrix units where
+            they are faster.
         power_w: W, the most that the vendor allows.
         nvlinks: NVLinks (or the like) of one GPU.
         nvlink_gbs: GB/s of one link in one direction, as the driver shows it.
@@ -39,7 +41,6 @@ class GpuModel:
         rack: the NVLinks leave the node; memory of other nodes needs IMEX.
         pcie: generation of the slot; 16 lanes.
         host_copy_gbs: GB/s that a copy from pinned host memory reaches at least.
-        row_remapping: it remaps bad rows of memory; older models retire pages.
         sources: figure → entry of the sources.
     """
 
@@ -65,7 +66,6 @@ class GpuModel:
     rack: bool = False
     pcie: int | None = None
     host_copy_gbs: float | None = None
-    row_remapping: bool = True
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -86,7 +86,8 @@ class Marks:
 
     Attributes:
         vendor: of the firmware (``/sys/class/dmi/id/sys_vendor``); a regular expression from its beginning.
-        product: what the firmware calls the machine; a regular expression of the whole; empty: its GPUs and its processors' number tell.
+        product: what the firmware calls the machine; a regular expression of the whole; empty: its GPUs and the number
+            of its processors tell.
         rank: types are tried in this order: the special before the general.
         drivers: of network interfaces, and how many of them at least.
         layer: a link layer of an RDMA port: ``InfiniBand``, ``Ethernet``; empty: any.
@@ -116,7 +117,8 @@ class MachineType:
         arch: ``x86_64`` or ``arm64``.
         gpus, gpu: how many, and which.
         links, link_gbs, ll_gbs: as of the GPU model, for machines whose GPUs are joined otherwise.
-        nics: adapters of the fast network. ``rdma``: its kind (HDR, NDR, EFA, RoCE …; empty: none). ``rdma_gbps``: Gb/s of one adapter.
+        nics, rdma_gbps: adapters of the fast network, and Gb/s of one.
+        rdma: its kind: HDR, NDR, EFA, RoCE …; empty: none.
         rdma_optional: it may be had without the fast network, and looks the same otherwise.
         hop_us: µs that a step between nodes takes beyond NCCL's figure.
         nvlink_block: machines whose GPUs share one NVLink domain; 0: each its own.
@@ -125,7 +127,7 @@ class MachineType:
         fabric: short name for ``--fabric``; types whose links and NICs are alike may share it.
         profile: of ``env/profiles``, for jobs on such nodes.
         marks: by what one is known; None: by its name only.
-        generations, placement_group_max, image, quota, twin, retired: what Azure's clusters need, see ``env/machines/azure.toml``.
+        generations, placement_group_max, image, quota, twin, retired: of Azure's clusters, see ``env/machines/azure.toml``.
         sources: figure → entry of the sources.
     """
 
@@ -193,7 +195,7 @@ class MachineType:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """GPU models, the longest names first; types of machine by name in lower case, a user's own first; what sources are called."""
+    """GPU models, the longest names first; types of machine by name in lower case, a user's own first; sources, in words."""
 
     gpus: Mapping[str, GpuModel]
     machines: Mapping[str, MachineType]
@@ -212,19 +214,19 @@ class Catalogue:
         return (each for each in self.machines.values() if each.cloud in clouds)
 
 
-def build(gpus: Mapping[str, Mapping[str, Any]], machines: Mapping[str, Mapping[str, Any]], sources: Mapping[str, str]) -> Catalogue:
+def build(gpus: Mapping[str, Row], machines: Mapping[str, Row], sources: Mapping[str, str]) -> Catalogue:
     """From rows that are complete and checked, keyed by name."""
     models = {name: GpuModel(name=name, **_frozen(gpus[name])) for name in sorted(gpus, key=len, reverse=True)}
     types = [_machine(name, row, models) for name, row in machines.items()]
     return Catalogue(models, {each.name.casefold(): each for each in types}, sources)
 
 
-def _machine(name: str, row: Mapping[str, Any], models: Mapping[str, GpuModel]) -> MachineType:
+def _machine(name: str, row: Row, models: Mapping[str, GpuModel]) -> MachineType:
     values = _frozen(row)
     values["gpu"] = models[row["gpu"]] if row.get("gpu") else None
     values["marks"] = Marks(**row["marks"]) if row.get("marks") else None
     return MachineType(name=name, **values)
 
 
-def _frozen(row: Mapping[str, Any]) -> dict[str, Any]:
+def _frozen(row: Row) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
