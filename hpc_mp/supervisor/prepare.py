@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
@@ -27,7 +27,7 @@ FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
 def begin(
-    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Ask = ask, srun: Sequence[str] = ()
+    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Runner = ask, srun: Sequence[str] = ()
 ) -> tuple[Incarnation, str]:
     """Make this start the run's current one, and write down what its ranks need; also why hosts are in this order.
 
@@ -64,7 +64,7 @@ def _earlier(run: RunDirectory) -> Incarnation | None:
         return None
 
 
-def _close(run: RunDirectory, earlier: Incarnation, ask: Ask) -> None:
+def _close(run: RunDirectory, earlier: Incarnation, ask: Runner) -> None:
     """A start without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
     if any(end.token == earlier.token for end in history(run)):
         return
@@ -74,16 +74,16 @@ def _close(run: RunDirectory, earlier: Incarnation, ask: Ask) -> None:
                     f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 
-def _down(hosts: Sequence[str], ask: Ask) -> tuple[str, ...]:
+def _down(hosts: Sequence[str], ask: Runner) -> tuple[str, ...]:
     try:
         answer = ask(("sinfo", "--noheader", "--Node", "--responding=no", "--format=%N", f"--nodes={','.join(hosts)}"))
-    except NoAnswer:
+    except CommandFailed:
         return ()
     return tuple(dict.fromkeys(answer.split()))
 
 
 def _hosts(
-    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Ask, srun: Sequence[str]
+    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Runner, srun: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
     """A host for every node of the placement, and why; with ``rank_map = "auto"`` by measured rates and by switches."""
     if given is None:

@@ -14,7 +14,7 @@ from launching import executable
 from rendering import job
 from slurm_lab.lab import Lab
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bandwidth import Measured, write_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import JobSpec
@@ -45,7 +45,7 @@ class Says:
     def __call__(self, argv: Sequence[str]) -> str:
         self.asked.append(argv)
         if self.answer is None:
-            raise NoAnswer("access denied")
+            raise CommandFailed("access denied")
         return self.answer
 
 

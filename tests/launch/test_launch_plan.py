@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import JOB, answers, executable, record, said, silent, write_job
 
-from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.node.gpus import Gpu
@@ -94,7 +94,7 @@ def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: s
 
 def test_a_stale_allocation_is_told_in_one_line() -> None:
     def ask(argv: Any) -> str:
-        raise NoAnswer("squeue: error: no DNS\nsqueue: fatal: no controller")
+        raise CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller")
 
     assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
         "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")

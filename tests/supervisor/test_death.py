@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import Incarnation, RunDirectory, create_run, write_incarnation, write_json
 from hpc_mp.supervisor.diagnose import RULES, classify
@@ -303,6 +303,6 @@ def test_gather(run: RunDirectory) -> None:
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
     def silent(argv: tuple[str, ...]) -> str:
-        raise NoAnswer("no Slurm here")
+        raise CommandFailed("no Slurm here")
 
     assert classify(gather(RunDirectory(tmp_path), 1, "7", 1, None, silent)).kind == "unknown"
