@@ -115,7 +115,7 @@ class RunDirectory:
     lock = RunFile(".lock", "launch", "launch, status, cancel", "nothing: whoever holds its lock has the run")
     stop = RunFile("stop", "cancel, or you", "rank 0, supervisor",
         "nothing: once it is there, ranks save at the next step and stop, and nothing queues them again")
-    incarnation = RunFile("incarnation.json", "supervisor", "every rank",
+    attempt_record = RunFile("attempt.json", "supervisor", "every rank",
         "the current attempt: its number and token, its hosts, where ranks meet, when the time limit ends it")
     status = RunFile("status.json", "rank 0", "launch, status, report", "what rank 0 is doing")
     metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",

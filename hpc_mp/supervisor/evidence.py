@@ -12,8 +12,8 @@ from typing import Any
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.layout.placement import RankPlace, from_dict
-from hpc_mp.rundir import RunDirectory, read_incarnation, read_json, read_lines
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
@@ -116,7 +116,7 @@ def gather(
     announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
     return Evidence(
         code=code,
-        failures=tuple(_failure(record) for _, record in sorted(Attempt(run, attempt).failures().items())),
+        failures=tuple(_failure(record) for _, record in sorted(AttemptReader(run, attempt).failures().items())),
         srun=srun,
         logs=logs,
         kernel=_by_host(run.kernel_log),
@@ -138,7 +138,7 @@ def _failure(record: Mapping[str, Any]) -> Failure:
 
 def _hosts(run: RunDirectory) -> tuple[str, ...]:
     try:
-        return read_incarnation(run.incarnation).hosts
+        return read_attempt(run.attempt_record).hosts
     except (OSError, ValueError):
         return ()
 
