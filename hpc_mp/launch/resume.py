@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN
 from hpc_mp.cluster.slurm.jobs import look
@@ -37,7 +37,7 @@ class Resumed:
 
 
 @contextmanager
-def resuming(spec: JobSpec, ask: Ask = ask) -> Iterator[Resumed]:
+def resuming(spec: JobSpec, ask: Runner = ask) -> Iterator[Resumed]:
     """The newest run of this job's name, held.
 
     Raises:
@@ -77,7 +77,7 @@ def hold(run: RunDirectory) -> Iterator[int]:
         os.close(lock)
 
 
-def _check_not_queued(run: RunDirectory, ask: Ask) -> None:
+def _check_not_queued(run: RunDirectory, ask: Runner) -> None:
     try:
         job_id = (run.path / JOB_ID).read_text().strip()
     except FileNotFoundError:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hpc_mp.base.command import Ask
+from hpc_mp.base.command import Runner
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
@@ -67,7 +67,7 @@ class Overview:
         return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON knows no NaN
 
 
-def overview(run: RunDirectory, ask: Ask = queue.patient) -> Overview:
+def overview(run: RunDirectory, ask: Runner = queue.patient) -> Overview:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.look(ids, ask) if ids else {}

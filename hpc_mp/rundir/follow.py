@@ -35,7 +35,7 @@ class Tail:
         return [json.loads(line) for line in complete.splitlines()]
 
 
-class Attempt:
+class AttemptReader:
     """The files of an attempt, and of those that Slurm makes of it by queueing the job again; earlier ones are passed over."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:

@@ -9,7 +9,7 @@
     trace/           rank-00003.json: actions as executed and memory of one rank
     failures/        attempt-1-rank-00003.json: why a rank ended
     attempts/K/      job.toml, placement.json and log/ of earlier attempts
-    incarnation.json the current start on Slurm   history.jsonl   how earlier starts ended
+    attempt.json     the current attempt on Slurm  history.jsonl   how earlier starts ended
     cluster.json     rates between nodes, by which the hosts are put in order
     stop             made by whoever wants the run to save and stop
     report.html      the pictures
@@ -71,8 +71,8 @@ class RunDirectory:
         return self.log / "main.log"
 
     @property
-    def incarnation(self) -> Path:
-        return self.path / "incarnation.json"
+    def attempt_record(self) -> Path:
+        return self.path / "attempt.json"
 
     @property
     def environment(self) -> Path:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.layout.placement import RankPlace, from_dict
-from hpc_mp.rundir import RunDirectory, read_incarnation, read_json, read_lines
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -100,7 +100,7 @@ def user_cancelled(script: ScriptLog | None) -> bool:
 
 
 def gather(
-    run: RunDirectory, attempt: int, job_id: str | None, code: int, script: ScriptLog | None = None, ask: Ask = ask
+    run: RunDirectory, attempt: int, job_id: str | None, code: int, script: ScriptLog | None = None, ask: Runner = ask
 ) -> Evidence:
     """Read what there is; whatever is absent, broken or refused is left out.
 
@@ -115,7 +115,7 @@ def gather(
     announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
     return Evidence(
         code=code,
-        failures=tuple(_failure(record) for _, record in sorted(Attempt(run, attempt).failures().items())),
+        failures=tuple(_failure(record) for _, record in sorted(AttemptReader(run, attempt).failures().items())),
         srun=srun,
         logs=logs,
         kernel=_by_host(run.log, "kernel"),
@@ -137,7 +137,7 @@ def _failure(record: Mapping[str, Any]) -> Failure:
 
 def _hosts(run: RunDirectory) -> tuple[str, ...]:
     try:
-        return read_incarnation(run.incarnation).hosts
+        return read_attempt(run.attempt_record).hosts
     except (OSError, ValueError):
         return ()
 
@@ -166,12 +166,12 @@ def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
     return tuple(lines[1:] if size - TAIL > begin else lines)
 
 
-def _states(hosts: tuple[str, ...], ask: Ask) -> dict[str, str]:
+def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:
     if not hosts:
         return {}
     try:
         answer = ask(("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(hosts)}"))
-    except NoAnswer:
+    except CommandFailed:
         return {}
     rows = (line.split() for line in answer.splitlines())
     return {row[0]: row[1] for row in rows if len(row) == 2}
@@ -185,13 +185,13 @@ def _resident(run: RunDirectory) -> dict[int, int]:
     return found
 
 
-def _largest(lines: list[str], ask: Ask) -> int | None:
+def _largest(lines: list[str], ask: Runner) -> int | None:
     """Slurm ends a whole step for its memory without naming a task; its accounting knows which was the largest."""
     step = next((found[1] for line in lines if (found := OVER_LIMIT.search(line))), None)
     if step is None:
         return None
     try:
         task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=MaxRSSTask")).strip()
-    except NoAnswer:
+    except CommandFailed:
         return None
     return int(task) if task.isdigit() else None

@@ -14,26 +14,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.assets import asset
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, FORGOTTEN, REASONS, UNKNOWN, SlurmJob, explained
 from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines, parse_sacct, parse_scontrol
 
-GONE = NoAnswer("slurm_load_jobs error: Invalid job id specified")
-BUSY = NoAnswer("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-OFF = NoAnswer("Slurm accounting storage is disabled")
+GONE = CommandFailed("slurm_load_jobs error: Invalid job id specified")
+BUSY = CommandFailed("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+OFF = CommandFailed("Slurm accounting storage is disabled")
 Asked = list[tuple[str, ...]]
 
 
 def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[[Sequence[str]], str]:
-    """Programs by name (``squeue --json`` by that name); each answers, or fails with a NoAnswer."""
+    """Programs by name (``squeue --json`` by that name); each answers, or fails with a CommandFailed."""
     def ask(argv: Sequence[str]) -> str:
         if asked is not None:
             asked.append(tuple(argv))
         name = "squeue --json" if "--json" in argv else argv[0]
-        answer = answers.get(name, NoAnswer(f"{argv[0]} is not on PATH"))
-        if isinstance(answer, NoAnswer):
+        answer = answers.get(name, CommandFailed(f"{argv[0]} is not on PATH"))
+        if isinstance(answer, CommandFailed):
             raise answer
         return str(answer)
 
@@ -174,7 +174,7 @@ def test_one_question_for_all_jobs() -> None:
     assert jobs["5"].nodes == ("n1", "n2")
 
 
-@pytest.mark.parametrize("broken", [NoAnswer("squeue: unrecognized option '--Format'"), "the site says hello\n"])
+@pytest.mark.parametrize("broken", [CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n"])
 @pytest.mark.parametrize("text", [JSON_22, JSON_24])
 def test_json_where_lines_fail(broken: Any, text: str) -> None:
     jobs = queue.look(["3", "2_2"], program({"squeue": broken, "squeue --json": text}))

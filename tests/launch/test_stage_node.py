@@ -31,7 +31,7 @@ class Node:
 
     def begin(self, token: str) -> None:
         self.token = token
-        (self.run / "incarnation.json").write_text(json.dumps({"token": token, "attempt": 1}, indent=1))
+        (self.run / "attempt.json").write_text(json.dumps({"token": token, "attempt": 1}, indent=1))
 
     def bash(self, script: str, *arguments: object, **environ: object) -> subprocess.CompletedProcess[str]:
         given = {"HPC_MP_LOCAL": self.job, "SLURMD_NODENAME": "n3", "HPC_MP_PATIENCE": 0} | environ

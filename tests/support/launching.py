@@ -15,10 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.rundir import RunDirectory
 
-HERE = Path(__file__).parents[1]
+HERE = Path(__file__).parent
 MARK = "HPC_MP_TEST_MARK"
 JOB = """
 [job]
@@ -120,4 +120,4 @@ def answers(table: Mapping[str, str]) -> Callable[[Any], str]:
 
 
 def silent(argv: Any) -> str:
-    raise NoAnswer(f"{argv[0]} is not on PATH")
+    raise CommandFailed(f"{argv[0]} is not on PATH")

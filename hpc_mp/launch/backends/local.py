@@ -18,7 +18,7 @@ from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environme
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import LineFile, write_json
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
 
@@ -47,7 +47,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.ranks)))
         told = rank_environments(spec, plan.placement, os.getpid(), server.getsockname()[1])
-        attempt = Attempt(run, number)
+        attempt = AttemptReader(run, number)
         tasks = [Task(run.rank_log(rank), environment) for rank, environment in enumerate(told)]
         emulator.start(tasks, run.job, server, lock, entry)
         with listener.following(spec.train.steps):

@@ -16,7 +16,7 @@ from hpc_mp.launch.resume import JOB_ID
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import record_successors
 from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, first, reported, together, written
 
@@ -40,7 +40,7 @@ def start(launch: Launch) -> Outcome:
 def _job(launch: Launch) -> Outcome:
     plan, listener = launch.plan, launch.listener
     with begin(plan, launch.resumed) as (run, number, _):
-        attempt = Attempt(run, number)
+        attempt = AttemptReader(run, number)
         stage_environment(plan.spec, listener, run)
         try:
             jobs = _submit(plan, run, listener)
@@ -62,7 +62,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     """The outcome of each element."""
     plans, listener = launch.plans, launch.listener
     runs = begin_array(plans)
-    attempts = [Attempt(run, 1) for run in runs]
+    attempts = [AttemptReader(run, 1) for run in runs]
     stage_environment(plans[0].spec, listener, *runs)
     try:
         submission = sbatch(runs[0].script)
@@ -84,7 +84,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
                  for plan, attempt, job_id in zip(plans, attempts, ids, strict=True))
 
 
-def _conclude(plan: Plan, attempt: Attempt, job_id: str, end: SlurmJob | None) -> Outcome:
+def _conclude(plan: Plan, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
     """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
     if end is None:
         return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt))
@@ -116,7 +116,7 @@ def _submit(plan: Plan, run: RunDirectory, listener: Listener) -> list[str]:
 class _Shown:
     """Between two looks at the queue: progress from the run directories, and why a job waits whenever that is new."""
 
-    def __init__(self, attempts: Sequence[Attempt], listener: Listener) -> None:
+    def __init__(self, attempts: Sequence[AttemptReader], listener: Listener) -> None:
         self._attempts, self._listener = attempts, listener
         self._said = ""
 
@@ -137,7 +137,7 @@ class _Shown:
             time.sleep(min(left, self._listener.interval or POLL_S))
 
 
-def _guess(job: SlurmJob, attempt: Attempt, steps: int) -> tuple[State, Cause | None]:
+def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
     """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
     if figures(attempt)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None

@@ -14,7 +14,7 @@ from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures, written
 
 POLL_S = 1.0  # between two looks at the child
@@ -41,7 +41,7 @@ class SupervisorCommand:
 def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
     """Run it to its end, with progress; the first interrupt saves and stops, the second kills."""
     launch.listener.say(f"run       {begun.run.path}")
-    attempt = Attempt(begun.run, begun.attempt)
+    attempt = AttemptReader(begun.run, begun.attempt)
     with open(command.log, "ab") as output, Interrupts() as interrupts, launch.listener.following(launch.plan.spec.train.steps):
         child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                  start_new_session=True, pass_fds=[begun.lock])
@@ -53,7 +53,7 @@ def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
     return Outcome(begun.run.path, state, command.job_id, cause=cause, **figures(attempt))
 
 
-def _until_its_end(child: subprocess.Popen[bytes], attempt: Attempt, interrupts: Interrupts, listener: Listener) -> int:
+def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:
     """Show progress and pass interrupts on until the child has ended; its exit code, ``STOPPED`` after interrupts."""
     pressed = 0
     with selectors.DefaultSelector() as selector:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.rundir import Incarnation, LineFile, RunDirectory, read_json, write_json
+from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, read_json, write_json
 from hpc_mp.train.rank.fencing import Claim
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import Identity
@@ -28,7 +28,7 @@ class Seat:
 
     Attributes:
         attempt: counts the starts of the run, from 1.
-        incarnation: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
+        record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
     """
 
     who: Identity
@@ -36,7 +36,7 @@ class Seat:
     attempt: int
     placement: Placement
     claim: Claim
-    incarnation: Incarnation | None
+    record: AttemptRecord | None
     log: Log
 
     @property
