@@ -103,7 +103,7 @@ def reported(failure: Mapping[str, Any], attempt: AttemptReader) -> Cause:
 def written(attempt: AttemptReader) -> tuple[State, Cause | None] | None:
     """How the run ended in the words of whoever saw it end (``outcome.json``); None while nobody has."""
     try:
-        tree = read_json(attempt.run.path / "outcome.json")
+        tree = read_json(attempt.run.outcome)
     except (OSError, ValueError):
         return None
     if tree["attempt"] < attempt.number:
@@ -113,7 +113,7 @@ def written(attempt: AttemptReader) -> tuple[State, Cause | None] | None:
 
 def note_report(run: RunDirectory, report: Path) -> None:
     """Write into ``outcome.json`` where the report of the run lies, where somebody has written how the run ended."""
-    path = run.path / "outcome.json"
+    path = run.outcome
     with suppress(OSError, ValueError):
         write_json(path, read_json(path) | {"report": str(report)})
 

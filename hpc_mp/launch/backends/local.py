@@ -59,5 +59,5 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         log.close()
     outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
     with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.path / "outcome.json", outcome.document() | {"attempt": number})
+        write_json(run.outcome, outcome.document() | {"attempt": number})
     return outcome

@@ -12,7 +12,6 @@ from hpc_mp.cluster.slurm.submit import sbatch
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.resume import JOB_ID
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
@@ -70,7 +69,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
         return tuple(Outcome(run.path, "failed", cause=Cause("launcher", str(refused))) for run in runs)
     ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
     for run, job_id in zip(runs, ids, strict=True):
-        write_text(run.path / JOB_ID, f"{job_id}\n")
+        write_text(run.job_id, f"{job_id}\n")
     listener.say("\n".join(filter(None, (submission.words, *(f"run       {run.path}" for run in runs),
                                          f"job       {submission.job_id}"))))
     ends: Mapping[str, SlurmJob] = {}
@@ -107,7 +106,7 @@ def _submit(plan: Plan, run: RunDirectory, listener: Listener) -> list[str]:
             listener.say(submission.words)
         jobs.append(submission.job_id)
         if len(jobs) == 1:
-            write_text(run.path / JOB_ID, f"{jobs[0]}\n")
+            write_text(run.job_id, f"{jobs[0]}\n")
     if len(jobs) > 1:
         record_successors(run, jobs)
     return jobs
@@ -143,7 +142,7 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    log = attempt.run.path / f"slurm-{job.id}.log"
+    log = attempt.run.slurm_log(job.id)
     where = f"its log is {log}"
     if job.reason == UNSTARTED and not log.exists():
         where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"

@@ -22,5 +22,5 @@ def start(launch: Launch) -> Outcome:
     job_id = os.environ["SLURM_JOB_ID"]
     with begin(launch.plan, launch.resumed) as begun:
         stage_environment(launch.plan.spec, launch.listener, begun.run)
-        log = begun.run.path / f"slurm-{job_id}.log"
+        log = begun.run.slurm_log(job_id)
         return follow(SupervisorCommand(step_command(begun.run.script), step_environment(), log, job_id), begun, launch)
