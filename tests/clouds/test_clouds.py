@@ -19,8 +19,7 @@ from other_clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
-from hpc_mp.clouds import render, write
-from hpc_mp.clouds import summary as promise
+from hpc_mp.clouds import promise, render, write
 from hpc_mp.clouds.azure.catalogue import Size, load_catalogue, load_machines
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.job import resolve
