@@ -18,8 +18,9 @@ from test_topology_measured import leaves, measure
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli import cluster_describe
 from hpc_mp.cli.cluster import command
+from hpc_mp.cluster.slurm.records import read_config, read_records
 from hpc_mp.cluster.topology import read_topologies
-from hpc_mp.lint.slurm_conf.config import Told, ask_slurm, read_config, read_records
+from hpc_mp.lint.slurm_conf.config import Told, ask_slurm
 from hpc_mp.lint.slurm_conf.report import RULES, describe
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"

@@ -13,7 +13,9 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
-from hpc_mp.cluster.slurm.submit import sbatch, step_command, step_environment
+from hpc_mp.cluster.slurm.steps import script_command
+from hpc_mp.cluster.slurm.submit import sbatch
+from hpc_mp.cluster.slurm.variables import step_environment
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.progress import Progress, progress_for
 from hpc_mp.launch.plan import Plan
@@ -118,7 +120,7 @@ def launch_step(plan: Plan, resumed: Resumed | None, job_id: str, say: Callable[
     """Run the script as a step of the allocation ``job_id``, to its end. Raises HpcMpError as ``launch_job`` does."""
     with begin(plan, resumed) as (run, number, lock):
         stage_environment(plan.spec, run)
-        return follow_host(plan, run, number, lock, step_command(run.script), step_environment(), job_id,
+        return follow_host(plan, run, number, lock, script_command(run.script), step_environment(), job_id,
                            run.path / f"slurm-{job_id}.log", say)
 
 
