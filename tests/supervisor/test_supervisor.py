@@ -20,7 +20,7 @@ from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requ
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.rundir import create_run, history, read_incarnation
+from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import End
 from hpc_mp.supervisor.diagnose import Death
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
@@ -206,7 +206,7 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     run.main_log.write_text("first\n")
     first, _ = begin(run, job, placement, GIVEN, Slurm())
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
-    assert read_incarnation(run.incarnation) == first and run.main_log.exists()
+    assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
     second, _ = begin(run, job, placement, replace(GIVEN, restart=1), Slurm(sinfo="n2\n"))
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
@@ -223,7 +223,7 @@ def test_too_few_hosts_are_refused_before_anything_is_written(tmp_path: Path) ->
     run = create_run(tmp_path, "a")
     with pytest.raises(HpcMpError, match="are fewer than job"):
         begin(run, spec(), place(Degrees(data=2), "DPT", 1), replace(GIVEN, hosts=("n1",)), Slurm())
-    assert not run.incarnation.exists()
+    assert not run.attempt_record.exists()
 
 
 @given(st.text(), st.text())
