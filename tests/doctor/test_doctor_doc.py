@@ -1,4 +1,4 @@
-"""docs/doctor.md describes every check, in the words of the tables. Run as a program, this file writes its rows anew."""
+"""docs/user/doctor.md describes every check, in the words of the tables. Run as a program, this file writes its rows anew."""
 
 from __future__ import annotations
 
