@@ -92,7 +92,7 @@ def reported(failure: Mapping[str, Any], attempt: AttemptReader) -> Cause:
 def written(attempt: AttemptReader) -> tuple[State, Cause | None] | None:
     """How the run ended in the words of whoever saw it end (``outcome.json``); None while nobody has."""
     try:
-        tree = read_json(attempt.run.path / "outcome.json")
+        tree = read_json(attempt.run.outcome)
     except (OSError, ValueError):
         return None
     if tree["attempt"] < attempt.number:

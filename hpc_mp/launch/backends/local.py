@@ -64,5 +64,5 @@ def launch_local(
         log.close()
     outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
     with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": number})
+        write_json(run.outcome, outcome.document(report=None) | {"attempt": number})
     return outcome
