@@ -11,6 +11,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ TITLES = {
     "job-file": """The job file
 
 A job file is TOML. `hpc-mp init` writes one that runs; `hpc-mp launch` prints every default that it takes, and writes the
-resolved file, with all of them, into the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are seen from the
-file. A key that does not exist is answered with the nearest one that does. Keys that do nothing where the job runs (emulated
+resolved file, with all of them, into the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are
+seen from the file. A key that does not exist is answered with the nearest one that does. Keys that do nothing where the job runs (emulated
 nodes, mpirun, a step of an allocation) are named when it is launched. “–” means: no value.""",
     "run-directory": """The run directory
 
@@ -75,7 +76,7 @@ def documented(model: type) -> dict[str, str]:
     (body,) = (node.body for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef))
     return {
         field.target.id: inspect.cleandoc(text.value.value)
-        for field, text in zip(body, body[1:], strict=False)
+        for field, text in pairwise(body)
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
         and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
     }
