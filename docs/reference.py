@@ -36,8 +36,8 @@ TITLES = {
 
 A job file is TOML. `hpc-mp init` writes one that runs; `hpc-mp launch` prints every default that it takes, and writes the
 resolved file, with all of them, into the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are
-seen from the file. A key that does not exist is answered with the nearest one that does. Keys that do nothing where the job runs (emulated
-nodes, mpirun, a step of an allocation) are named when it is launched. “–” means: no value.""",
+seen from the file. A key that does not exist is answered with the nearest one that does. Keys that do nothing where the job runs
+(emulated nodes, mpirun, a step of an allocation) are named when it is launched. “–” means: no value.""",
     "run-directory": """The run directory
 
 `job.directory`/NAME/0001, 0002 …: everything that the launcher and the ranks tell each other, as readable files.
