@@ -24,8 +24,8 @@ from cyclecloud_rendered import (
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure import Finding, lint, read_project
-from hpc_mp.clouds.azure.catalogue import Size
 from hpc_mp.clouds.azure.parameters import Given, declared
 from hpc_mp.clouds.azure.parse import parse
 from hpc_mp.clouds.azure.render import Choices, settle, told, words
@@ -49,7 +49,7 @@ def findings(text: str, values: dict[str, Any] | None) -> tuple[Finding, ...]:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: size.name)
-def test_every_size_renders_to_a_cluster_without_a_fault_and_is_told_as_recorded(size: Size) -> None:
+def test_every_size_renders_to_a_cluster_without_a_fault_and_is_told_as_recorded(size: MachineType) -> None:
     found = findings(TEXT, values_of(choices_of(size)))
     assert grave(found) == []
     codes = {each.code for each in found}

@@ -30,6 +30,8 @@ from hpc_mp.cluster.node.source import Source
 MACHINES = Path(__file__).parent
 KINDS = tuple(sorted(path.parent.name for path in MACHINES.glob("*/machine.toml")))
 MEMORY = "/dev/shm"  # a tree is thousands of small files
+ROOM = 400_000  # files: those of all trees that a run of the tests makes
+PREFIX = "machine-"
 HANGS = object()  # as an edit: whoever reads this file, or asks this program, waits for ever
 BRACES = re.compile(r"\{([^{}]*)\}")
 
@@ -93,10 +95,21 @@ def _share(one: str, other: str) -> None:
 
 
 def _scratch() -> Path:
-    folder = tempfile.mkdtemp(prefix="machine-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+    folder = tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=_memory())
     owner = os.getpid()
     atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
     return Path(folder)
+
+
+@functools.cache
+def _memory() -> str | None:
+    """The file system in memory, rid of what killed processes left there; None where it has no room for many small files."""
+    if not os.access(MEMORY, os.W_OK):
+        return None
+    for left in Path(MEMORY).glob(f"{PREFIX}*-*"):
+        if not Path("/proc", left.name.split("-")[1]).exists():
+            shutil.rmtree(left, ignore_errors=True)
+    return MEMORY if os.statvfs(MEMORY).f_favail > ROOM else None
 
 
 def _expanded(name: str, value: Any) -> Iterator[tuple[str, Any]]:
