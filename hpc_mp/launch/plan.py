@@ -19,11 +19,14 @@ from hpc_mp.launch.render import Template
 from hpc_mp.layout.models import ModelShape, check_layout, layer_costs, read_shape
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.schedule.stages import stage_layers
-from hpc_mp.planner import state_bytes
 from hpc_mp.planner.device import Device, check_memory, local_device
-from hpc_mp.planner.order import degrees, foresee_hosts, settle_order
+from hpc_mp.planner.hosts import expected_slow_links
+from hpc_mp.planner.memory import state_bytes
+from hpc_mp.planner.order import choose_rank_order
+from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.plan import PlanChoice, RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,7 @@ class Plan:
         given: the job as its author wrote it.
         spec: the same with ``auto`` settled: what the run directory gets.
         order_why: why the ranks are laid out in this order.
-        state: bytes of parameters, gradients and optimizer state, by rank.
+        record: what ``plan.json`` holds.
         facts: what Slurm says of itself; nothing on emulated nodes.
         template: of the job script, where it is not the shipped one.
         avoided: which nodes are left out because they failed lately.
@@ -49,7 +52,7 @@ class Plan:
     placement: Placement
     order_why: str
     device: Device
-    state: tuple[int, ...]
+    record: RunPlan
     facts: ClusterFacts
     template: Template | None = None
     avoided: str | None = None
@@ -82,15 +85,26 @@ def compose(given: JobSpec, where: Where, slurm_version: Version | None = None) 
         settled, avoided = avoid(settled, facts.partition, bad_nodes(ledger(facts.cluster)))
     measured = noted(facts.cluster)
     settled, profile = settle_profile(settled, measured.platform if measured else None)
-    order, why = settle_order(settled, shape, layers, measured)
-    order_why = "; ".join(filter(None, (why, foresee_hosts(settled, measured))))
-    spec = settled.model_copy(update={"parallel": p.model_copy(update={"order": order})})
-    placement = place(degrees(spec), order, spec.job.ranks_per_node, spec.parallel.rank_map)
+    traffic = traffic_of(settled, shape, layers)
+    order = choose_rank_order(settled, traffic, measured)
+    order_why = "; ".join(filter(None, (order.why, expected_slow_links(p.rank_map, settled.job.nodes, measured))))
+    spec = settled.model_copy(update={"parallel": p.model_copy(update={"order": order.letters, "partition": layers})})
+    placement = place(degrees_of(spec), order.letters, spec.job.ranks_per_node, p.rank_map)
     held = state_bytes(shape, spec, layers)
-    state = tuple(held[rank.pp, rank.tp].total for rank in placement.ranks)
-    check_memory(state, device)
-    return Plan(given, spec, where, shape, placement, order_why, device, state, facts, avoided=avoided,
-                profile=None if where.place in OUTSIDE else profile, measured=measured)
+    state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
+    check_memory([each.total for each in state], device)
+    profile = None if where.place in OUTSIDE else profile
+    choices = (PlanChoice("where", where.place, where.why), PlanChoice("device", device.kind, device.why),
+               PlanChoice("layers", " ".join(map(str, layers)), _why_layers(p.partition)),
+               PlanChoice("order", order.letters, order_why),
+               *(PlanChoice(name, "", why) for name, why in (("nodes", avoided), ("profile", profile)) if why is not None))
+    record = RunPlan(layers, traffic, state, order.seconds, choices)
+    return Plan(given, spec, where, shape, placement, order_why, device, record, facts, avoided=avoided, profile=profile,
+                measured=measured)
+
+
+def _why_layers(partition: object) -> str:
+    return "the most expensive stage is as cheap as possible" if partition == "auto" else "parallel.partition"
 
 
 def _local(spec: JobSpec) -> tuple[JobSpec, Device]:

@@ -13,7 +13,7 @@ from safetensors import safe_open
 
 from hpc_mp.layout.models import layer_costs, read_shape
 from hpc_mp.layout.schedule.stages import stage_layers
-from hpc_mp.planner import state_bytes
+from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir import newest_complete, read_json, read_lines
 from hpc_mp.train.engine import pipeline, tensor, zero
 from hpc_mp.train.rank import trainer as loop
