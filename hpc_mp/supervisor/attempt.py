@@ -177,7 +177,7 @@ def _conclude(run: RunDirectory, attempt: int, given: Allocation | None, ending:
     else:
         outcome = Outcome(run.path, ending, job_id, **numbers)
     with suppress(OSError):
-        write_json(run.outcome, outcome.document(report=None) | {"attempt": attempt})
+        write_json(run.outcome, outcome.document() | {"attempt": attempt})
 
 
 def _remember(run: RunDirectory, cluster: str, death: Death) -> None:
