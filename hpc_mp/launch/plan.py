@@ -16,9 +16,8 @@ from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 from hpc_mp.launch.gpu_request import settle
 from hpc_mp.launch.profile import settle_profile
 from hpc_mp.launch.render import Template
-from hpc_mp.layout.models import ModelShape, check_layout, layer_costs, read_shape
+from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule.stages import stage_layers
 from hpc_mp.planner.device import Device, check_memory, local_device
 from hpc_mp.planner.hosts import expected_slow_links
 from hpc_mp.planner.memory import state_bytes
@@ -74,8 +73,7 @@ def compose(given: JobSpec, where: Where, slurm_version: Version | None = None) 
     check_layout(shape, given)
     if given.checkpoint.resume is not None:
         _check_origin(Path(given.checkpoint.resume))
-    costs, p = layer_costs(shape, given.data.sequence_length), given.parallel
-    layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
+    layers, p = stage_layers(given, shape), given.parallel
     facts = ClusterFacts(slurm_version) if where.place in OUTSIDE else ask_cluster(given, slurm_version)
     if where.place == "step":
         facts = replace(facts, cpus=None)  # an allocation may have fewer than its nodes

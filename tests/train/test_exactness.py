@@ -11,8 +11,7 @@ import pytest
 from layouts import VARIANTS, Result, job, layout, run_engine, run_plain, start, write_text
 from safetensors import safe_open
 
-from hpc_mp.layout.models import layer_costs, read_shape
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.models import read_shape, stage_layers
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir import newest_complete, read_json, read_lines
 from hpc_mp.train.engine import pipeline, tensor, zero
@@ -209,9 +208,8 @@ def test_the_predicted_state_is_what_ranks_hold(place: Path, model: str, name: s
     spec = job(place, model, LAYOUTS[name])
     run = start(spec)
     run_engine(spec, run=run)
-    shape, costs = read_shape(spec), layer_costs(read_shape(spec), spec.data.sequence_length)
-    layers = stage_layers("auto", costs.blocks, spec.parallel.pipeline, costs.embedding, costs.head)
-    predicted = state_bytes(shape, spec, layers)
+    shape = read_shape(spec)
+    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
     first_of_shards = [line for line in read_lines(run.ranks) if line["dp"] == 0]
     assert len(first_of_shards) == spec.parallel.tensor * spec.parallel.pipeline
     for line in first_of_shards:

@@ -7,7 +7,7 @@ import difflib
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models.checks import check_layout, chunk_sizes
-from hpc_mp.layout.models.costs import LayerCosts, layer_costs
+from hpc_mp.layout.models.costs import LayerCosts, layer_costs, stage_layers
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.gpt2 import GPT2
 from hpc_mp.layout.models.llama import LLAMA
@@ -15,7 +15,7 @@ from hpc_mp.layout.models.shape import ModelShape, read_config
 
 __all__ = [
     "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "chunk_sizes", "family_of",
-    "layer_costs", "read_config", "read_shape",
+    "layer_costs", "read_config", "read_shape", "stage_layers",
 ]
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA)}
