@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpc_mp.cluster.bad_nodes import Finding
+from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.query import Partition
 from hpc_mp.job import JobSpec
 
 
-def avoid(spec: JobSpec, partition: Partition | None, bad: Mapping[str, Finding]) -> tuple[JobSpec, str | None]:
+def avoid(spec: JobSpec, partition: Partition | None, bad: Mapping[str, BadNode]) -> tuple[JobSpec, str | None]:
     """The job with those nodes in ``slurm.extra.exclude``, and a sentence about it; unchanged when there are none.
 
     Args:

@@ -17,8 +17,8 @@ import pytest
 import hpc_mp
 from hpc_mp.base.command import NoAnswer
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import Source
-from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.health import drain, lines, main, reason
 from hpc_mp.doctor.install import ARCHIVE, PACKED, SCRIPT, install, pack
 
@@ -89,7 +89,7 @@ def test_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> 
 
 
 def test_lines_for_people_and_reasons_for_slurm() -> None:
-    found = [Finding("a", "ok", "", "well"), Finding("b", "incomplete", "/x", "hung"), *ERRORS]
+    found = [Finding("a", "ok", "", "well"), Finding("b", "unknown", "/x", "hung"), *ERRORS]
     assert lines(found) == ["error hpc-mp:fabric-port:mlx5_ib3 port 1: down -> look at the cable",
                             "error hpc-mp:shm-size:/dev/shm: tiny", "incomplete hpc-mp:b:/x: hung"]
     assert reason(ERRORS) == "hpc-mp:fabric-port:mlx5_ib3 port 1; hpc-mp:shm-size:/dev/shm"

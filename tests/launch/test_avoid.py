@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_mp.cluster.bad_nodes import Finding
+from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.query import NodeKind, Partition
 from hpc_mp.job import resolve
 from hpc_mp.launch.avoid import avoid
@@ -15,8 +15,8 @@ from hpc_mp.launch.avoid import avoid
 PARTITION = Partition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 
 
-def bad(*nodes: str) -> dict[str, Finding]:
-    return {node: Finding(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
+def bad(*nodes: str) -> dict[str, BadNode]:
+    return {node: BadNode(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
 
 
 @pytest.mark.parametrize(("nodes", "extra", "found", "excluded", "words"), [
