@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.output import exit_by, print_findings
 from hpc_mp.lint.slurm_conf.config import ask_slurm
@@ -23,7 +23,7 @@ from hpc_mp.lint.slurm_conf.report import describe as described
 def describe(as_json: bool) -> None:
     try:
         found = described(ask_slurm())
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "run it where Slurm answers") from None
     if as_json:
         click.echo(json.dumps(found.document()))

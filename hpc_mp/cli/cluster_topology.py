@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from hpc_mp import __version__
-from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.bandwidth import Measured, noted
 from hpc_mp.cluster.slurm.nodelist import expand
@@ -94,7 +94,7 @@ def _known(file: Path | None, kind: str | None, check: bool) -> Known:
         raise HpcMpError(f"--from {kind}", "needs a file", "name it, or - for standard input")
     try:
         answer = ask(SCONTROL)
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise HpcMpError("scontrol show topology", str(error).splitlines()[-1], "name a FILE") from None
     return read(answer, "scontrol show topology", "slurm")
 
@@ -116,7 +116,7 @@ def _noted() -> Measured:
     """Of the cluster that answers. Raises HpcMpError."""
     try:
         config = dict(line.split("=", 1) for line in ask(("scontrol", "show", "config")).splitlines() if "=" in line)
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "name a cluster.json") from None
     name = next((value.strip() for key, value in config.items() if key.strip() == "ClusterName"), None)
     found = noted(name)

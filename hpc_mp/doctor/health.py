@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer
+from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
@@ -72,7 +72,7 @@ def reason(errors: Sequence[Finding]) -> str:
     return "; ".join(words)[:_REASON_LENGTH] + (f" +{more}" if more else "")
 
 
-def drain(why: str, environ: Mapping[str, str], ask: Ask) -> str:
+def drain(why: str, environ: Mapping[str, str], ask: Runner) -> str:
     """Drain this node, unless somebody has: their reason stays. Returns what was done, in words."""
     node = environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
     try:
@@ -80,7 +80,7 @@ def drain(why: str, environ: Mapping[str, str], ask: Ask) -> str:
         if "DRAIN" in shown.get("State", ""):
             return f"{node} is drained already"
         ask(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={why}"))
-    except NoAnswer as error:
+    except CommandFailed as error:
         return f"{node} could not be drained: {error}"
     return f"{node} is drained: {why}"
 

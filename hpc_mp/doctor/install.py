@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hpc_mp
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.mounts import SHARED
 from hpc_mp.cluster.node.source import Source, Unseen
@@ -39,7 +39,7 @@ class Installed:
     chained: str | None
 
 
-def install(directory: Path, chain: str | None, drain: bool, ask: Ask = ask, source: Source | None = None) -> Installed:
+def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: Source | None = None) -> Installed:
     """Write both files. A HealthCheckProgram that Slurm has already is chained, never replaced.
 
     Raises:
@@ -78,7 +78,7 @@ def _sources(root: Path) -> Iterator[Path]:
         yield from sorted(root.glob(pattern))
 
 
-def _present(directory: Path, ask: Ask) -> str | None:
+def _present(directory: Path, ask: Runner) -> str | None:
     """What Slurm calls now; what our own script, installed here before, already chains."""
     ours = directory / SCRIPT
     found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
@@ -86,7 +86,7 @@ def _present(directory: Path, ask: Ask) -> str | None:
         return shlex.split(found[1])[0]
     try:
         config = re.search(r"^HealthCheckProgram\s*= (\S+)", ask(("scontrol", "show", "config")), re.MULTILINE)
-    except NoAnswer:
+    except CommandFailed:
         return None
     return config[1] if config and config[1] != "(null)" and Path(config[1]).name != SCRIPT else None
 

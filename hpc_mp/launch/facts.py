@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.query import Partition, partitions, version
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
@@ -47,7 +47,7 @@ class ClusterFacts:
         return self.srun_options is not None and "container-image" in self.srun_options
 
 
-def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Ask = ask) -> ClusterFacts:
+def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
     """Ask Slurm; nothing that it leaves unanswered is an error.
 
     Args:
@@ -58,7 +58,7 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Ask = ask) -
     try:
         seen = partitions(ask)
         partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
-    except NoAnswer as error:
+    except CommandFailed as error:
         silence = str(error)
     nodes = [_fields(ask, "show", "node", "--oneliner", kind.nodes[0]) for kind in partition.kinds] if partition else []
     most = _fields(ask, "show", "partition", "--oneliner", partition.name).get("MaxCPUsPerNode", "") if partition else ""
@@ -85,11 +85,11 @@ def _wanted(spec: JobSpec, known: Iterable[Partition]) -> Partition | None:
     return next((one for one in known if one.name == name or (name is None and one.default)), None)
 
 
-def _unknown(spec: JobSpec, seen: Sequence[str], ask: Ask) -> str | None:
+def _unknown(spec: JobSpec, seen: Sequence[str], ask: Runner) -> str | None:
     """The first name in the job's lists of partitions that there is not. Sites hide partitions that take jobs all the same.
 
     Raises:
-        NoAnswer: Slurm does not tell.
+        CommandFailed: Slurm does not tell.
     """
     if "clusters" in spec.slurm.extra:  # it is another one's to know
         return None
@@ -99,11 +99,11 @@ def _unknown(spec: JobSpec, seen: Sequence[str], ask: Ask) -> str | None:
     return next((name for name in unseen if name not in hidden), None)
 
 
-def _fields(ask: Ask, *question: str) -> dict[str, str]:
+def _fields(ask: Runner, *question: str) -> dict[str, str]:
     """``NAME=VALUE`` and ``NAME = VALUE`` in an answer of scontrol, as far as values hold no blank."""
     try:
         return dict(re.findall(r"(\w+) *= *(\S+)", ask(("scontrol", *question))))
-    except NoAnswer:
+    except CommandFailed:
         return {}
 
 
@@ -111,8 +111,8 @@ def _numbers(texts: Iterable[str | None]) -> list[int]:
     return [int(text) for text in texts if text and text.isdigit()]
 
 
-def _srun_options(ask: Ask) -> frozenset[str] | None:
+def _srun_options(ask: Runner) -> frozenset[str] | None:
     try:
         return frozenset(re.findall(r"--([a-z][a-z-]+)", ask(("srun", "--help"))))
-    except NoAnswer:
+    except CommandFailed:
         return None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
@@ -75,7 +75,7 @@ def first(causes: Iterable[Cause]) -> Cause | None:
     return min(causes, key=lambda cause: (PRECEDENCE[cause.kind], cause.time), default=None)
 
 
-def reported(failure: Mapping[str, Any], attempt: Attempt) -> Cause:
+def reported(failure: Mapping[str, Any], attempt: AttemptReader) -> Cause:
     """What a rank wrote about its own end."""
     kind, rank, node, said = (failure[key] for key in ("kind", "rank", "node", "message"))
     message = {
@@ -89,10 +89,10 @@ def reported(failure: Mapping[str, Any], attempt: Attempt) -> Cause:
     return Cause(kind, message, rank, node, str(attempt.run.rank_log(rank)), failure["time"])
 
 
-def written(attempt: Attempt) -> tuple[State, Cause | None] | None:
+def written(attempt: AttemptReader) -> tuple[State, Cause | None] | None:
     """How the run ended in the words of whoever saw it end (``outcome.json``); None while nobody has."""
     try:
-        tree = read_json(attempt.run.path / "outcome.json")
+        tree = read_json(attempt.run.outcome)
     except (OSError, ValueError):
         return None
     if tree["attempt"] < attempt.number:
@@ -102,10 +102,10 @@ def written(attempt: Attempt) -> tuple[State, Cause | None] | None:
 
 def finished(run: RunDirectory) -> Outcome:
     """Of a run to which there is nothing to add."""
-    return Outcome(run.path, "completed", **figures(Attempt(run, run.attempt())))
+    return Outcome(run.path, "completed", **figures(AttemptReader(run, run.attempt())))
 
 
-def figures(attempt: Attempt) -> dict[str, Any]:
+def figures(attempt: AttemptReader) -> dict[str, Any]:
     """The part of an ``Outcome`` that lies in the run directory."""
     run = attempt.run
     records = read_lines(run.metrics)

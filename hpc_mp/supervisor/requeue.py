@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer
+from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 
@@ -21,30 +21,30 @@ SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of 
 UNUSABLE = re.compile(r"down|drain|fail|maint|unk|inval", re.IGNORECASE)
 
 
-def persistent(argv: Sequence[str], ask: Ask = queue.patient, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Ask for as long as Slurm cannot be reached. Raises NoAnswer when it says no, or after ``PATIENCE_S``."""
+def persistent(argv: Sequence[str], ask: Runner = queue.patient, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Ask for as long as Slurm cannot be reached. Raises CommandFailed when it says no, or after ``PATIENCE_S``."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             return ask(argv)
-        except NoAnswer as error:
+        except CommandFailed as error:
             if not any(sign in str(error) for sign in UNREACHABLE) or time.monotonic() > deadline:
                 raise
         sleep(5.0)
 
 
-def queued_again(job_id: str, restart: int, script: Path, ask: Ask = persistent) -> bool:
+def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> bool:
     """Whether the job has been queued again since it was started for the ``restart``-th time: Slurm does so after a node
     failure. A job with another script is somebody's session, of which we are a step."""
     try:
         said = ask(_show(job_id))
-    except NoAnswer:
+    except CommandFailed:
         return False
     count = re.search(r"\bRestarts=(\d+)", said)
     return count is not None and int(count[1]) > restart and _is_own(said, job_id, script)
 
 
-def requeue(job_id: str, restart: int, script: Path, ask: Ask = persistent) -> str | None:
+def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:
     """Queue the job again; None when that was done, else why it was not.
 
     Args:
@@ -60,12 +60,12 @@ def requeue(job_id: str, restart: int, script: Path, ask: Ask = persistent) -> s
         if not _is_own(before, job_id, script):
             return "this allocation is not the job's own"
         ask(("scontrol", "requeue", job_id))
-    except NoAnswer as error:
+    except CommandFailed as error:
         return None if queued_again(job_id, restart, script, ask) else str(error)  # an answer that was lost
     return None
 
 
-def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Ask = persistent) -> str | None:
+def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Runner = persistent) -> str | None:
     """Keep the job that has just been queued again from these nodes; None when that was done, else why it was not.
 
     The job is never held for that: a requeued job does not start at once, and while it pends its list of excluded nodes
@@ -84,7 +84,7 @@ def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Ask = persisten
                 return "too few others are there"
             ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(listed)}"))
             return None
-        except NoAnswer as error:
+        except CommandFailed as error:
             if time.monotonic() > deadline:
                 return str(error)
         time.sleep(0.2)
@@ -97,7 +97,7 @@ def union(job: str, nodes: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*listed, *nodes)))
 
 
-def _left(job: str, excluded: Sequence[str], ask: Ask) -> int:
+def _left(job: str, excluded: Sequence[str], ask: Runner) -> int:
     """How many nodes of the job's partition remain."""
     partition = re.search(r"\bPartition=(\S+)", job)
     named = [f"--partition={partition[1]}"] if partition else []

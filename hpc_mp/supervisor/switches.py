@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology, read_topology
 from hpc_mp.supervisor.node_setup import shapeless
@@ -25,12 +25,12 @@ TELL = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
 def in_a_step(argv: Sequence[str]) -> str:
-    """What the tasks of a step say. Raises NoAnswer."""
+    """What the tasks of a step say. Raises CommandFailed."""
     return ask(argv, STEP_S, shapeless(os.environ))
 
 
 def switches(
-    hosts: Sequence[str], srun: Sequence[str], ask: Ask = ask, run: Ask = in_a_step,
+    hosts: Sequence[str], srun: Sequence[str], ask: Runner = ask, run: Runner = in_a_step,
     environ: Mapping[str, str] = os.environ, folder: Path = FOLDER,
 ) -> tuple[SwitchTree, str]:
     """The tree that ``hosts`` hang in, and who told of it; an empty one where nobody does.
@@ -42,7 +42,7 @@ def switches(
     """
     try:
         return read_topology(ask(("scontrol", "show", "topology"))), "scontrol"
-    except (NoAnswer, HpcMpError):  # not allowed here, or in words that we do not know
+    except (CommandFailed, HpcMpError):  # not allowed here, or in words that we do not know
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
     for path in (where / name for where in dict.fromkeys((beside, folder)) for name in FILES):
@@ -60,14 +60,14 @@ def _of_file(path: Path) -> SwitchTree:
         return SwitchTree()
 
 
-def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Ask) -> SwitchTree:
+def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchTree:
     step = one_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
     if step is None:
         return SwitchTree()
     try:
         told = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
         return from_addresses((words[1], words[2]) for words in told if len(words) == 3 and words[0] in hosts)
-    except (NoAnswer, HpcMpError):
+    except (CommandFailed, HpcMpError):
         return SwitchTree()
 
 

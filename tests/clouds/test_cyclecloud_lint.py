@@ -252,7 +252,7 @@ def test_the_command_says_where_what_and_how_to_mend_it(tmp_path: Path) -> None:
     done = call(file, "--json")
     assert done.exit_code == 1
     (first, *_) = json.loads(done.stdout)["findings"]
-    assert set(first) == {"code", "file", "line", "severity", "message", "fix"}
+    assert set(first) == {"code", "severity", "subject", "message", "fix", "file", "line"}
 
 
 def test_the_command_takes_parameters_and_a_project(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import hpc_mp
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import Source
@@ -28,7 +28,7 @@ ERRORS = [Finding("fabric-port", "error", "mlx5_ib3 port 1", "down", "look at th
 
 
 def absent(argv: Sequence[str]) -> str:
-    raise NoAnswer(f"{argv[0]} is not on PATH")
+    raise CommandFailed(f"{argv[0]} is not on PATH")
 
 
 def ran(python: str, archive: Path, *options: str) -> subprocess.CompletedProcess[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.survey.start import AGENT, Start, Wish, plan, without
 
@@ -18,7 +18,7 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "
 def slurm(answers: Mapping[str, str]):  # type: ignore[no-untyped-def]
     def ask(argv: Sequence[str]) -> str:
         if argv[0] not in answers:
-            raise NoAnswer(f"{argv[0]} is not on PATH")
+            raise CommandFailed(f"{argv[0]} is not on PATH")
         return answers[argv[0]]
     return ask
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer
+from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FINAL, FORGOTTEN, UNKNOWN
@@ -78,7 +78,7 @@ def step_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     return _keep(environ, _ACCESS | _ALLOCATION) | {"SLURM_OVERLAP": "1"}
 
 
-def state(job_id: str, ask: Ask = queue.patient) -> str:
+def state(job_id: str, ask: Runner = queue.patient) -> str:
     """The job's state in Slurm's words (``PENDING``, ``RUNNING``, ``COMPLETED`` …), or FORGOTTEN or UNKNOWN."""
     return queue.look([job_id], ask)[job_id].state
 
@@ -92,7 +92,7 @@ def cancel(job_ids: str | Sequence[str], signal: str | None = None) -> None:
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
         queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *named))
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise RunFailed(f"scancel refused job {' '.join(named)}:\n{error}") from None
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm.query import address_of
@@ -110,7 +110,7 @@ class _NewLines:
         return complete.decode(errors="replace").splitlines()
 
 
-def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Ask = ask) -> Iterator[Event]:
+def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
     """One srun: a step of the allocation we are in, or a job of its own; ``environ`` and ``options`` say which.
 
     Rank 0's node and port go from it to us and from us to all ranks, on the standard input of srun. Raises RunFailed.
@@ -125,7 +125,7 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
     return _follow(command, {"OMP_NUM_THREADS": "1", **environ, TOLD: "1"}, answer)
 
 
-def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Ask = ask_mpirun) -> Iterator[Event]:
+def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
     """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
     words = family(ask, "put another one first on PATH")
     kept = {name: value for name, value in environ.items() if not FOREIGN.match(name) or name.startswith("OMPI_MCA_")}

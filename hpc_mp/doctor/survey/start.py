@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import why_outside
 from hpc_mp.cluster.slurm.nodelist import compress, expand
@@ -97,7 +97,7 @@ class Start:
                                 start_new_session=True)
 
 
-def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Start:
+def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Start:
     """How to start the agents.
 
     Raises:
@@ -134,13 +134,13 @@ def without(start: Start, words: Sequence[str], nodes: Sequence[str] = ()) -> St
     return Start(fewer, start.inside, start.environ, {**start.absent, **failed})
 
 
-def _unusable(nodes: tuple[str, ...], ask: Ask) -> dict[str, str]:
+def _unusable(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
     """Those that Slurm would let us wait for; none where it does not say."""
     if not nodes:
         return {}
     try:
         rows = ask(("sinfo", "--noheader", "--Node", f"--nodes={compress(nodes)}", "--format=%N|%T|%E")).splitlines()
-    except NoAnswer:
+    except CommandFailed:
         return {}
     states = {name: (state, reason) for name, state, reason in (row.split("|", 2) for row in rows if row.count("|") >= 2)}
     return {node: f"Slurm calls it {state}" + (f" ({reason})" if reason != "none" else "")

@@ -21,7 +21,7 @@ from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import LineFile, write_json
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
 
@@ -52,7 +52,7 @@ def launch_local(
         say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.ranks)))
         told = rank_environments(spec, plan.placement, os.getpid(), listener.getsockname()[1])
-        attempt = Attempt(run, number)
+        attempt = AttemptReader(run, number)
         tasks = [Task(run.rank_log(rank), environment) for rank, environment in enumerate(told)]
         emulator.start(tasks, run.job, listener, lock, entry)
         with progress_for(spec.train.steps) as progress:
@@ -64,5 +64,5 @@ def launch_local(
         log.close()
     outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
     with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": number})
+        write_json(run.outcome, outcome.document(report=None) | {"attempt": number})
     return outcome

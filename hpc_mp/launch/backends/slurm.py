@@ -17,11 +17,11 @@ from hpc_mp.cluster.slurm.submit import sbatch, step_command, step_environment
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.progress import Progress, progress_for
 from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.resume import JOB_ID, Resumed
+from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import record_successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, figures, first, reported, written
 
@@ -43,7 +43,7 @@ def launch_job(plan: Plan, resumed: Resumed | None, follow: bool, say: Callable[
         HpcMpError: the run directory cannot be written.
     """
     with begin(plan, resumed) as (run, number, _):
-        attempt = Attempt(run, number)
+        attempt = AttemptReader(run, number)
         stage_environment(plan.spec, run)
         try:
             jobs = _submit(plan, run, say)
@@ -64,7 +64,7 @@ def launch_job(plan: Plan, resumed: Resumed | None, follow: bool, say: Callable[
 def launch_array(plans: Sequence[Plan], follow: bool, say: Callable[[str], None]) -> tuple[Outcome, ...]:
     """Submit one script for all elements of ``slurm.array``; the outcome of each. Otherwise as ``launch_job``."""
     runs = begin_array(plans)
-    attempts = [Attempt(run, 1) for run in runs]
+    attempts = [AttemptReader(run, 1) for run in runs]
     stage_environment(plans[0].spec, *runs)
     try:
         submission = sbatch(runs[0].script)
@@ -72,7 +72,7 @@ def launch_array(plans: Sequence[Plan], follow: bool, say: Callable[[str], None]
         return tuple(Outcome(run.path, "failed", cause=Cause("launcher", str(refused))) for run in runs)
     ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
     for run, job_id in zip(runs, ids, strict=True):
-        write_text(run.path / JOB_ID, f"{job_id}\n")
+        write_text(run.job_id, f"{job_id}\n")
     say("\n".join(filter(None, (submission.words, *(f"run       {run.path}" for run in runs), f"job       {submission.job_id}"))))
     ends: Mapping[str, SlurmJob] = {}
     if follow:
@@ -85,7 +85,7 @@ def launch_array(plans: Sequence[Plan], follow: bool, say: Callable[[str], None]
                  for plan, attempt, job_id in zip(plans, attempts, ids, strict=True))
 
 
-def _conclude(plan: Plan, attempt: Attempt, job_id: str, end: SlurmJob | None) -> Outcome:
+def _conclude(plan: Plan, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
     """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
     if end is None:
         return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt))
@@ -108,7 +108,7 @@ def _submit(plan: Plan, run: RunDirectory, say: Callable[[str], None]) -> list[s
             say(submission.words)
         jobs.append(submission.job_id)
         if len(jobs) == 1:
-            write_text(run.path / JOB_ID, f"{jobs[0]}\n")
+            write_text(run.job_id, f"{jobs[0]}\n")
     if len(jobs) > 1:
         record_successors(run, jobs)
     return jobs
@@ -119,7 +119,7 @@ def launch_step(plan: Plan, resumed: Resumed | None, job_id: str, say: Callable[
     with begin(plan, resumed) as (run, number, lock):
         stage_environment(plan.spec, run)
         return follow_host(plan, run, number, lock, step_command(run.script), step_environment(), job_id,
-                           run.path / f"slurm-{job_id}.log", say)
+                           run.slurm_log(job_id), say)
 
 
 def follow_host(
@@ -134,7 +134,7 @@ def follow_host(
         log: gets what the host says.
     """
     say(f"run       {run.path}")
-    attempt = Attempt(run, number)
+    attempt = AttemptReader(run, number)
     with open(log, "ab") as output, Interrupts() as interrupts, progress_for(plan.spec.train.steps) as progress:
         host = subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                 start_new_session=True, pass_fds=[lock])
@@ -149,7 +149,7 @@ def follow_host(
 class _Shown:
     """Between two looks at the queue: progress from the run directories, and why a job waits whenever that is new."""
 
-    def __init__(self, attempts: Sequence[Attempt], progress: Progress) -> None:
+    def __init__(self, attempts: Sequence[AttemptReader], progress: Progress) -> None:
         self._attempts, self._progress = attempts, progress
         self._said = ""
 
@@ -170,13 +170,13 @@ class _Shown:
             time.sleep(min(left, self._progress.interval or LOOK))
 
 
-def _guess(job: SlurmJob, attempt: Attempt, steps: int) -> tuple[State, Cause | None]:
+def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
     """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
     if figures(attempt)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    log = attempt.run.path / f"slurm-{job.id}.log"
+    log = attempt.run.slurm_log(job.id)
     where = f"its log is {log}"
     if job.reason == UNSTARTED and not log.exists():
         where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"
@@ -184,7 +184,7 @@ def _guess(job: SlurmJob, attempt: Attempt, steps: int) -> tuple[State, Cause | 
     return "failed", first(reported(failure, attempt) for failure in attempt.failures().values()) or said
 
 
-def _follow(step: subprocess.Popen[bytes], attempt: Attempt, interrupts: Interrupts, progress: Progress) -> int:
+def _follow(step: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, progress: Progress) -> int:
     """Show progress and pass interrupts on until the step has ended; its exit code, ``STOPPED`` after interrupts."""
     pressed = 0
     with selectors.DefaultSelector() as selector:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.progress import Progress
 from hpc_mp.launch.emulator.emulator import Emulator
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 
 ON_INTERRUPT = (
     ("stop", "saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills"),
@@ -46,7 +46,7 @@ class Ended:
     broken: str | None = None
 
 
-def watch(emulator: Emulator, ranks: int, attempt: Attempt, interrupts: Interrupts, progress: Progress) -> Ended:
+def watch(emulator: Emulator, ranks: int, attempt: AttemptReader, interrupts: Interrupts, progress: Progress) -> Ended:
     """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs."""
     exits: list[Exit] = []
     pressed = 0

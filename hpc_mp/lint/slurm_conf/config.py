@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import Measured, noted
 from hpc_mp.cluster.topology import SwitchTree, Topology, read_topologies
@@ -97,15 +97,15 @@ def read_records(text: str) -> tuple[Words, ...]:
     return tuple({key: _value(value) for key, value in _RECORD.findall(line)} for line in text.splitlines() if "=" in line)
 
 
-def ask_slurm(ask: Ask = ask) -> Told:
-    """Raises NoAnswer: Slurm does not show its configuration."""
+def ask_slurm(ask: Runner = ask) -> Told:
+    """Raises CommandFailed: Slurm does not show its configuration."""
     settings = read_config(ask(("scontrol", "show", "config")))
     unseen: list[str] = []
 
     def records(what: str) -> tuple[Words, ...]:
         try:
             return read_records(ask(("scontrol", "show", what, "--oneliner")))
-        except NoAnswer as error:
+        except CommandFailed as error:
             unseen.append(f"{what}s: {str(error).splitlines()[-1]}")
             return ()
 
@@ -113,7 +113,7 @@ def ask_slurm(ask: Ask = ask) -> Told:
     topologies: tuple[Topology, ...] | None = None
     try:
         topologies = read_topologies(ask(("scontrol", "show", "topology")))
-    except (NoAnswer, HpcMpError) as error:
+    except (CommandFailed, HpcMpError) as error:
         unseen.append(f"topology: {str(error).splitlines()[-1]}")
     folder = Path(settings.config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
     cgroup = next((words for name, words in settings.sections.items() if name.lower().startswith("cgroup")), None)

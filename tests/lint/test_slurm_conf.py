@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from measured import leaves, measure
 from slurm_lab.lab import Lab
-from test_topology_measured import leaves, measure
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli import cluster_describe
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.topology import read_topologies
@@ -246,7 +246,7 @@ class Answers:
 
     def __call__(self, argv: Sequence[str]) -> str:
         if argv[2] in self.refuse:
-            raise NoAnswer(f"scontrol: error: {argv[2]} is not for you")
+            raise CommandFailed(f"scontrol: error: {argv[2]} is not for you")
         if argv[2] == "topology":
             return TREE
         text = (ANSWERS / f"22.05.{argv[2]}").read_text(encoding="utf-8")
@@ -268,7 +268,7 @@ def test_what_is_refused_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     told = ask_slurm(Answers(tmp_path, refuse=("node", "topology")))
     assert told.nodes == () and told.topologies is None
     assert [words.partition(":")[0] for words in describe(told).unseen] == ["nodes", "topology"]
-    with pytest.raises(NoAnswer):
+    with pytest.raises(CommandFailed):
         ask_slurm(Answers(tmp_path, refuse=("config",)))
 
 

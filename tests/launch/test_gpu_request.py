@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rendering import job
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.query import NodeKind, Partition
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
@@ -90,11 +90,11 @@ def answer(argv: Sequence[str]) -> str:
     for question, said in ANSWERS.items():
         if tuple(argv[:len(question)]) == question:
             return said
-    raise NoAnswer("no")
+    raise CommandFailed("no")
 
 
 def silent(argv: Sequence[str]) -> str:
-    raise NoAnswer("slurm_load_partitions: Unable to contact slurm controller")
+    raise CommandFailed("slurm_load_partitions: Unable to contact slurm controller")
 
 
 def test_what_the_cluster_says() -> None:

@@ -23,12 +23,12 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import (
     TOKEN,
-    Incarnation,
+    AttemptRecord,
     RunDirectory,
     newest_complete,
     read_json,
     read_lines,
-    write_incarnation,
+    write_attempt,
     write_json,
 )
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -80,19 +80,19 @@ def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
 # --- claims ----------------------------------------------------------------------------------------------------------
 
 
-def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> Incarnation:
+def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> AttemptRecord:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    incarnation = Incarnation(token, 3, ("b", "a"), "127.0.0.1", port, **more)
-    write_incarnation(run.incarnation, incarnation)
-    return incarnation
+    record = AttemptRecord(token, 3, ("b", "a"), "127.0.0.1", port, **more)
+    write_attempt(run.attempt_record, record)
+    return record
 
 
 def test_a_claim_holds_until_another_start_is_written_down(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     written(run)
-    mine, incarnation = claim(run, {TOKEN: "7.0.1"})
-    assert incarnation is not None and incarnation.attempt == 3 and mine.token == "7.0.1"
+    mine, record = claim(run, {TOKEN: "7.0.1"})
+    assert record is not None and record.attempt == 3 and mine.token == "7.0.1"
     mine.check()
     written(run)  # the same start once more
     mine.check()
@@ -102,7 +102,7 @@ def test_a_claim_holds_until_another_start_is_written_down(tmp_path: Path) -> No
     assert not mine.holds()
     with pytest.raises(Stale):
         claim(run, {TOKEN: "7.0.1"})
-    run.incarnation.unlink()
+    run.attempt_record.unlink()
     mine.check()  # a file system that does not answer says nothing
     with pytest.raises(HpcMpError, match="cannot be read here"):
         claim(run, {TOKEN: "7.0.1"})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.gpus import Gpu, find_gpus
 from hpc_mp.cluster.slurm.nodelist import compress, expand
@@ -34,15 +34,15 @@ GIB = 2**30
 class Answers:
     """An ``ask`` with canned answers, by the words that a question begins with; without one the program is absent."""
 
-    def __init__(self, answers: Mapping[str, str | NoAnswer]) -> None:
+    def __init__(self, answers: Mapping[str, str | CommandFailed]) -> None:
         self.answers = answers
 
     def __call__(self, argv: Sequence[str]) -> str:
         question = " ".join(argv)
         answer = next((answer for start, answer in self.answers.items() if question.startswith(start)), None)
         if answer is None:
-            raise NoAnswer(f"{argv[0]} is not on PATH")
-        if isinstance(answer, NoAnswer):
+            raise CommandFailed(f"{argv[0]} is not on PATH")
+        if isinstance(answer, CommandFailed):
             raise answer
         return answer
 
@@ -62,7 +62,7 @@ def test_ask_returns_what_was_written() -> None:
     (["sh", "-c", "exit 3"], "sh exited with 3"),
 ])
 def test_ask_says_why_there_is_no_answer(argv: list[str], message: str) -> None:
-    with pytest.raises(NoAnswer, match=f"^{re.escape(message)}"):
+    with pytest.raises(CommandFailed, match=f"^{re.escape(message)}"):
         ask(argv, timeout=0.2)
 
 
@@ -117,7 +117,7 @@ def test_gpus_of_this_machine() -> None:
 
 def test_without_a_driver_there_are_no_gpus() -> None:
     assert find_gpus(Answers({})) == ()
-    assert find_gpus(Answers({"nvidia-smi": NoAnswer("NVIDIA-SMI has failed")})) == ()
+    assert find_gpus(Answers({"nvidia-smi": CommandFailed("NVIDIA-SMI has failed")})) == ()
 
 
 @pytest.mark.parametrize(("gres", "expected"), [
@@ -142,7 +142,7 @@ old|down|infinite|8|32000|gpu:2|x[1,3]
 empty|up|infinite|0|0|(null)|
 """
 UP = "Slurmctld(primary) at ctl is UP\n"
-SITE: dict[str, str | NoAnswer] = {
+SITE: dict[str, str | CommandFailed] = {
     "scontrol ping": UP,
     "scontrol --version": "slurm-wlm 22.05.8\n",
     "sinfo --noheader --exact": SINFO,
@@ -174,10 +174,10 @@ def test_a_node_that_mixes_gpus_has_no_type() -> None:
     ({"scontrol ping": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"}, None),
     ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
     ({"scontrol ping": ""}, "scontrol ping says nothing"),
-    ({"scontrol ping": NoAnswer("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
+    ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
     ({}, "scontrol is not on PATH"),
 ])
-def test_why_slurm_is_silent(answers: dict[str, str | NoAnswer], why: str | None) -> None:
+def test_why_slurm_is_silent(answers: dict[str, str | CommandFailed], why: str | None) -> None:
     assert why_silent(Answers(answers)) == why
 
 
@@ -202,15 +202,15 @@ def test_usable_cpus_leave_out_those_of_the_system() -> None:
 
 @pytest.mark.parametrize(("answer", "expected"), [
     ("proj|other\nproj|proj\n", ("proj", "other")), ("|a\n|b\n", ("a", "b")), ("\n", ()), ("", ()),
-    (NoAnswer("no"), ())])
-def test_accounts(answer: str | NoAnswer, expected: tuple[str, ...]) -> None:
+    (CommandFailed("no"), ())])
+def test_accounts(answer: str | CommandFailed, expected: tuple[str, ...]) -> None:
     assert accounts("me", Answers({"sacctmgr": answer})) == expected
 
 
 def test_what_slurm_cannot_tell_is_no_crash() -> None:
     silent = Answers({})
     assert version(silent) is None
-    with pytest.raises(NoAnswer):
+    with pytest.raises(CommandFailed):
         partitions(silent)
 
 
@@ -248,10 +248,10 @@ def test_the_default_partition_is_chosen_if_it_has_gpus(rows: tuple[str, ...]) -
 
 @pytest.mark.parametrize(("change", "why"), [
     ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN"}, "is DOWN"),
-    ({"sinfo --noheader --exact": NoAnswer("sinfo: error: x")}, "sinfo: error: x"),
+    ({"sinfo --noheader --exact": CommandFailed("sinfo: error: x")}, "sinfo: error: x"),
     ({"sinfo --noheader --exact": "old|down|infinite|8|32000|gpu:2|x1\n"}, "no partition that is up"),
 ])
-def test_no_site_and_why(change: dict[str, str | NoAnswer], why: str) -> None:
+def test_no_site_and_why(change: dict[str, str | CommandFailed], why: str) -> None:
     site = find_site({}, Answers(SITE | change))
     assert isinstance(site, str)
     assert why in site

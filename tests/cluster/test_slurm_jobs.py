@@ -12,28 +12,29 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recorded import record_24, wrapped
 
 from hpc_mp.base.assets import asset
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, FORGOTTEN, REASONS, UNKNOWN, SlurmJob, explained
 from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines, parse_sacct, parse_scontrol
 
-GONE = NoAnswer("slurm_load_jobs error: Invalid job id specified")
-BUSY = NoAnswer("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
-OFF = NoAnswer("Slurm accounting storage is disabled")
+GONE = CommandFailed("slurm_load_jobs error: Invalid job id specified")
+BUSY = CommandFailed("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+OFF = CommandFailed("Slurm accounting storage is disabled")
 Asked = list[tuple[str, ...]]
 
 
 def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[[Sequence[str]], str]:
-    """Programs by name (``squeue --json`` by that name); each answers, or fails with a NoAnswer."""
+    """Programs by name (``squeue --json`` by that name); each answers, or fails with a CommandFailed."""
     def ask(argv: Sequence[str]) -> str:
         if asked is not None:
             asked.append(tuple(argv))
         name = "squeue --json" if "--json" in argv else argv[0]
-        answer = answers.get(name, NoAnswer(f"{argv[0]} is not on PATH"))
-        if isinstance(answer, NoAnswer):
+        answer = answers.get(name, CommandFailed(f"{argv[0]} is not on PATH"))
+        if isinstance(answer, CommandFailed):
             raise answer
         return str(answer)
 
@@ -69,24 +70,6 @@ JSON_22 = json.dumps({"meta": {}, "errors": [], "jobs": [
      "job_state": "FAILED", "state_reason": "JobLaunchFailure", "state_description": "", "start_time": 1795172615,
      "nodes": "n3", "restart_cnt": 0, "exit_code": 9},
 ]})
-
-
-def wrapped(number: int | None) -> dict[str, Any]:
-    """A number as 24.11 writes it."""
-    return {"set": number is not None, "infinite": False, "number": number or 0}
-
-
-def record_24(job_id: int, states: list[str], reason: str, nodes: str = "", start: int | None = None, code: int = 0,
-              signal: int | None = None, array: tuple[int, int | None, str] = (0, None, ""), het: tuple[int, int] = (0, 0),
-              restarts: int = 0, description: str = "") -> dict[str, Any]:
-    """A job of ``squeue --json`` of 24.11 (data_parser/v0.0.42)."""
-    return {
-        "job_id": job_id, "array_job_id": wrapped(array[0]), "array_task_id": wrapped(array[1]),
-        "array_task_string": array[2], "het_job_id": wrapped(het[0]), "het_job_offset": wrapped(het[1]),
-        "job_state": states, "state_reason": reason, "state_description": description, "start_time": wrapped(start),
-        "nodes": nodes, "restart_cnt": restarts,
-        "exit_code": {"status": ["ERROR" if code else "SUCCESS"], "return_code": wrapped(code),
-                      "signal": {"id": wrapped(signal), "name": ""}}}
 
 
 JSON_24 = json.dumps({"jobs": [
@@ -174,7 +157,7 @@ def test_one_question_for_all_jobs() -> None:
     assert jobs["5"].nodes == ("n1", "n2")
 
 
-@pytest.mark.parametrize("broken", [NoAnswer("squeue: unrecognized option '--Format'"), "the site says hello\n"])
+@pytest.mark.parametrize("broken", [CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n"])
 @pytest.mark.parametrize("text", [JSON_22, JSON_24])
 def test_json_where_lines_fail(broken: Any, text: str) -> None:
     jobs = queue.look(["3", "2_2"], program({"squeue": broken, "squeue --json": text}))

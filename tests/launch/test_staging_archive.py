@@ -53,7 +53,7 @@ def unpack(packed: stage.Packed, tmp_path: Path, name: str = ODD) -> tuple[Path,
     """What node-start.sh does with it, through node-start.sh: the environment's place, and stderr."""
     run = tmp_path / "run"
     run.mkdir(exist_ok=True)
-    (run / "incarnation.json").write_text(json.dumps({"token": "1.0.1"}))
+    (run / "attempt.json").write_text(json.dumps({"token": "1.0.1"}))
     local = tmp_path / name / "hpc-mp-0" / "1.0"
     done = subprocess.run(["bash", asset("slurm/node-start.sh"), run, "1.0.1", "--environment", packed.archive, packed.prefix],
                           env=os.environ | {"HPC_MP_LOCAL": str(local)}, capture_output=True, text=True, check=True)

@@ -14,7 +14,7 @@ from launching import executable
 from rendering import job
 from slurm_lab.lab import Lab
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bandwidth import Measured, write_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import JobSpec
@@ -45,7 +45,7 @@ class Says:
     def __call__(self, argv: Sequence[str]) -> str:
         self.asked.append(argv)
         if self.answer is None:
-            raise NoAnswer("access denied")
+            raise CommandFailed("access denied")
         return self.answer
 
 
@@ -106,8 +106,8 @@ def test_a_start_says_who_told_its_order(tmp_path: Path, monkeypatch: pytest.Mon
     four = job(job={"nodes": 4})
 
     def why(spec: JobSpec) -> tuple[tuple[str, ...], str]:
-        incarnation, words = begin(create_run(tmp_path, "a"), spec, place(Degrees(data=4), "DPT", 1), given, Says(None))
-        return incarnation.hosts, words
+        record, words = begin(create_run(tmp_path, "a"), spec, place(Degrees(data=4), "DPT", 1), given, Says(None))
+        return record.hosts, words
 
     assert why(four) == (HOSTS, "rank map: in Slurm's order of hosts")
     (tmp_path / "topology.conf").write_text(CONF.format("c"))
@@ -126,8 +126,8 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
         """A ring of four replicas, n1–n2 at 10 % of the others."""
         rates = tuple((i, j, 0.1 if (i, j) == (0, 1) else 1.0) for i, j in combinations(range(4), 2))
         write_measured(run.measured, Measured(cluster, time.time(), HOSTS, rates))
-        incarnation, words = begin(run, four, ring, given, Says(None))
-        return incarnation.hosts, words
+        record, words = begin(run, four, ring, given, Says(None))
+        return record.hosts, words
 
     assert hosts("another") == (HOSTS, "rank map: in Slurm's order of hosts")  # its n1 is another machine
     ordered, words = hosts("lab")

@@ -66,7 +66,7 @@ def test_what_a_container_lacks_is_named(code: str) -> None:
     kept = {name: edit for name, edit in (HOST | edits).items() if edit is not None or name not in HOST}
     host, inside = view(broken("ndv5", HOST)), view(broken("ndv5", kept))
     found = {finding.code: finding for finding in differences(host, inside)}
-    assert found[code].outcome in ("error", "warning") and says in found[code].evidence and found[code].remedy
+    assert found[code].severity in ("error", "warning") and says in found[code].message and found[code].fix
     follow = {"container-nccl-conf": {"container-topology"}, "container-rdma": set()}.get(code, set())
     assert {finding.code for finding in found.values() if finding.severity != "ok"} <= {code} | follow
 
@@ -103,7 +103,7 @@ def test_what_is_read_must_be_what_was_written(tmp_path: Path, monkeypatch: pyte
     size, at))
     found = measure(str(tmp_path), most=12 << 20, seconds=5.0)
     assert not found.same
-    assert judge("/x", None, found).outcome == "error"
+    assert judge("/x", None, found).severity == "error"
 
 
 SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
@@ -115,12 +115,12 @@ SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
 @pytest.mark.parametrize(("type_", "code"), [("nfs4", "storage-shared"), ("lustre", "storage-shared"), ("xfs", "storage-local")])
 def test_rates_are_judged(rates: Rates | Unseen, outcome: str, type_: str, code: str) -> None:
     found = judge("/x", Mount("d", "/", type_, (), Room(1, 1, 1, 1)), rates)
-    assert (found.code, found.outcome) == (code, outcome)
+    assert (found.code, found.severity) == (code, outcome)
 
 
 def test_a_directory_that_is_not_there_is_incomplete(tmp_path: Path) -> None:
     found = storage([str(tmp_path / "gone")], Source())
-    assert [(each.outcome, "No such file" in each.evidence) for each in found] == [("unknown", True)]
+    assert [(each.severity, "No such file" in each.message) for each in found] == [("unknown", True)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.layout.placement import Degrees, place, to_dict
-from hpc_mp.rundir import Incarnation, RunDirectory, create_run, write_incarnation, write_json
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
 from hpc_mp.supervisor.diagnose import RULES, classify
 from hpc_mp.supervisor.evidence import Evidence, Failure, ScriptLog, gather
 from hpc_mp.supervisor.log_patterns import first_code, sign, task_ends, xid
 
 HOSTS = ("n1", "n2", "n3", "n4")
 PLACES = {place_.rank: place_ for place_ in place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2).ranks}
-JOB = Evidence(code=143, places=PLACES, hosts=HOSTS, here="n1", log=Path("/run/log"))
+JOB = Evidence(code=143, places=PLACES, hosts=HOSTS, here="n1", run=RunDirectory(Path("/run")))
 
 # What srun 22.05.8 writes after a task of its own accord has ended, recorded on four hosts.
 ENDS_OTHERS = (
@@ -268,7 +268,7 @@ def test_harmless_lines_say_nothing() -> None:
 def run(tmp_path: Path) -> RunDirectory:
     run = create_run(tmp_path, "job")
     write_json(run.placement, to_dict(place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2)))
-    write_incarnation(run.incarnation, Incarnation("7.0.1", 1, HOSTS, "n1", 10000))
+    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000))
     return run
 
 
@@ -303,6 +303,6 @@ def test_gather(run: RunDirectory) -> None:
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
     def silent(argv: tuple[str, ...]) -> str:
-        raise NoAnswer("no Slurm here")
+        raise CommandFailed("no Slurm here")
 
     assert classify(gather(RunDirectory(tmp_path), 1, "7", 1, None, silent)).kind == "unknown"

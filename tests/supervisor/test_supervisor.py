@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.rundir import create_run, history, read_incarnation
+from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import End
 from hpc_mp.supervisor.diagnose import Death
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
@@ -49,7 +49,7 @@ class Slurm:
                 if isinstance(said, Exception):
                     raise said
                 return said
-        raise NoAnswer(f"no answer to {argv}")
+        raise CommandFailed(f"no answer to {argv}")
 
 
 # --- decide ----------------------------------------------------------------------------------------------------------
@@ -92,7 +92,7 @@ NODES = "n1 idle\nn2 allocated\nn3 allocated\nn4 down*\nn5 mixed\n"
 
 
 def test_a_requeue_with_exclusion_never_holds_the_job() -> None:
-    slurm = Slurm(scontrol_show_job=RUNNING, scontrol_requeue="", scontrol_update=[NoAnswer("busy"), ""], sinfo=NODES)
+    slurm = Slurm(scontrol_show_job=RUNNING, scontrol_requeue="", scontrol_update=[CommandFailed("busy"), ""], sinfo=NODES)
     assert requeue("7", 0, SCRIPT, slurm) is None and exclude("7", ("n3",), 2, slurm) is None
     words = [question.split(" ")[1] for question in slurm.asked if question.startswith("scontrol")]
     assert words == ["show", "requeue", "show", "update", "show", "update"]
@@ -141,18 +141,19 @@ def test_elements_of_an_array_share_the_first_ones_script() -> None:
 
 
 def test_a_refusal_is_passed_on_and_a_lost_answer_looked_into() -> None:
-    refusing = Slurm(scontrol_show_job=RUNNING, scontrol_requeue=NoAnswer("disabled"))
+    refusing = Slurm(scontrol_show_job=RUNNING, scontrol_requeue=CommandFailed("disabled"))
     assert requeue("7", 0, SCRIPT, refusing) == "disabled"
     done = RUNNING.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1")
-    lost = Slurm(scontrol_show_job=[RUNNING, done], scontrol_requeue=NoAnswer("Socket timed out"))
+    lost = Slurm(scontrol_show_job=[RUNNING, done], scontrol_requeue=CommandFailed("Socket timed out"))
     assert requeue("7", 0, SCRIPT, lost) is None
 
 
 def test_slurm_is_asked_until_it_can_be_reached() -> None:
-    slurm = Slurm(scontrol=[NoAnswer("Unable to contact slurm controller"), NoAnswer("did not answer within 20 s"), "yes"])
+    silences = CommandFailed("Unable to contact slurm controller"), CommandFailed("did not answer within 20 s")
+    slurm = Slurm(scontrol=[*silences, "yes"])
     assert persistent(("scontrol", "x"), slurm, lambda seconds: None) == "yes"
-    with pytest.raises(NoAnswer, match="no such job"):
-        persistent(("scontrol", "x"), Slurm(scontrol=NoAnswer("no such job")), lambda seconds: None)
+    with pytest.raises(CommandFailed, match="no such job"):
+        persistent(("scontrol", "x"), Slurm(scontrol=CommandFailed("no such job")), lambda seconds: None)
 
 
 def test_excluded_nodes_are_added_to_those_excluded_before() -> None:
@@ -205,7 +206,7 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     run.main_log.write_text("first\n")
     first, _ = begin(run, job, placement, GIVEN, Slurm())
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
-    assert read_incarnation(run.incarnation) == first and run.main_log.exists()
+    assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
     second, _ = begin(run, job, placement, replace(GIVEN, restart=1), Slurm(sinfo="n2\n"))
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
@@ -222,7 +223,7 @@ def test_too_few_hosts_are_refused_before_anything_is_written(tmp_path: Path) ->
     run = create_run(tmp_path, "a")
     with pytest.raises(HpcMpError, match="are fewer than job"):
         begin(run, spec(), place(Degrees(data=2), "DPT", 1), replace(GIVEN, hosts=("n1",)), Slurm())
-    assert not run.incarnation.exists()
+    assert not run.attempt_record.exists()
 
 
 @given(st.text(), st.text())
