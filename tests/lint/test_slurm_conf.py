@@ -227,7 +227,7 @@ def test_the_document_has_every_rule_in_its_own_words() -> None:
     """``docs/topology.md``; a rule is added there as a row."""
     text = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([a-z-]+)` \| (error|warning|info) \| (.*) \| (.*) \|$", text, re.MULTILINE)
-    assert rows == [(rule.code, rule.severity, rule.why, rule.remedy) for rule in RULES]
+    assert rows == [(rule.code, rule.severity, rule.message, rule.fix) for rule in RULES]
 
 
 def test_every_finding_says_why_and_what_to_do() -> None:
