@@ -178,7 +178,7 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     assert given.parallel.order == given.job.device == "auto"
     assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
     assert plan.placement.order == plan.spec.parallel.order and len(plan.state) == 4
-    text = describe(plan)
+    text = describe(plan, "emulated on this machine")
     for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)",
                  "cpu (nvidia-smi finds no GPU)", "tensor(2) × pipeline(1) × data(2), ZeRO-1",
                  "slurm.setup has no effect here", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
@@ -318,7 +318,7 @@ def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> 
 
 
 def test_a_document_holds_no_nan(tmp_path: Path) -> None:
-    text = json.dumps(Outcome(tmp_path, "failed", loss=float("nan"), first_loss=0.1 + 0.2).document(None))
+    text = json.dumps(Outcome(tmp_path, "failed", loss=float("nan"), first_loss=0.1 + 0.2).document())
     assert json.loads(text)["loss"] is None and "0.30000000000000004" in text and "NaN" not in text
 
 

@@ -12,9 +12,10 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
+from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.lint.slurm_conf import rules_jobs, rules_site
-from hpc_mp.lint.slurm_conf.config import Told, Words, number
+from hpc_mp.lint.slurm_conf.config import Told, number
 
 RULES = (*rules_site.RULES, *rules_jobs.RULES)
 NETWORK = re.compile(r"\b(ib|infiniband|fdr|edr|hdr|ndr|xdr|opa|roce|efa|slingshot|cxi|rdma|mlx\w*|hca\w*|nic\w*)\b",
