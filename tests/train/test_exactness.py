@@ -12,7 +12,7 @@ from layouts import VARIANTS, Result, job, layout, run_engine, run_plain, start,
 from safetensors import safe_open
 
 from hpc_mp.layout.models import layer_costs, read_shape
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.planner import state_bytes
 from hpc_mp.rundir import newest_complete, read_json, read_lines
 from hpc_mp.train.engine import pipeline, tensor, zero
