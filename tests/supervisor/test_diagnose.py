@@ -289,7 +289,7 @@ def test_gather(run: RunDirectory) -> None:
 
     def slurm(argv: tuple[str, ...]) -> str:
         asked.append(argv[0])
-        return {"sinfo": "n1 allocated\nn3 allocated\n", "sacct": "5\n"}[argv[0]]
+        return {"sinfo": "n1|allocated|none\nn3|allocated|none\n", "sacct": "5\n"}[argv[0]]
 
     evidence = gather(run, 1, "7", 137, since, slurm)
     assert evidence.srun == OVER_LIMIT.srun

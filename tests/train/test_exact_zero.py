@@ -8,7 +8,7 @@ from exact import EXACT, GPT2, LAYOUTS, LLAMA, OPTIMIZERS, ZERO, Engine, Referen
 from layouts import job
 
 from hpc_mp.layout.models import layer_costs, read_shape
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.planner import state_bytes
 from hpc_mp.rundir import read_json, read_lines
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hpc_mp.cluster.slurm.submit import step_command, step_environment
+from hpc_mp.cluster.slurm.steps import script_command
+from hpc_mp.cluster.slurm.variables import step_environment
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
 from hpc_mp.launch.run_files import begin
@@ -23,4 +24,4 @@ def start(launch: Launch) -> Outcome:
     with begin(launch.plan, launch.resumed) as begun:
         stage_environment(launch.plan.spec, launch.listener, begun.run)
         log = begun.run.slurm_log(job_id)
-        return follow(SupervisorCommand(step_command(begun.run.script), step_environment(), log, job_id), begun, launch)
+        return follow(SupervisorCommand(script_command(begun.run.script), step_environment(), log, job_id), begun, launch)
