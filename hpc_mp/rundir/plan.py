@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_mp.base.files import read_json, write_json
+from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.rundir.layout import RunDirectory
 
 
@@ -53,15 +54,6 @@ class StateBytes:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanChoice:
-    """One choice that was made for the user: of what, what was chosen, and why."""
-
-    name: str
-    chosen: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunPlan:
     """The plan of one attempt.
 
@@ -71,14 +63,14 @@ class RunPlan:
         state: of every rank.
         link_time_s: seconds per step for which ranks wait for links between nodes, at the measured rate; None where the
             doctor has measured none.
-        choices: the device, the order of the ranks, what was left out …, in the order in which they are printed.
+        choices: the keys of the job that the launch has settled, with the reason of each.
     """
 
     layers: tuple[int, ...]
     traffic: Traffic
     state: tuple[StateBytes, ...]
     link_time_s: float | None = None
-    choices: tuple[PlanChoice, ...] = ()
+    choices: tuple[ResolvedKey[Any], ...] = ()
 
 
 def write_plan(run: RunDirectory, plan: RunPlan) -> None:
@@ -96,4 +88,4 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
 
 def _from_dict(tree: dict[str, Any]) -> RunPlan:
     return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**each) for each in tree["state"]),
-                   tree["link_time_s"], tuple(PlanChoice(**each) for each in tree["choices"]))
+                   tree["link_time_s"], tuple(ResolvedKey(**each) for each in tree["choices"]))

@@ -32,7 +32,7 @@ def test_a_healthy_machine_is_well(kind: str) -> None:
 
 
 def test_every_check_is_well_somewhere_and_ill_somewhere() -> None:
-    well = {finding.code for kind in GPU_KINDS for finding in findings(tree(kind)) if finding.outcome == "ok"}
+    well = {finding.code for kind in GPU_KINDS for finding in findings(tree(kind)) if finding.severity == "ok"}
     assert set(CODES) - well <= SOMEWHERE_ELSE  # those have healthy cases of their own in the files of their topic
     assert {case.code for module in MODULES for case in module.CASES} | {"gpu-nvlink-errors"} == set(CODES)
     assert len(CODES) == len(set(CODES)) >= 25
@@ -49,8 +49,11 @@ def test_trees_are_what_their_program_writes() -> None:
 
 
 def test_readers_need_nothing_but_python() -> None:
-    """A node's own interpreter runs them: no import from outside the standard library, by whatever path."""
-    seen: set[str] = set()
+    """A node's own interpreter runs them: no import from outside the standard library, by whatever path.
+
+    What reads the catalogue's files stays where the archive is packed: a node has its rows as JSON.
+    """
+    seen = {"hpc_mp.catalogue.read"}
     waiting = [gpu.__name__]
     while waiting:
         name = waiting.pop()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.cpu import Cpus, read_cpus
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
 _GOOD_GOVERNORS = ("performance", "schedutil")
@@ -23,9 +23,9 @@ def count(cpus: Cpus) -> Iterator[Finding]:
         return
     wanted = cpus.kind
     evidence = (f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets, {cpus.nodes} memory nodes; "
-                f"a {wanted.name} has {wanted.cpus} in {wanted.sockets}, {wanted.numa} memory nodes")
-    good = cpus.online == wanted.cpus and cpus.sockets in (None, wanted.sockets) and cpus.nodes == wanted.numa
-    if not (cpus.offline and cpus.online + len(cpus.offline) == wanted.cpus):
+                f"a {wanted.name} has {wanted.vcpus} in {wanted.sockets}, {wanted.numa} memory nodes")
+    good = cpus.online == wanted.vcpus and cpus.sockets in (None, wanted.sockets) and cpus.nodes == wanted.numa
+    if not (cpus.offline and cpus.online + len(cpus.offline) == wanted.vcpus):
         yield Finding("cpu-count", "ok" if good else "error", "", evidence)
 
 

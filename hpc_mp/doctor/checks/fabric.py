@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding, Outcome
 
 _FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other
-_MODULES: tuple[tuple[str, str, Outcome], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
+_MODULES: tuple[tuple[str, str, Severity], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
 _ROCE_MTU = 4200  # bytes of an Ethernet frame that carry 4096 of RDMA
 
 
@@ -22,10 +22,10 @@ def count(fabric: Fabric) -> Iterator[Finding]:
     if kind is None:
         return
     there = len(fabric.ports)
-    evidence = f"{there} ports; a {kind.name} has {kind.ports}"
-    if there == kind.ports:
+    evidence = f"{there} ports; a {kind.name} has {kind.nics}"
+    if there == kind.nics:
         yield Finding("fabric-count", "ok", "", evidence)
-    elif there == 0 and kind.optional:
+    elif there == 0 and kind.rdma_optional:
         yield Finding("fabric-count", "warning", "", f"{evidence}, unless it was rented without")
     else:
         yield Finding("fabric-count", "error", "", evidence)
@@ -54,7 +54,7 @@ def state(fabric: Fabric) -> Iterator[Finding]:
         elif _may_be_free(fabric, port):
             yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}: not cabled, and was never up")
         else:
-            grave: Outcome = "warning" if port.layer == "Ethernet" else "error"
+            grave: Severity = "warning" if port.layer == "Ethernet" else "error"
             yield Finding("fabric-port", grave, port.name, f"state {port.state or 'unknown'}, physical state "
                           f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", _cure(port))
 
@@ -77,7 +77,7 @@ def rate(fabric: Fabric) -> Iterator[Finding]:
     for port in ports:
         assert port.rate is not None
         if fabric.kind is not None:
-            wanted, why = fabric.kind.rate, f"a {fabric.kind.name} has"
+            wanted, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
         else:
             alike = Counter(other.rate or 0.0 for other in ports if models[other.name] == models[port.name])
             wanted, why = max(alike, key=lambda each: (alike[each], each)), "its likes here have"

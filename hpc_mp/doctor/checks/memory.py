@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.memory import SHM, Memory, Shared, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import several, size
-from hpc_mp.doctor.finding import Finding
 
 _SIZE_TOLERANCE = 0.95  # of what the kind has; the firmware keeps some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
@@ -17,8 +17,8 @@ _MAPS = 65_530
 
 
 def installed(memory: Memory) -> Iterator[Finding]:
-    if memory.kind is not None and memory.kind.memory is not None:
-        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory
+    if memory.kind is not None and memory.kind.memory_seen_gib is not None:
+        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
         yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
                       f"{there:.0f} GiB; a {memory.kind.name} has {wanted:.0f}")
 

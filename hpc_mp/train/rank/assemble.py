@@ -27,10 +27,9 @@ from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.optimizer import Optimizer
 from hpc_mp.train.engine.pipeline import Pipeline
-from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.stage import Part, Stage, hugging_face_config
 from hpc_mp.train.engine.tensor import TensorGroup
-from hpc_mp.train.engine.zero import shard
+from hpc_mp.train.engine.zero import PRECISIONS, shard
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import Seat
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT

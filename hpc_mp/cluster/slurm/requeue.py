@@ -6,7 +6,6 @@ as the job is requeued.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,11 +13,12 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.records import Words, show_records
 
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
 PATIENCE_S = 300.0  # for a controller that is being restarted: the run hangs on its answer
 SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
-UNUSABLE = re.compile(r"down|drain|fail|maint|unk|inval", re.IGNORECASE)
 
 
 def persistent(argv: Sequence[str], ask: Runner = queue.patient, sleep: Callable[[float], None] = time.sleep) -> str:
@@ -37,11 +37,10 @@ def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persiste
     """Whether the job has been queued again since it was started for the ``restart``-th time: Slurm does so after a node
     failure. A job with another script is somebody's session, of which we are a step."""
     try:
-        said = ask(_show(job_id))
+        job = _job(job_id, ask)
     except CommandFailed:
         return False
-    count = re.search(r"\bRestarts=(\d+)", said)
-    return count is not None and int(count[1]) > restart and _is_own(said, job_id, script)
+    return int(job.get("Restarts") or 0) > restart and _is_own(job, job_id, script)
 
 
 def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:
@@ -53,11 +52,11 @@ def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -
             must not have that session started again.
     """
     try:
-        before = ask(_show(job_id))
-        state = re.search(r"\bJobState=(\w+)", before)
-        if state is None or state[1] != "RUNNING":
-            return f"the job is {state[1] if state else 'unknown'}: Slurm or its user ended it"
-        if not _is_own(before, job_id, script):
+        job = _job(job_id, ask)
+        state = job.get("JobState") or "unknown"
+        if state != "RUNNING":
+            return f"the job is {state}: Slurm or its user ended it"
+        if not _is_own(job, job_id, script):
             return "this allocation is not the job's own"
         ask(("scontrol", "requeue", job_id))
     except CommandFailed as error:
@@ -78,7 +77,7 @@ def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Runner = persis
     deadline = time.monotonic() + SETTLING_S
     while True:
         try:
-            job = ask(_show(job_id))
+            job = _job(job_id, ask)
             listed = next((each for each in (union(job, nodes), tuple(nodes)) if _left(job, each, ask) >= needed), None)
             if listed is None:
                 return "too few others are there"
@@ -90,29 +89,24 @@ def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Runner = persis
         time.sleep(0.2)
 
 
-def union(job: str, nodes: Sequence[str]) -> tuple[str, ...]:
+def union(job: Words, nodes: Sequence[str]) -> tuple[str, ...]:
     """The job's list of excluded nodes with more of them: ``scontrol update`` replaces the old list."""
-    old = re.search(r"\bExcNodeList=(\S+)", job)
-    listed = expand(old[1]) if old and old[1] != "(null)" else ()
-    return tuple(dict.fromkeys((*listed, *nodes)))
+    return tuple(dict.fromkeys((*expand(job.get("ExcNodeList", "")), *nodes)))
 
 
-def _left(job: str, excluded: Sequence[str], ask: Runner) -> int:
+def _left(job: Words, excluded: Sequence[str], ask: Runner) -> int:
     """How many nodes of the job's partition remain."""
-    partition = re.search(r"\bPartition=(\S+)", job)
-    named = [f"--partition={partition[1]}"] if partition else []
-    rows = (line.split() for line in ask(("sinfo", "--noheader", "--Node", "--format=%N %T", *named)).splitlines())
-    return len({node for node, state in rows if not UNUSABLE.search(state)} - set(excluded))
+    states = node_states(partition=job.get("Partition"), ask=ask)
+    return len({node for node, state in states.items() if state.in_service} - set(excluded))
 
 
-def _show(job_id: str) -> tuple[str, ...]:
-    return ("scontrol", "show", "job", "--oneliner", job_id)
+def _job(job_id: str, ask: Runner) -> Words:
+    return next(iter(show_records("job", job_id, ask)), {})
 
 
-def _is_own(job: str, job_id: str, script: Path) -> bool:
+def _is_own(job: Words, job_id: str, script: Path) -> bool:
     """Whether the job's script is this one; for an element of an array (``7_2``) that of a run beside it."""
-    found = re.search(r"\bCommand=(.*?) WorkDir=", job)
-    if found is None:
+    if not job.get("Command"):
         return False
-    command, own = Path(found[1]).resolve(), script.resolve()
+    command, own = Path(job["Command"]).resolve(), script.resolve()
     return command == own or ("_" in job_id and command.name == own.name and command.parent.parent == own.parent.parent)
