@@ -1,1 +1,1 @@
-"""What a layout needs and how fast it will run, from a model's shape, a placement and what links carry."""
+"""What a layout costs: memory, traffic, collectives and fabrics; and which orders of ranks and hosts cost least."""
