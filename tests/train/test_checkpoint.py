@@ -67,8 +67,8 @@ def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, m
     assert all((resumed.parameters[name] == value).all() for name, value in whole.parameters.items())
 
 
-OTHER = {"tp2pp2-dp4": (TP2PP2, DP4), "dp4-tp2pp2": (DP4, TP2PP2), "zero3-tp2pp2": (DP2Z3, TP2PP2), "zero3-8ranks": (DP2Z3, EIGHT),
-         "tp2zero2-1": (TP2DP2Z2, ONE), "1-tp2zero2": (ONE, TP2DP2Z2)}
+OTHER = {"tp2pp2-dp4": (TP2PP2, DP4), "dp4-tp2pp2": (DP4, TP2PP2), "zero3-tp2pp2": (DP2Z3, TP2PP2),
+         "zero3-8ranks": (DP2Z3, EIGHT), "tp2zero2-1": (TP2DP2Z2, ONE), "1-tp2zero2": (ONE, TP2DP2Z2)}
 
 
 @pairs(OTHER, (GPT2, LLAMA), {"tp2pp2-dp4": (GPT2,), "dp4-tp2pp2": (LLAMA,), "zero3-tp2pp2": (GPT2,), "tp2zero2-1": (LLAMA,),
