@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
-from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
@@ -70,7 +70,7 @@ class Plan:
     record: RunPlan
     facts: ClusterFacts
     template: Template | None = None
-    measured: Measured | None = None
+    measured: LinkRates | None = None
 
 
 def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> Plan:
@@ -111,7 +111,7 @@ def _layers(given: JobSpec, shape: ModelShape) -> ResolvedKey[tuple[int, ...]]:
 
 
 def _resolution(
-    given: JobSpec, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: Measured | None,
+    given: JobSpec, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
     layers: ResolvedKey[tuple[int, ...]], order: RankOrder,
 ) -> Resolution:
     slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)

@@ -9,8 +9,7 @@ from math import factorial, fsum
 from operator import ne
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bandwidth import COUNTS_DAYS, Measured
-from hpc_mp.cluster.rates import Rates, rates
+from hpc_mp.cluster.bandwidth import COUNTS_DAYS, LinkRates, TieredRates, rates
 from hpc_mp.cluster.topology import SwitchTree, crossings, order_hosts
 from hpc_mp.layout.placement import Placement, RankMap
 from hpc_mp.planner.links import AXES, flows, node_edges, node_loads, unit_loads
@@ -24,7 +23,7 @@ Cost = Callable[[Sequence[str]], tuple[float, ...]]
 
 
 def choose_host_order(
-    placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree, measured: Measured | None = None,
+    placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
 ) -> tuple[tuple[str, ...], str]:
     """The host of every node of the placement, and the reason: by the rates measured between hosts and by the switches."""
     known = rates(measured) if measured is not None and measured.recent() else None
@@ -37,7 +36,7 @@ def choose_host_order(
     return ordered, rate_words(placement, traffic, hosts, ordered, known, measured.when())
 
 
-def expected_slow_links(rank_map: RankMap, nodes: int, measured: Measured | None) -> str | None:
+def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | None) -> str | None:
     """What ``choose_host_order`` will have to do with the rates of the cluster, before anybody knows the job's nodes."""
     if measured is None or rank_map != "auto" or nodes == 1:
         return None
@@ -82,7 +81,7 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
 
 
 def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
-               rates: Rates | None = None) -> tuple[str, ...]:
+               rates: TieredRates | None = None) -> tuple[str, ...]:
     """The order of hosts for the nodes of a placement.
 
     By switches: the one in which least leaves the busiest leaf switch, of equal ones one with hosts of a leaf side by side.
@@ -111,7 +110,7 @@ def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
             f"{before:,.1f} MB in the order given")
 
 
-def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: Rates,
+def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: TieredRates,
                when: str) -> str:
     """``rank map: n1 n2 n4 n3 → 0.39 s per step … at the rates measured 3 days ago, 0.81 s in the order given; n2–n3 has …``."""
     cost = step_times(placement, traffic, rates)
@@ -130,7 +129,7 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
                       f"{before:.2g} s in the order given", *_some(slow)])
 
 
-def slow_words(rates: Rates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
+def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
     """The host or the two hosts, and ``n2–n3 has 38 % of the usual rate``."""
     return [(members, f"{'–'.join(members)} has {100 * share:.0f} % of the usual rate")
             for members, share in rates.slow(hosts).items()]
@@ -141,7 +140,7 @@ def _some(words: list[str]) -> list[str]:
     return [*words[:SLOW_SHOWN], *([f"and {more} more"] if more > 0 else [])]
 
 
-def step_times(placement: Placement, traffic: Traffic, rates: Rates) -> Callable[[Sequence[str]], tuple[float, float]]:
+def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, float]]:
     """The cost of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
 
     With B(i→j) = the bytes that node i sends node j, r(i, j) = the rate between their hosts and R(i) = the best rate of the

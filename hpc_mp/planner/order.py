@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import ORDERS, Degrees, Placement, RankMap, normalize_order, place
 from hpc_mp.planner.links import AXES, edges_out, load_of, node_loads, nodes_of
@@ -39,7 +39,7 @@ class RankOrder:
     seconds: float | None = None
 
 
-def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: Measured | None = None) -> RankOrder:
+def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
     """``parallel.order = "auto"`` takes the order in which a step waits least.
 
     Args:
