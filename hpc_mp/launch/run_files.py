@@ -16,7 +16,7 @@ from hpc_mp.launch.render import Script, render
 from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
-from hpc_mp.rundir.history import End, record, saved_step
+from hpc_mp.rundir.history import AttemptEnd, record, saved_step
 
 # What an earlier launch, or its end, has left.
 OF_ONE_LAUNCH = ("stop", "outcome.json", "job.id", "successors.json", "cluster.json")
@@ -48,7 +48,7 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, i
         number = prepare_resume(resumed.run)
         for left in OF_ONE_LAUNCH:
             (resumed.run.path / left).unlink(missing_ok=True)
-        record(resumed.run, End("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
+        record(resumed.run, AttemptEnd("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
         yield resumed.run, number, resumed.lock
         return

@@ -8,7 +8,9 @@
     log/main.log     rank 0, failures            log/rank-00003.log, log/memory-00003
     trace/           rank-00003.json: actions as executed and memory of one rank
     failures/        attempt-1-rank-00003.json: why a rank ended
-    attempts/K/      job.toml, placement.json and log/ of earlier attempts
+    waits/           attempt-1-rank-00003.json: where a rank stands that does not move, and whom it waits for
+    outcome.json     the verdict: what became of the run
+    attempts/K/      job.toml, placement.json, outcome.json and log/ of earlier attempts
     attempt.json     the current attempt on Slurm  history.jsonl   how earlier starts ended
     cluster.json     rates between nodes, by which the hosts are put in order
     stop             made by whoever wants the run to save and stop
@@ -19,6 +21,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +113,26 @@ class RunDirectory:
     def failure(self, attempt: int, rank: int) -> Path:
         return self.path / "failures" / f"attempt-{attempt}-rank-{rank:05d}.json"
 
+    def failures(self, attempt: int | None = None) -> Iterator[Path]:
+        """The records of ranks that have ended; ``attempt``: None for those of all attempts."""
+        return self.path.glob(f"failures/attempt-{'*' if attempt is None else attempt}-rank-*.json")
+
+    def standing(self, attempt: int, rank: int) -> Path:
+        """Where a rank stands that does not move, and whom it waits for."""
+        return self.path / "waits" / f"attempt-{attempt}-rank-{rank:05d}.json"
+
+    def standings(self, attempt: int) -> Iterator[Path]:
+        return self.path.glob(f"waits/attempt-{attempt}-rank-*.json")
+
+    @property
+    def outcome(self) -> Path:
+        """The verdict: what became of the run. Once it is there, it is the only answer."""
+        return self.path / "outcome.json"
+
+    def put_away(self, attempt: int) -> Path:
+        """Where an earlier attempt's files lie."""
+        return self.path / "attempts" / str(attempt)
+
     def attempt(self) -> int:
         """The number of the current attempt, from 1: one more than those put away."""
         return 1 + sum(1 for _ in (self.path / "attempts").glob("[0-9]*"))
@@ -165,10 +188,10 @@ def prepare_resume(run: RunDirectory) -> int:
         HpcMpError: when the run directory cannot be written; it is then as it was.
     """
     attempt = run.attempt()
-    aside = run.path / "attempts" / str(attempt)
+    aside = run.put_away(attempt)
     try:
         aside.mkdir(mode=PRIVATE, parents=True)
-        for name in (run.job, run.placement, run.script):
+        for name in (run.job, run.placement, run.script, run.outcome):
             if name.exists():
                 shutil.copy2(name, aside / name.name)
         run.log.rename(aside / run.log.name)

@@ -82,7 +82,7 @@ def _nothing_to_do(run: RunDirectory, given: Allocation | None) -> int:
     return 0
 
 
-def _stalled(run: RunDirectory) -> list[history.End]:
+def _stalled(run: RunDirectory) -> list[history.AttemptEnd]:
     """Ends since which no checkpoint has come."""
     return history.without_progress(history.history(run), history.saved_step(run))
 
@@ -135,7 +135,7 @@ def _act(
     else:
         action, why = _again(run, spec, given, decision)
     with suppress(OSError):  # a full disk must not change what the job's end is
-        history.record(run, history.End(attempt.token, attempt.attempt, history.saved_step(run),
+        history.record(run, history.AttemptEnd(attempt.token, attempt.attempt, history.saved_step(run),
                                         died.kind if died else str(ending), message, died.nodes_to_blame if died else (),
                                         action, time.time()))
     if action in ("done", "fail"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_mp.rundir.history import End
+from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.supervisor.diagnose import Death
 
 Action = Literal["done", "requeue", "fail"]
@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(ending: Literal["completed", "stopped"] | Death, *, cancelled: bool, retries: int,
-           stalled: Sequence[End]) -> Decision:
+           stalled: Sequence[AttemptEnd]) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``

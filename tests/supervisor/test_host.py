@@ -19,7 +19,7 @@ from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
-from hpc_mp.rundir.history import End
+from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.supervisor.diagnose import Death
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.requeue import exclude, persistent, queued_again, requeue, union
@@ -31,7 +31,7 @@ PROGRAM = Death(kind="error", message="rank 1 raised", nodes_to_blame=(), retry=
 
 
 def end(kind: str = "lost", step: int = 0, token: str = "7.0.1") -> End:
-    return End(token, 1, step, kind, "", (), "requeue", 0.0)
+    return AttemptEnd(token, 1, step, kind, "", (), "requeue", 0.0)
 
 
 class Slurm:

@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
@@ -20,7 +20,8 @@ from hpc_mp.launch.plan import Plan
 from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
-from hpc_mp.rundir import LineFile, write_json
+from hpc_mp.report import conclude
+from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
@@ -62,7 +63,4 @@ def launch_local(
         log = LineFile(run.main_log)
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
         log.close()
-    outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
-    with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": number})
-    return outcome
+    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number)

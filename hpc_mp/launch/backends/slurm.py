@@ -20,10 +20,11 @@ from hpc_mp.launch.plan import Plan
 from hpc_mp.launch.resume import JOB_ID, Resumed
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
+from hpc_mp.report import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import record_successors
-from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, figures, first, reported, written
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause, figures, verdict
 
 LOOK = 1.0  # seconds between two looks at a step of ours
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
@@ -48,7 +49,7 @@ def launch_job(plan: Plan, resumed: Resumed | None, follow: bool, say: Callable[
         try:
             jobs = _submit(plan, run, say)
         except RunFailed as refused:
-            return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(attempt))
+            return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
     say(f"run       {run.path}\njob       {', then '.join(jobs)}")
     if not follow:
         return Outcome(run.path, "submitted", jobs[0])
@@ -88,9 +89,18 @@ def launch_array(plans: Sequence[Plan], follow: bool, say: Callable[[str], None]
 def _conclude(plan: Plan, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
     """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
     if end is None:
-        return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt))
-    state, cause = written(attempt) or _guess(end, attempt, plan.spec.train.steps)
-    return Outcome(attempt.run.path, state, job_id, cause=cause, **figures(attempt))
+        return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt.run, attempt.number))
+    return _ended(attempt, job_id, lambda: _guess(end, attempt, plan.spec.train.steps))
+
+
+def _ended(attempt: AttemptReader, job_id: str | None, guess: Callable[[], tuple[State, Cause | None]]) -> Outcome:
+    """The outcome of a run that has ended: the verdict's word; without a verdict ``guess`` makes one, which is written down."""
+    run = attempt.run
+    numbers, found = figures(run, attempt.number), verdict(run)
+    if found is not None:
+        return Outcome(run.path, found.state, job_id, cause=found.cause, report=found.report, **numbers)
+    state, why = guess()
+    return conclude(Outcome(run.path, state, job_id, cause=why, **numbers), run.attempt())
 
 
 def _submit(plan: Plan, run: RunDirectory, say: Callable[[str], None]) -> list[str]:
@@ -140,10 +150,9 @@ def follow_host(
                                 start_new_session=True, pass_fds=[lock])
         code = _follow(host, attempt, interrupts, progress)
     if code == STOPPED:
-        return Outcome(run.path, "stopped", job_id, **figures(attempt))
+        return Outcome(run.path, "stopped", job_id, **figures(run, number))
     said = Cause("launcher", f"the job {ending(code)}; its log is {log}")
-    state, cause = written(attempt) or (("failed", said) if code else ("completed", None))
-    return Outcome(run.path, state, job_id, cause=cause, **figures(attempt))
+    return _ended(attempt, job_id, lambda: ("failed", cause(run) or said) if code else ("completed", None))
 
 
 class _Shown:
@@ -164,7 +173,7 @@ class _Shown:
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
                 self._progress.update(attempt.status() or waiting, attempt.steps())
-            if all(map(written, self._attempts)):  # the job is about to end
+            if all(verdict(attempt.run) for attempt in self._attempts):  # the job is about to end
                 time.sleep(min(left, LAST))
                 break
             time.sleep(min(left, self._progress.interval or LOOK))
@@ -172,7 +181,7 @@ class _Shown:
 
 def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
     """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
-    if figures(attempt)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
+    if figures(attempt.run, attempt.number)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
@@ -181,7 +190,7 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
     if job.reason == UNSTARTED and not log.exists():
         where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"
     said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; {where}")
-    return "failed", first(reported(failure, attempt) for failure in attempt.failures().values()) or said
+    return "failed", cause(attempt.run) or said
 
 
 def _follow(step: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, progress: Progress) -> int:
