@@ -18,9 +18,6 @@ from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 from hpc_mp.rundir.history import AttemptEnd, record, saved_step
 
-# What an earlier launch, or its end, has left.
-OF_ONE_LAUNCH = ("stop", "outcome.json", "job.id", "successors.json", "cluster.json")
-
 
 def next_run(spec: JobSpec) -> Path:
     """Where a new run will probably lie; nothing is made."""
@@ -46,8 +43,9 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, i
     script(plan, next_run(plan.spec))  # what it refuses, it refuses before anything is made
     if resumed is not None:
         number = prepare_resume(resumed.run)
-        for left in OF_ONE_LAUNCH:
-            (resumed.run.path / left).unlink(missing_ok=True)
+        earlier = resumed.run
+        for left in (earlier.stop, earlier.outcome, earlier.job_id, earlier.successors, earlier.measured):
+            left.unlink(missing_ok=True)
         record(resumed.run, AttemptEnd("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
         yield resumed.run, number, resumed.lock

@@ -183,7 +183,7 @@ def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFai
     starts = [line for line in read_lines(run.ranks) if {"attempt", "rank"} <= line.keys()]
     begun = {(line["attempt"], line["rank"]): line for line in starts}
     found = []
-    for path in sorted(run.failures(attempt)):
+    for path in run.failure.found(*(() if attempt is None else (attempt,))):
         with suppress(OSError, ValueError):
             failure = read_failure(path)
             start = begun.get((failure.attempt, failure.rank), {})
@@ -239,8 +239,7 @@ def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) 
         nodes: the name of every node of the placement; None: as the ranks have announced them.
     """
     try:
-        source = run.placement if attempt >= run.attempt() else run.put_away(attempt) / run.placement.name
-        places: Sequence[RankPlace] = from_dict(read_json(source)).ranks
+        places: Sequence[RankPlace] = from_dict(read_json(run.of_attempt(attempt).placement)).ranks
     except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the records are there all the same
         places = ()
     return root_cause(read_failures(run, attempt), read_standings(run, attempt), places,

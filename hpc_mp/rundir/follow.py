@@ -50,7 +50,7 @@ class AttemptReader:
     def status(self) -> dict[str, Any] | None:
         """What rank 0 says it is doing; None while it has said nothing."""
         try:
-            status: dict[str, Any] = read_json(self.run.path / "status.json")
+            status: dict[str, Any] = read_json(self.run.status)
         except (OSError, ValueError):
             return None
         return status if status["attempt"] >= self.number else None

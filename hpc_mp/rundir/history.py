@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from hpc_mp.rundir import RunDirectory, problem, read_lines
-from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
+from hpc_mp.rundir.checkpoints import complete_steps, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,19 +38,19 @@ class AttemptEnd:
 
 def history(run: RunDirectory) -> list[AttemptEnd]:
     """All ends, the earliest first."""
-    return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(_path(run))]
+    return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(run.history)]
 
 
 def record(run: RunDirectory, end: AttemptEnd) -> None:
     """Raises OSError when it cannot be written."""
-    with open(_path(run), "a", encoding="utf-8") as file:
+    with open(run.history, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(end)) + "\n")
 
 
 def saved_step(run: RunDirectory) -> int:
     """The step of the newest checkpoint; 0 without any."""
     saved = complete_steps(run.checkpoints)
-    return int(saved[-1].name.removeprefix(PREFIX)) if saved else 0
+    return step_of(saved[-1]) if saved else 0
 
 
 def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
@@ -63,7 +62,3 @@ def complete(run: RunDirectory, steps: int) -> bool:
     """Whether the run has a sound checkpoint of its last step."""
     saved = complete_steps(run.checkpoints)
     return bool(saved) and saved_step(run) == steps and problem(saved[-1]) is None
-
-
-def _path(run: RunDirectory) -> Path:
-    return run.path / "history.jsonl"

@@ -7,18 +7,16 @@ from contextlib import suppress
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.rundir import RunDirectory, read_json, write_json
 
-FILE = "successors.json"
-
 
 def record_successors(run: RunDirectory, jobs: list[str]) -> None:
     """Raises OSError."""
-    write_json(run.path / FILE, jobs)
+    write_json(run.successors, jobs)
 
 
 def successors(run: RunDirectory, job_id: str | None = None) -> tuple[str, ...]:
     """Ids of the jobs queued behind ``job_id``, all of them by default; the next one first."""
     try:
-        jobs = tuple(map(str, read_json(run.path / FILE)))
+        jobs = tuple(map(str, read_json(run.successors)))
     except (OSError, ValueError):
         return ()
     if job_id is None:

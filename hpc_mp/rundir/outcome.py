@@ -82,10 +82,9 @@ def write_outcome(outcome: Outcome, attempt: int) -> None:
 
 def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
     """The verdict on an attempt, None for the current one; None while there is none. Raises ValueError when it is broken."""
-    newest = run.attempt()
-    number = newest if attempt is None else attempt
+    number = run.attempt() if attempt is None else attempt
     try:
-        tree = read_json(run.outcome if number >= newest else run.put_away(number) / run.outcome.name)
+        tree = read_json(run.of_attempt(number).outcome)
     except OSError:
         return None
     try:

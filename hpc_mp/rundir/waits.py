@@ -113,7 +113,7 @@ def write_standing(run: RunDirectory, attempt: int, standing: Standing) -> None:
 def read_standings(run: RunDirectory, attempt: int) -> list[Standing]:
     """Of all ranks of an attempt that stood still when they were last seen; what is broken is left out."""
     found = []
-    for path in sorted(run.standings(attempt)):
+    for path in run.standing.found(attempt):
         with suppress(OSError, ValueError):
             found.append(standing_of(read_json(path)))
     return found

@@ -45,7 +45,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if run.stop.exists() or history.complete(run, spec.train.steps):
         return _nothing_to_do(run, given)
     attempt, why = begin(run, spec, placement, given, srun=command)
-    (run.path / "outcome.json").unlink(missing_ok=True)
+    run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.hosts) or "the hosts of mpirun"
     _say(run, f"start {attempt.attempt} ({attempt.token}) on {hosts}; {why}")
     stalled = _stalled(run)
@@ -60,7 +60,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if code == 0 and signals.asked:
         code = STOPPED
     if code == 0:
-        code = follow(command, environ, run.log / "srun.log", signals, lambda: _failed(run, attempt)).code
+        code = follow(command, environ, run.srun_log, signals, lambda: _failed(run, attempt)).code
     if not _current(run, attempt):
         return 1
     code = _telling(run, code)
@@ -96,12 +96,12 @@ def _current(run: RunDirectory, attempt: AttemptRecord) -> bool:
 
 
 def _failed(run: RunDirectory, attempt: AttemptRecord) -> bool:
-    return any(run.path.glob(f"failures/attempt-{attempt.attempt}-rank-*.json"))
+    return bool(run.failure.found(attempt.attempt))
 
 
 def _telling(run: RunDirectory, code: int) -> int:
     """srun's code is the greatest of all tasks': what the first task ended with tells more."""
-    log = run.log / "srun.log"
+    log = run.srun_log
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
     return code and (first_code(said) or code)
 
@@ -177,7 +177,7 @@ def _conclude(run: RunDirectory, attempt: int, given: Allocation | None, ending:
     else:
         outcome = Outcome(run.path, ending, job_id, **numbers)
     with suppress(OSError):
-        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": attempt})
+        write_json(run.outcome, outcome.document(report=None) | {"attempt": attempt})
 
 
 def _remember(run: RunDirectory, cluster: str, death: Death) -> None:

@@ -14,6 +14,7 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.layout.placement import RankPlace, from_dict
 from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
 from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -49,7 +50,7 @@ class Evidence:
         pids: rank by (host, process id).
         largest: the task of greatest memory, where Slurm's accounting knows it.
         resident: bytes of memory by rank, as each wrote last.
-        log: the directory of all logs.
+        run: whose logs they are.
     """
 
     code: int = 1
@@ -64,7 +65,7 @@ class Evidence:
     pids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     largest: int | None = None
     resident: Mapping[int, int] = field(default_factory=dict)
-    log: Path | None = None
+    run: RunDirectory | None = None
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Those that the placement puts there, by local rank."""
@@ -110,15 +111,15 @@ def gather(
         script: the log of the job's script.
     """
     hosts = _hosts(run)
-    srun = _tail(run.log / "srun.log") + (_tail(script.path, script.begin) if script else ())
-    logs = _by_host(run.log, "node")
+    srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
+    logs = _by_host(run.node_log)
     announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
     return Evidence(
         code=code,
         failures=tuple(_failure(record) for _, record in sorted(AttemptReader(run, attempt).failures().items())),
         srun=srun,
         logs=logs,
-        kernel=_by_host(run.log, "kernel"),
+        kernel=_by_host(run.kernel_log),
         states=_states(hosts, ask) if job_id else {},
         places=_places(run),
         hosts=hosts,
@@ -126,7 +127,7 @@ def gather(
         pids={(record["node"], record["pid"]): record["rank"] for record in announced},
         resident=_resident(run),
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
-        log=run.log,
+        run=run,
     )
 
 
@@ -149,9 +150,9 @@ def _places(run: RunDirectory) -> dict[int, RankPlace]:
         return {}
 
 
-def _by_host(log: Path, kind: str) -> dict[str, tuple[str, ...]]:
-    """``log/KIND-HOST.log``, by host."""
-    return {path.stem.removeprefix(f"{kind}-"): _tail(path) for path in sorted(log.glob(f"{kind}-*.log"))}
+def _by_host(logs: FilesOfRun) -> dict[str, tuple[str, ...]]:
+    """The last lines of each host's log, by host."""
+    return {logs.values(path)[0]: _tail(path) for path in logs.found()}
 
 
 def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
@@ -179,9 +180,9 @@ def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:
 
 def _resident(run: RunDirectory) -> dict[int, int]:
     found = {}
-    for path in run.log.glob("memory-*"):
+    for path in run.memory.found():
         with suppress(OSError, ValueError):
-            found[int(path.name.removeprefix("memory-"))] = int(path.read_text(encoding="ascii"))
+            found[int(run.memory.values(path)[0])] = int(path.read_text(encoding="ascii"))
     return found
 
 

@@ -25,7 +25,7 @@ def start(run: RunDirectory, spec: JobSpec, srun: Sequence[str], environ: Mappin
     """Prepare every node; the step's exit code, 0 also where ranks are not started by srun."""
     command = _script("slurm/node-start.sh", run, environ, *_wanted(run, spec))
     step = one_per_node(srun, spec.job.nodes, command)
-    return follow(step, shapeless(environ), run.log / "srun.log", signals).code if step else 0
+    return follow(step, shapeless(environ), run.srun_log, signals).code if step else 0
 
 
 def end(run: RunDirectory, spec: JobSpec, srun: Sequence[str], environ: Mapping[str, str], failed: bool) -> None:
@@ -33,7 +33,7 @@ def end(run: RunDirectory, spec: JobSpec, srun: Sequence[str], environ: Mapping[
     command = _script("slurm/node-end.sh", run, environ, "failed" if failed else "done")
     step = one_per_node(srun, spec.job.nodes, command)
     if step:
-        follow(step, shapeless(environ), run.log / "srun.log", None, at_most=END_S)
+        follow(step, shapeless(environ), run.srun_log, None, at_most=END_S)
 
 
 def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:

@@ -16,7 +16,6 @@ from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.query import address_of
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.job import JobSpec
-from hpc_mp.job.limits import grace
 from hpc_mp.layout.placement import Placement
 from hpc_mp.planner.order import settle_hosts
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
@@ -47,7 +46,7 @@ def begin(
     token = f"{given.job_id}.{given.restart}.{number}" if given else f"{socket.gethostname()}.{os.getpid()}.{number}"
     attempt = AttemptRecord(
         token, number, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
-        given.end if given else None, grace(spec))
+        given.end if given else None, spec.grace)
     write_attempt(run.attempt_record, attempt)
     return attempt, why
 

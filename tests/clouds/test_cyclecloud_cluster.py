@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
+from cyclecloud_lab.converge import words
+from cyclecloud_lab.faults import infiniband, no_infiniband
 from cyclecloud_lab.site import Machine, Site
 from cyclecloud_lab.site import why_not as why_no_machines
 from cyclecloud_lab.system import BOOKWORM, NOBLE, TORCH, System, wheels
 from cyclecloud_lab.system import why_not as why_no_system
 from cyclecloud_lab.trees import differences, tree
 from slurm_lab.lab import wait_until
-from test_cyclecloud_init import infiniband, no_infiniband, words
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = {"hpc": ["hpc-1", "hpc-2", "hpc-3"], "htc": ["htc-1"]}

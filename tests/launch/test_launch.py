@@ -17,13 +17,15 @@ from typing import IO, Any
 
 import psutil
 import pytest
-from launching import HERE, answers, environment, mark, marked, silent, the_run, until, write_job
+from launching import answers, environment, mark, marked, silent, the_run, until, write_job
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.launch import command
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.resume import resuming
 from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
+
+HERE = Path(__file__).parent
 
 __all__ = ["mark"]  # a fixture
 

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.backends.watch import Ended, Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.layout.placement import Placement
-from hpc_mp.rundir.failures import RankFailure, coordinates, judged, kind_of_end, read_failures, write_failure
+from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.waits import read_standings
 
 
 def judge(ended: Ended, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
     """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record."""
-    run = attempt.run
     bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
-    known = {failure.rank for failure in read_failures(run, attempt.number)}
-    for end in bad:
-        if end.rank not in known:
-            write_failure(run, _silent(end, attempt, placement))
-    failure = judged(run, attempt.number, [node_name(node) for node in range(placement.nodes)]) if bad else None
-    if failure is not None and not (ended.asked and failure.kind == "peer"):
-        return "failed", cause_of(run, failure)
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number)}
+    for end in bad:
+        if end.rank not in failures:
+            failures[end.rank] = _silent(end, attempt, placement)
+            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                write_failure(attempt.run, failures[end.rank])
+    ends = [failures[end.rank] for end in bad]
+    failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
+                         [node_name(node) for node in range(placement.nodes)])
+    if failure is not None and not (ended.asked and failure.kind == "peer"):
+        return "failed", cause_of(attempt.run, failure)
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 

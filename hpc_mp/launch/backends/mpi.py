@@ -43,7 +43,7 @@ def launch_mpi(plan: Plan, resumed: Resumed | None, say: Callable[[str], None]) 
     options = mpirun(plan.spec)
     with begin(plan, resumed) as (run, number, lock):
         command = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(run.path), "--", "mpirun", *options, *_rank(run)]
-        return follow_host(plan, run, number, lock, command, environ, None, run.path / "mpirun.log", say)
+        return follow_host(plan, run, number, lock, command, environ, None, run.mpirun_log, say)
 
 
 def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:

@@ -17,7 +17,7 @@ from hpc_mp.cluster.slurm.submit import sbatch, step_command, step_environment
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.progress import Progress, progress_for
 from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.resume import JOB_ID, Resumed
+from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.report import conclude
@@ -73,7 +73,7 @@ def launch_array(plans: Sequence[Plan], follow: bool, say: Callable[[str], None]
         return tuple(Outcome(run.path, "failed", cause=Cause("launcher", str(refused))) for run in runs)
     ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
     for run, job_id in zip(runs, ids, strict=True):
-        write_text(run.path / JOB_ID, f"{job_id}\n")
+        write_text(run.job_id, f"{job_id}\n")
     say("\n".join(filter(None, (submission.words, *(f"run       {run.path}" for run in runs), f"job       {submission.job_id}"))))
     ends: Mapping[str, SlurmJob] = {}
     if follow:
@@ -118,7 +118,7 @@ def _submit(plan: Plan, run: RunDirectory, say: Callable[[str], None]) -> list[s
             say(submission.words)
         jobs.append(submission.job_id)
         if len(jobs) == 1:
-            write_text(run.path / JOB_ID, f"{jobs[0]}\n")
+            write_text(run.job_id, f"{jobs[0]}\n")
     if len(jobs) > 1:
         record_successors(run, jobs)
     return jobs
@@ -129,7 +129,7 @@ def launch_step(plan: Plan, resumed: Resumed | None, job_id: str, say: Callable[
     with begin(plan, resumed) as (run, number, lock):
         stage_environment(plan.spec, run)
         return follow_host(plan, run, number, lock, step_command(run.script), step_environment(), job_id,
-                           run.path / f"slurm-{job_id}.log", say)
+                           run.slurm_log(job_id), say)
 
 
 def follow_host(
@@ -185,7 +185,7 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    log = attempt.run.path / f"slurm-{job.id}.log"
+    log = attempt.run.slurm_log(job.id)
     where = f"its log is {log}"
     if job.reason == UNSTARTED and not log.exists():
         where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"

@@ -25,7 +25,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import family_of, read_config
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, write_json
-from hpc_mp.rundir.checkpoints import PREFIX, checkpoint_name, complete_steps
+from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
 from hpc_mp.train.checkpoint.publish import check_output, publishing
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.engine.stage import hugging_face_config
@@ -106,7 +106,7 @@ def export(
             if path.name != SUMS:
                 shutil.copyfile(path, made / path.name)
     return Exported(
-        output=output, checkpoint=checkpoint, step=int(checkpoint.name.removeprefix(PREFIX)),
+        output=output, checkpoint=checkpoint, step=step_of(checkpoint),
         files=tuple(split.filename_to_tensors), parameters=sum(shape.numel() for shape in shapes.values()), bytes=total,
         dtype=str(config.dtype).removeprefix("torch."), tokenizer=tokenizer, skipped=skipped)
 
@@ -117,7 +117,7 @@ def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
         path = run.checkpoints / checkpoint_name(step)
         reason = problem(path) if path.is_dir() else "it is not there"
         if reason is not None:
-            steps = [str(int(p.name.removeprefix(PREFIX))) for p in complete_steps(run.checkpoints)]
+            steps = [str(step_of(p)) for p in complete_steps(run.checkpoints)]
             raise HpcMpError(f"--step {step}", f"there is no complete checkpoint {path}: {reason}",
                              f"choose from the steps {', '.join(steps)}" if steps else "train the run first")
         return path, ()
@@ -131,7 +131,7 @@ def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
 
 def _tokenizer(run: RunDirectory) -> Path | None:
     """The directory of the run's tokenizer, also when the run was moved together with its cache."""
-    given = Path((run.path / "tokenizer.path").read_text(encoding="utf-8"))
+    given = Path(run.tokenizer.read_text(encoding="utf-8"))
     return next((path for path in (given, run.cache / given.name) if path.is_dir()), None)
 
 

@@ -96,7 +96,7 @@ def _tokenize(spec: JobSpec, shape: ModelShape, seat: Seat, asked: Callable[[], 
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None,
     )
-    (seat.run.path / "tokenizer.path").write_text(str(tokens.tokenizer_directory), encoding="utf-8")
+    seat.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     return tokens
 
 

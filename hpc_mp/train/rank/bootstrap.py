@@ -142,5 +142,5 @@ def status(seat: Seat, phase: str, detail: str = "", done: int = 0, total: int =
     """What rank 0 is doing, for whoever watches."""
     if seat.who.rank == 0:
         with suppress(OSError):  # a full disk must not stop training
-            write_json(seat.run.path / "status.json", {"attempt": seat.attempt, "phase": phase, "detail": detail,
-                                                       "done": done, "total": total, "time": time.time()})
+            write_json(seat.run.status, {"attempt": seat.attempt, "phase": phase, "detail": detail,
+                                         "done": done, "total": total, "time": time.time()})

@@ -123,7 +123,7 @@ def record_failure(seat: Seat, error: BaseException) -> str:
 
 def cause_known(run: RunDirectory, attempt: int) -> bool:
     """Whether a rank has written down a failure of its own: what others notice of it is then no news."""
-    for path in run.path.glob(f"failures/attempt-{attempt}-rank-*.json"):
+    for path in run.failure.found(attempt):
         try:
             if read_json(path)["kind"] != "peer":
                 return True
@@ -146,7 +146,7 @@ def die(seat: Seat, error: Exception) -> NoReturn:
 
 def _first(run: RunDirectory, attempt: int) -> bool:
     try:
-        os.close(os.open(run.path / "failures" / f"attempt-{attempt}-first", os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(run.first_failure(attempt), os.O_CREAT | os.O_EXCL, 0o600))
     except OSError:
         return False
     return True

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 from machines.tree import _commands, broken, tree
+from node_scripts import Node
 from slurm_jobs import TWO, launch, write_job
 from slurm_lab.cluster import Cluster
-from test_stage_node import Node
 
 from hpc_mp.doctor import gate
 from hpc_mp.doctor.nccl_log.network import PATIENCE_S

@@ -7,14 +7,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import environment, mark, until  # noqa: F401  (mark is a fixture)
+from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
 from layouts import write_job
 
 from hpc_mp.rundir import RunDirectory, read_lines
@@ -28,11 +27,6 @@ DP4 = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=1", "parallel.pip
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
     return write_job(tmp_path / "with a space", more="\n[checkpoint]\nevery = 4\n")
-
-
-def command(job: Path, overrides: Sequence[str], *options: str) -> list[str]:
-    return [sys.executable, "-m", "hpc_mp", "launch", str(job), "--on", "local", "--json", *options,
-            *(word for override in overrides for word in ("--set", override))]
 
 
 def launch(job: Path, mark: str, overrides: Sequence[str], *options: str, code: int = 0) -> dict[str, Any]:  # noqa: F811

@@ -1,8 +1,8 @@
 """Clusters whose configurations are tested, their golden files, and what was recorded of the tools that read them.
 
-``python tests/support/clouds.py`` writes the golden files anew.
-``python tests/support/clouds.py record PYTHON TOOLKIT`` records anew: PYTHON has aws-parallelcluster, TOOLKIT is a checkout of
-cluster-toolkit.
+``python tests/clouds/other_clouds.py`` writes the golden files anew.
+``python tests/clouds/other_clouds.py record PYTHON TOOLKIT`` records anew: PYTHON has aws-parallelcluster, TOOLKIT is a checkout
+of cluster-toolkit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hpc_mp.clouds.request import usual_scratch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "clouds"
 KEYS, VARIABLES = GOLDEN / "parallelcluster-keys.json", GOLDEN / "toolkit-variables.json"
-PROBE = Path(__file__).parents[1] / "parallelcluster.py"
+PROBE = Path(__file__).with_name("parallelcluster.py")
 AWS = {"region": "us-east-1", "subnet": "subnet-0123456789abcdef0", "head-subnet": "subnet-0fedcba9876543210",
        "bucket": "my-bucket"}
 GCP = {"region": "us-central1", "zone": "us-central1-a", "project": "my-project"}

@@ -12,6 +12,8 @@ from hpc_mp.doctor.survey.evidence import Echo, Evidence, Leg, Pair
 from hpc_mp.doctor.survey.facts import Interface, NodeFacts
 from hpc_mp.doctor.survey.node_report import Look
 from hpc_mp.doctor.survey.probe import TRIES, Probed
+from hpc_mp.doctor.survey.procedure import survey
+from hpc_mp.doctor.survey.report import Report
 
 RATE = 0.025  # GB/s
 SEGMENTS = 9000
@@ -117,3 +119,12 @@ class Paper:
     def _crossing(self, leaf: str, pairs: Sequence[Pair]) -> int:
         """How many pairs share that leaf's uplink in this round."""
         return sum(self._leaves(pair, leaf) for pair in pairs)
+
+
+LEAVES = ("s1", "s1", "s2", "s2", "s3", "s3")
+
+
+def made(faults: Faults, count: int = 6, cluster: str | None = "lab", steps: int | None = None) -> Report:
+    paper = Paper(count, faults, LEAVES[:count])
+    states = [*survey(paper)][:steps]
+    return Report(cluster, 1.7e9, 12.0, paper.evidence, states[-1].verdict, states[-1].diagnoses, states[-1].complete)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from measured import leaves, measure
 from slurm_lab.lab import Lab
-from test_topology_measured import leaves, measure
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli import cluster_describe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launching import python_program
-from test_topology_measured import leaves, measure
+from measured import leaves, measure
 
 from hpc_mp.cluster.bandwidth import Measured, where, write_measured
 from hpc_mp.cluster.topology import read_topologies, read_topology

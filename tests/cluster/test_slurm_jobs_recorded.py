@@ -7,8 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from recorded import JSON, LINES, RECORDED, SHOWN, shape
-from test_queue import record_24
+from recorded import JSON, LINES, RECORDED, SHOWN, record_24, shape
 
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines, parse_scontrol

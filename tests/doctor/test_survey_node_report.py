@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 from machines.tree import broken, tree
-from survey_paper import Faults
-from test_survey_report import made
+from survey_paper import Faults, made
 
 from hpc_mp.doctor.compute import Result
 from hpc_mp.doctor.drift import traits
