@@ -226,10 +226,11 @@ def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, St
         kind, text = "hang", str(standing)
     else:
         kind, text = "silent", "it was stopped, is gone, or is stuck in native code"
-    moment = own.time if own else max((each.time for each in (*stood.values(), *failures.values())), default=0.0)
+    moment = own.time if own else max([*(each.time for each in stood.values()), *(each.time for each in failures.values())])
+    known = coordinates(at) if at else own.place if own else ()
     blamed = accusers[0].nodes if accusers and kind == "lost" else own.nodes if own else ()
-    return RankFailure(end.rank, node, kind, f"{text}; {others}", moment, place=coordinates(at) if at else own.place if own else (),
-                       traceback=own.traceback if own and kind == own.kind else "", nodes=blamed, standing=standing)
+    return RankFailure(end.rank, node, kind, f"{text}; {others}", moment, place=known, nodes=blamed, standing=standing,
+                       traceback=own.traceback if own and kind == own.kind else "")
 
 
 def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) -> RankFailure | None:

@@ -1,4 +1,4 @@
-"""The verdict: what became of an attempt of a run, and why it failed. ``outcome.json`` holds it; once there, it is the only answer."""
+"""The verdict: what became of an attempt of a run, and why it failed. Once it stands in ``outcome.json``, it is the only answer."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from hpc_mp.rundir.history import AttemptEnd
-from hpc_mp.supervisor.diagnose import Death
+from hpc_mp.supervisor.diagnose import RootCause
 
 Action = Literal["done", "requeue", "fail"]
 IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too short for one step, or nobody lets it run
@@ -22,7 +22,7 @@ class Decision:
     why: str
 
 
-def decide(ending: Literal["completed", "stopped"] | Death, *, cancelled: bool, retries: int,
+def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
            stalled: Sequence[AttemptEnd]) -> Decision:
     """Queue the job again, or let it end?
 
