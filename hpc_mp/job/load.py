@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from itertools import starmap
 from pathlib import Path
 from types import MappingProxyType
@@ -33,27 +34,30 @@ def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
     Raises:
         HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
     """
-    tree = under(defaults, _parse(path))
-    for override in overrides:
-        _override(tree, override)
-    return resolve(tree, path.resolve().parent)
+    return _overridden(under(defaults, _parse(path)), overrides, path.resolve().parent)
 
 
 def load_array(
-    path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+    job: Path | JobSpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[JobSpec, ...]:
     """The jobs of ``slurm.array``: each the file with that element's overrides. Without an array the one job.
+
+    Args:
+        job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
 
     Raises:
         HpcMpError: as ``load_job`` does, and for an element that changes more than its script can say.
     """
-    spec = load_job(path, overrides, defaults)
+    written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True) if isinstance(job, JobSpec) else _parse(job)
+    base = Path.cwd() if isinstance(job, JobSpec) else job.resolve().parent
+    tree = under(defaults, written)
+    spec = _overridden(tree, overrides, base)
     for number, element in enumerate(spec.slurm.array):
         for key in element:
             if key.startswith(("job.", "slurm.", "environment.")) or "." not in key:
                 raise HpcMpError(f"slurm.array[{number}].{key}", "cannot differ between the elements of an array, which "
                                  "share one script", 'name keys of other tables, for example {"train.seed" = 1}')
-    return tuple(load_job(path, (*overrides, *starmap(_as_override, element.items())), defaults)
+    return tuple(_overridden(tree, (*overrides, *starmap(_as_override, element.items())), base)
                  for element in spec.slurm.array) or (spec,)
 
 
@@ -97,6 +101,13 @@ def _parse(path: Path) -> dict[str, Any]:
         raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
     except RecursionError:
         raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
+
+
+def _overridden(tree: Mapping[str, Any], overrides: Sequence[str], base: Path) -> JobSpec:
+    changed = deepcopy(dict(tree))
+    for override in overrides:
+        _override(changed, override)
+    return resolve(changed, base)
 
 
 def _override(tree: dict[str, Any], text: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
@@ -31,11 +32,19 @@ def script(plan: Plan, *runs: Path) -> Script:
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
 
 
+class Begun(NamedTuple):
+    """A run whose attempt with this number may start its ranks; ``lock`` is the descriptor of its open lock file."""
+
+    run: RunDirectory
+    attempt: int
+    lock: int
+
+
 @contextmanager
-def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, int, int]]:
+def begin(plan: Plan, resumed: Resumed | None) -> Iterator[Begun]:
     """Make a run directory, or take the resumed one into its next attempt, and write what ranks read.
 
-    Gives the run, the number of the attempt and the open lock file; the run is held until the block ends.
+    The run is held until the block ends.
 
     Raises:
         HpcMpError: a job that cannot be rendered, or a directory that cannot be written.
@@ -48,12 +57,12 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, i
             left.unlink(missing_ok=True)
         record(resumed.run, AttemptEnd("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
-        yield resumed.run, number, resumed.lock
+        yield Begun(resumed.run, number, resumed.lock)
         return
     run = create_run(Path(plan.spec.job.directory), plan.spec.job.name)
     with hold(run) as lock:
         _write(plan, run, run)
-        yield run, 1, lock
+        yield Begun(run, 1, lock)
 
 
 def begin_array(plans: Sequence[Plan]) -> tuple[RunDirectory, ...]:

@@ -118,6 +118,7 @@ class RankFailure:
         return self.message if self.kind == "user" else sentence(who(self.rank, self.place, self.node), self.kind, self.message)
 
 
+YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
 AXES = ("dp", "pp", "cp", "tp")
 
 
@@ -165,14 +166,17 @@ def read_failure(path: Path) -> RankFailure:
     tree = read_json(path)
     try:
         standing = tree.get("standing")
-        return RankFailure(
+        found = RankFailure(
             int(tree["rank"]), str(tree["node"]), tree["kind"] if tree["kind"] in KINDS else "error", str(tree["message"]),
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
             tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
             standing_of(standing) if standing else None)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no record of a rank's end ({error})") from None
+    if not 0 <= found.time < YEAR_3000:
+        raise ValueError(f"no record of a rank's end (time = {found.time})")
+    return found
 
 
 def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
@@ -180,15 +184,14 @@ def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFai
 
     What is broken is left out, and so is the end of a rank that has begun anew since in the same attempt.
     """
-    starts = [line for line in read_lines(run.ranks) if {"attempt", "rank"} <= line.keys()]
-    begun = {(line["attempt"], line["rank"]): line for line in starts}
+    begun = {(line["attempt"], line["rank"]): line for line in _announced(run)}
     found = []
     for path in run.failure.found(*(() if attempt is None else (attempt,))):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, TypeError):
             failure = read_failure(path)
             start = begun.get((failure.attempt, failure.rank), {})
-            if failure.time >= start.get("time", 0):
-                known = failure.place or tuple((axis, start[axis]) for axis in AXES if axis in start)
+            if failure.time >= float(start.get("time", 0)):
+                known = failure.place or tuple((axis, int(start[axis])) for axis in AXES if axis in start)
                 found.append(replace(failure, place=known))
     return found
 
@@ -244,15 +247,19 @@ def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) 
     except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the records are there all the same
         places = ()
     return root_cause(read_failures(run, attempt), read_standings(run, attempt), places,
-                      nodes if nodes is not None else _announced(run, attempt, places))
+                      nodes if nodes is not None else _nodes(run, attempt, places))
 
 
-def _announced(run: RunDirectory, attempt: int, places: Sequence[RankPlace]) -> list[str]:
+def _announced(run: RunDirectory) -> list[dict[str, Any]]:
+    """The lines of ``ranks.jsonl`` that tell of a rank of an attempt."""
+    with suppress(OSError):
+        return [line for line in read_lines(run.ranks) if isinstance(line, dict)
+                and isinstance(line.get("attempt"), int) and isinstance(line.get("rank"), int)]
+    return []
+
+
+def _nodes(run: RunDirectory, attempt: int, places: Sequence[RankPlace]) -> list[str]:
     """The names of the nodes, of which each rank has told its own."""
-    told: dict[Any, str] = {line.get("rank"): str(line.get("node", "")) for line in read_lines(run.ranks)
-                            if line.get("attempt") == attempt}
-    names: dict[int, str] = {}
-    for place in places:
-        if told.get(place.rank):
-            names[place.node] = told[place.rank]
+    told = {line["rank"]: str(line.get("node", "")) for line in _announced(run) if line["attempt"] == attempt}
+    names = {place.node: told[place.rank] for place in places if told.get(place.rank)}
     return [names.get(node, f"node{node}") for node in range(max((place.node for place in places), default=-1) + 1)]

@@ -1,11 +1,12 @@
-"""The verdict: what became of an attempt of a run, and why it failed. Once it stands in ``outcome.json``, it is the only answer."""
+"""The verdict: what became of an attempt of a run, and why it failed. Once in ``outcome.json`` it is the only answer."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from hpc_mp.rundir.failures import KINDS, RankFailure, judged
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
+WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each is worse than those before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,8 @@ class Outcome:
         first_loss, loss: of the run's first and last step; None before the first step.
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
         checkpoint: the newest one.
-        report: the pictures, if they were drawn.
+        report: the page that was drawn of the run; None where none was.
+        elements: of an array, the outcome of each of its runs; this one is then the worst of them.
     """
 
     run: Path
@@ -59,10 +62,17 @@ class Outcome:
     checkpoint: Path | None = None
     cause: Cause | None = None
     report: Path | None = None
+    elements: tuple[Outcome, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """For ``--json``. What is not finite is null: JSON knows no NaN."""
-        return {key: _plain(value) for key, value in asdict(self).items()}
+        """For ``--json`` and ``outcome.json``. What is not finite is null: JSON knows no NaN."""
+        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key != "elements"}
+        return tree | ({"elements": [each.document() for each in self.elements]} if self.elements else {})
+
+
+def together(elements: Sequence[Outcome]) -> Outcome:
+    """The outcome of an array: that of its worst element, with all of them beside it."""
+    return replace(max(elements, key=lambda outcome: WORSE.index(outcome.state)), elements=tuple(elements))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +99,7 @@ def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | Non
         return None
     try:
         report, cause = tree.get("report"), tree.get("cause")
-        found = Verdict(int(tree.get("attempt", number)), str(tree["state"]), _cause(cause) if cause else None,  # type: ignore[arg-type]
+        found = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
                         Path(report) if report else None)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"no verdict ({error})") from None
@@ -110,9 +120,10 @@ def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
     found = verdict(run, number)
     if found is not None:
         return found.cause
-    end = next((end for end in reversed(history.history(run)) if end.attempt == number and end.kind in KINDS), None)
-    if end is not None:
-        return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
+    with suppress(OSError, KeyError, TypeError):  # a broken history: the records are there
+        for end in reversed(history.history(run)):
+            if end.attempt == number and end.kind in KINDS:
+                return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
     failure = judged(run, number)
     return None if failure is None else cause_of(run, failure)
 

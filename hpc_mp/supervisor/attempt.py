@@ -15,7 +15,7 @@ from hpc_mp.cluster.bad_nodes import Finding, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.placement import from_dict
-from hpc_mp.report import conclude
+from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, history, read_attempt, read_json
 from hpc_mp.rundir.job_chain import cancel_successors, successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
@@ -136,10 +136,10 @@ def _act(
     else:
         action, why = _again(run, spec, given, decision)
     with suppress(OSError):  # a full disk must not change what the job's end is
-        history.record(run, history.AttemptEnd(attempt.token, attempt.attempt, history.saved_step(run),
-                                        died.cause.kind if died else str(ending), message,
-                                               died.nodes_to_blame if died else (), action, time.time(),
-                                               died.cause.rank if died else None, died.cause.node if died else None))
+        history.record(run, history.AttemptEnd(
+            attempt.token, attempt.attempt, history.saved_step(run), died.cause.kind if died else str(ending), message,
+            died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
+            died.cause.node if died else None))
     if action in ("done", "fail"):
         _conclude(run, attempt.attempt, given, ending)
         cancel_successors(run, given.job_id if given else None)
@@ -173,13 +173,15 @@ def _conclude(
     run: RunDirectory, attempt: int, given: Allocation | None, ending: Literal["completed", "stopped"] | RootCause,
 ) -> None:
     """The verdict on the whole run, with its report, for whoever asks without Slurm."""
-    state, cause = ("failed", ending.cause) if isinstance(ending, RootCause) else (ending, None)
-    conclude(Outcome(run.path, state, given.job_id if given else None, cause=cause, **figures(run, attempt)), attempt)
+    outcome = Outcome(run.path, "failed" if isinstance(ending, RootCause) else ending, given.job_id if given else None,
+                      cause=ending.cause if isinstance(ending, RootCause) else None, **figures(run, attempt))
+    conclude(outcome, attempt)
 
 
 def _remember(run: RunDirectory, cluster: str, died: RootCause) -> None:
     now = time.time()
-    findings = [Finding(node, died.cause.kind, died.cause.message, str(run.path), now, now + AVOIDED_S) for node in died.nodes_to_blame]
+    findings = [Finding(node, died.cause.kind, died.cause.message, str(run.path), now, now + AVOIDED_S)
+                for node in died.nodes_to_blame]
     try:
         record(ledger(cluster), findings)
     except OSError as error:

@@ -120,7 +120,7 @@ def classify(evidence: Evidence) -> RootCause:
 
 
 def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
-    """Of symptoms of one level the earliest; of those without a time one that names a rank tells more than one that names a host."""
+    """Of one level the earliest; of those without a time one that names a rank tells more than one that names a host."""
     level, time = precedence(symptom.kind, symptom.time)
     return level, time, tuple(KINDS).index(symptom.kind), symptom.rank is None, symptom.host is None
 
@@ -218,7 +218,8 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         if end.code is None:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
         elif end.code < 0:
-            yield Symptom(kind_of_end(end.code), _with_last_words(ending(end.code), end.host, task, evidence), end.host, rank, task)
+            text = _with_last_words(ending(end.code), end.host, task, evidence)
+            yield Symptom(kind_of_end(end.code), text, end.host, rank, task)
         elif _is_silent(end, rank, evidence):
             yield Symptom("exit", _with_last_words(ending(end.code), end.host, task, evidence), end.host, rank, task)
 
@@ -307,8 +308,8 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
                 found.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
     everywhere = set(found) == set(evidence.hosts)
     for host, text in found.items():
-        yield Symptom("user", f"{host}, like all nodes, lacks what ranks need: {text}. {REMEDY}", host) if everywhere else Symptom(
-            "unfit", text, host)
+        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {REMEDY}"
+        yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
 
 
 def _last_error(evidence: Evidence) -> Symptom | None:

@@ -13,8 +13,8 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.layout.placement import RankPlace, from_dict
 from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
 from hpc_mp.rundir.failures import RankFailure, read_failures
-from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.rundir.layout import FilesOfRun
+from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.inputs import find_files
 from hpc_mp.layout.models import ModelShape, family_of, layer_costs, read_config
 from hpc_mp.layout.schedule import build as build_schedule
 from hpc_mp.layout.schedule import validate
@@ -21,7 +22,7 @@ from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
 from hpc_mp.rundir.staged import stage_directory, staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
-from hpc_mp.train.data import TokenSet, find_files, load_tokens, prepare
+from hpc_mp.train.data import TokenSet, load_tokens, prepare
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import Groups

@@ -1,4 +1,4 @@
-"""Which files a job trains on: patterns to paths. Nothing is read here, so that a login node can check it at once."""
+"""Which files a job trains on, and whose tokenizer it uses. Nothing is read here, so that a login node can check it at once."""
 
 from __future__ import annotations
 
@@ -25,6 +25,10 @@ REFUSED: dict[str, tuple[str, str]] = {
                     ("a binary file is not text", "name text or .jsonl files only, with a narrower pattern")),
 }
 
+# Where one of these lies in a directory, there is a tokenizer.
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+                    "sentencepiece.bpe.model", "tekken.json")
+
 
 def kind(path: Path) -> Kind:
     """How a file is read: ``jsonl`` (one JSON object per line) by its suffix, else ``text``."""
@@ -45,6 +49,24 @@ def find_files(patterns: Sequence[str]) -> tuple[Path, ...]:
     for name in sorted({name for pattern in patterns for name in _matches(pattern)}):
         files.setdefault(_identity(name), Path(name))
     return tuple(files.values())
+
+
+def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
+    """The directory whose tokenizer is used: the given one, else the checkpoint's if tokenizer files lie there.
+
+    Cheap enough for a login node. None means that a tokenizer is trained on the job's files.
+
+    Raises:
+        HpcMpError: ``given`` holds no tokenizer.
+    """
+    if given is not None and not files_there(given, VOCABULARY_FILES):
+        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
+                         "name a directory that holds tokenizer.json, or leave data.tokenizer out to train one")
+    return given or (pretrained if pretrained and files_there(pretrained, VOCABULARY_FILES) else None)
+
+
+def files_there(directory: Path, names: Sequence[str]) -> list[str]:
+    return [name for name in names if (directory / name).exists()]
 
 
 def _matches(pattern: str) -> list[str]:
