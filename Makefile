@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint demo prove bench wheel clean
+.PHONY: help install test lint demo prove bench reference docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -18,7 +18,7 @@ help:  ## show this list
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
 test: lint  ## lint, types, import arrows and all tests but the long proofs
-	$(PY) -m pytest -ra -n 2 --dist loadfile
+	$(PY) -m pytest -ra -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install  ## style, types and import arrows
 	$(PY) -m ruff check .
@@ -29,17 +29,23 @@ demo: install  ## train a small model on emulated nodes
 	$(PY) demo/run.py
 
 prove: install  ## the long proofs of exactness
-	$(PY) -m pytest -ra -m prove --timeout=3600
+	$(PY) -m pytest -ra -m "prove or hypothesis" --hypothesis-profile=nightly --timeout=3600
 
 bench: install  ## measure
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/throughput.py
 
+reference: install  ## write docs/reference anew, from the code
+	$(PY) docs/reference.py
+
+docs: reference  ## the documentation as a site, in site/
+	$(PY) -m mkdocs build --strict
+
 wheel: install  ## build dist/*.whl and dist/*.tar.gz
 	$(PY) -m build --no-isolation
 
 clean:  ## remove .venv and everything that was built
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian's Python may come without ensurepip: then pip is put into the environment from outside.

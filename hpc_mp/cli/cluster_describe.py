@@ -11,6 +11,7 @@ from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.records import SHOW_CONFIG
 from hpc_mp.lint.slurm_conf.config import ask_slurm
 from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
 from hpc_mp.lint.slurm_conf.report import describe as described
@@ -25,7 +26,7 @@ def describe(as_json: bool) -> None:
     try:
         found = described(ask_slurm())
     except CommandFailed as error:
-        raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "run it where Slurm answers") from None
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "run it where Slurm answers") from None
     if as_json:
         click.echo(json.dumps(found.document()))
     else:

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import re
 import shlex
 import stat
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import hpc_mp
-from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.catalogue import PACKED_ROWS
+from hpc_mp.catalogue.read import own_files, read_rows
 from hpc_mp.cluster.node.mounts import SHARED
 from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
-PACKED = ("__init__.py", "cluster/__init__.py", "cluster/ask.py", "cluster/machine/*.py", "doctor/__init__.py",
-          "doctor/finding.py", "doctor/health.py", "doctor/checks/*.py")
-_MAIN = "import sys\nfrom hpc_mp.doctor.health import main\nsys.exit(main())\n"
+PROGRAM = "hpc_mp.doctor.health"
+_READ_HERE = "hpc_mp.catalogue.read"  # it needs pydantic: what it gives is packed in its place
+_MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh
 # HealthCheckProgram of Slurm, written by hpc-mp doctor --install. The node's own Python runs it: 3.10 or newer.
@@ -62,20 +66,42 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
 
 
 def pack(archive: Path) -> None:
-    """One file that Python runs. The same sources give the same bytes."""
+    """One file that Python runs, with the catalogue of machines as JSON. The same sources and rows give the same bytes."""
     root = Path(hpc_mp.__file__).parent
     new = archive.with_suffix(".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as pack:
         pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
-        for file in _sources(root):
+        for file in packed():
             pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
+        rows = json.dumps(read_rows(own_files()))
+        pack.writestr(zipfile.ZipInfo(f"hpc_mp/catalogue/{PACKED_ROWS}"), rows, zipfile.ZIP_DEFLATED)
     new.chmod(0o644)
     new.replace(archive)
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    for pattern in PACKED:
-        yield from sorted(root.glob(pattern))
+def packed() -> list[Path]:
+    """The health check's own file and every file of this package that it imports, directly or not, in order of their paths."""
+    found: set[Path] = set()
+    waiting = [PROGRAM]
+    while waiting:
+        name = waiting.pop()
+        file = _file_of(name)
+        if file is None or file in found or name == _READ_HERE:
+            continue
+        found.add(file)
+        waiting.append(name.rpartition(".")[0])
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return sorted(found)
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module of ours; None for all others, and for a name that is no module."""
+    first, *others = module.split(".")
+    place = Path(hpc_mp.__file__).parent.joinpath(*others)
+    files = (place / "__init__.py", place.with_suffix(".py")) if first == "hpc_mp" else ()
+    return next((file for file in files if file.exists()), None)
 
 
 def _present(directory: Path, ask: Runner) -> str | None:
@@ -84,11 +110,8 @@ def _present(directory: Path, ask: Runner) -> str | None:
     found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
     if found:
         return shlex.split(found[1])[0]
-    try:
-        config = re.search(r"^HealthCheckProgram\s*= (\S+)", ask(("scontrol", "show", "config")), re.MULTILINE)
-    except CommandFailed:
-        return None
-    return config[1] if config and config[1] != "(null)" and Path(config[1]).name != SCRIPT else None
+    program = find_settings(ask).get("HealthCheckProgram")
+    return program if program and Path(program).name != SCRIPT else None
 
 
 def _refuse_shared(directory: Path, source: Source) -> None:

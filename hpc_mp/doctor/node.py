@@ -97,4 +97,4 @@ def _check(code: str) -> Check[Any]:
         if check.code == code:
             return check
     near = difflib.get_close_matches(code, [check.code for check in PASSIVE], n=1)
-    raise HpcMpError(f"check {code}", "does not exist", f"did you mean {near[0]}?" if near else "docs/doctor.md lists them all")
+    raise HpcMpError(f"check {code}", "does not exist", f"did you mean {near[0]}?" if near else "`hpc-mp doctor --list` has all")

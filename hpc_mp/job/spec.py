@@ -73,7 +73,7 @@ class Model(Section):
     """A table with `model_type` (`"gpt2"` or `"llama"`) and sizes under Hugging Face's names: random weights. A name that the
     family does not know is refused."""
     stage: bool = False
-    """before the ranks, to `$HPC_MP_LOCAL/data`"""
+    """The checkpoint in `model.pretrained` is copied to every node's own disk; not once the run has one of its own."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -96,7 +96,7 @@ class Data(Section):
     sequence_length: Count
     """Required. Tokens of a sample; at most the model's positions."""
     stage: bool = False
-    """by the first rank of each node"""
+    """The token files are copied to every node's own disk, by its first rank."""
 
 
 class Parallel(Section):
@@ -111,7 +111,8 @@ class Parallel(Section):
     expert: Count = 1
     """Only 1 is built."""
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
-    """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more messages."""
+    """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more
+    messages."""
     shard_degree: Count | None = None
     """Over how many data ranks ZeRO shares out; a divisor of the data degree. Left out: over all."""
     order: Order = "auto"
@@ -119,7 +120,7 @@ class Parallel(Section):
     which a step waits least for links between nodes, and says for how many seconds where `hpc-mp doctor` has measured them.
     `hpc-mp placement` shows all."""
     rank_map: RankMap = "auto"
-    """The node of every rank, see below. Example: `[1, 1, 0, 0]`."""
+    """The node of every rank, see [placement](../how-it-works/placement.md). Example: `[1, 1, 0, 0]`."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
     """Or `"gpipe"`, which holds the activations of all microbatches. `hpc-mp schedule --draw` draws them."""
     virtual_stages: Count = 1
@@ -210,9 +211,10 @@ class Slurm(Section):
     gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = "auto"
     """`"gpus-per-node"`, `"gres"` or `"none"`; `auto` takes the form that the site's Slurm knows. Example: `"gres"`."""
     mpi: Literal["none", "pmix", "pmi2"] = "none"
-    """`"pmix"` or `"pmi2"`: ranks meet through MPI, see [MPI](#mpi). Example: `"pmix"`."""
+    """`"pmix"` or `"pmi2"`: ranks meet through MPI, see [MPI](../user/jobs.md#mpi). Example: `"pmix"`."""
     array: tuple[dict[str, Any], ...] = ()
-    """One job per table of overrides, see [arrays](#arrays-and-heterogeneous-jobs). Example: `[{ "train.seed" = 1 }, {
+    """One job per table of overrides, see [arrays](../user/jobs.md#arrays-and-heterogeneous-jobs). Example: `[{ "train.seed"
+    = 1 }, {
     "train.seed" = 2 }]`."""
     components: tuple[Component, ...] = ()
     """A heterogeneous job: tables of `nodes`, `partition`, `constraint`, `extra`. Example: `[{ nodes = 1 }, { nodes = 3,
@@ -224,7 +226,7 @@ class Slurm(Section):
     chain: NonNegative = 0
     """Jobs queued behind this one. Not with an array. Example: `3`."""
     container: Line | None = None
-    """An image (`.sif`, `.img`, `.sqsh`) or its name in a registry, see [containers](#containers). Example:
+    """An image (`.sif`, `.img`, `.sqsh`) or its name in a registry, see [containers](../user/jobs.md#containers). Example:
     `"images/torch.sif"`."""
     container_runtime: Literal["auto", "pyxis", "apptainer", "singularity"] = "auto"
     """`"pyxis"`, `"apptainer"` or `"singularity"`; `auto`: pyxis where srun knows `--container-image`, else apptainer. Example:
@@ -243,7 +245,8 @@ class Slurm(Section):
     setup: tuple[str, ...] = ()
     """Lines of bash on the first node, before the ranks; what they export reaches all ranks. Example: `["ulimit -c 0"]`."""
     extra: dict[Option, Flag] = {}
-    """Any other option of sbatch, by its long name; `true` for one without a value. An unknown one is answered with the nearest,
+    """Any other option of sbatch, by its long name; `true` for one without a value. An unknown one is answered with the
+    nearest,
     one that the script settles with the key to use. `exclusive = false` shares nodes, `mem = false` leaves memory to the
     site. Example: `{ licenses = "fs:1", mail-type = "END" }`."""
 
@@ -254,14 +257,16 @@ class Environment(Section):
     profile: Name | None = None
     """The variables of a platform, by name (`hpc-mp env` on a node says which it is) or `"auto"`: the one that the doctor noted
     for this cluster; none if it noted none, and that is said. `"none"` switches a site's off. See
-    [environment.md](environment.md). Example: `"azure-ndv5"`."""
+    [environment.md](../user/environment.md). Example: `"azure-ndv5"`."""
     local: Line | None = None
     """A directory on each node's own disk. Left out: `$TMPDIR`, else `/tmp`. Example: `"/local/scratch"`."""
     stage: bool = False
-    """before the ranks, to `$HPC_MP_LOCAL/env`"""
+    """The environment of the ranks' Python is packed once and unpacked on every node's own disk before they start. See
+    [staging](../user/jobs.md#staging-and-caches)."""
     health: bool = True
-    """`hpc-mp doctor` looks at every node before the ranks start, and at the network that NCCL takes there; a node with an error
-    is left out, and the job queued again without it. See [doctor.md](doctor.md#before-every-job). Example: `false`."""
+    """`hpc-mp doctor` looks at every node before the ranks start, and at the network that NCCL takes there; a node with an
+    error
+    is left out, and the job queued again without it. See [doctor.md](../user/doctor.md#before-every-job). Example: `false`."""
     set: dict[Variable, str] = {}
     """Variables of every rank, literally; the last word. Example: `{ NCCL_IB_HCA = "mlx5" }`."""
 

@@ -1,1 +1,1 @@
-"""Pictures and HTML from a run directory."""
+"""Pictures of a run as one HTML file, from its run directory alone."""

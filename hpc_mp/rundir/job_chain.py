@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.rundir import RunDirectory, read_json, write_json
 
 
@@ -22,11 +19,3 @@ def successors(run: RunDirectory, job_id: str | None = None) -> tuple[str, ...]:
     if job_id is None:
         return jobs
     return jobs[jobs.index(job_id) + 1:] if job_id in jobs else ()
-
-
-def cancel_successors(run: RunDirectory, job_id: str | None = None, ask: Runner = ask) -> None:
-    """They would find nothing to do. A site that forbids scancel on its nodes lets them start and end at once."""
-    jobs = successors(run, job_id)
-    if jobs:
-        with suppress(CommandFailed):
-            ask(("scancel", *jobs))

@@ -13,18 +13,19 @@ from typing import Literal
 
 from hpc_mp.cluster.bad_nodes import Finding, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.requeue import exclude, queued_again, requeue
+from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, history, read_attempt, read_json
-from hpc_mp.rundir.job_chain import cancel_successors, successors
+from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.supervisor import node_setup as node_steps
 from hpc_mp.supervisor.diagnose import RootCause, classify, gather
 from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
-from hpc_mp.supervisor.requeue import exclude, queued_again, requeue
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow
@@ -79,7 +80,7 @@ def _nothing_to_do(run: RunDirectory, given: Allocation | None) -> int:
     told = run.stop.exists()
     _say(run, f"nothing to do: the run {'was told to stop' if told else 'is complete'}")
     _conclude(run, run.attempt(), given, "stopped" if told else "completed")
-    cancel_successors(run, given.job_id if given else None)
+    withdraw(successors(run, given.job_id if given else None))
     return 0
 
 
@@ -142,7 +143,7 @@ def _act(
             died.cause.node if died else None))
     if action in ("done", "fail"):
         _conclude(run, attempt.attempt, given, ending)
-        cancel_successors(run, given.job_id if given else None)
+        withdraw(successors(run, given.job_id if given else None))
     _say(run, f"start {attempt.attempt} {'failed: ' if died else ''}{message}; {why}")
     if action != "fail":
         return 0

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.jobs import largest_task
+from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.layout.placement import RankPlace, from_dict
 from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
 from hpc_mp.rundir.failures import RankFailure, read_failures
@@ -157,11 +159,9 @@ def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:
     if not hosts:
         return {}
     try:
-        answer = ask(("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(hosts)}"))
+        return {name: node.state for name, node in node_states(hosts, ask=ask).items()}
     except CommandFailed:
         return {}
-    rows = (line.split() for line in answer.splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def _resident(run: RunDirectory) -> dict[int, int]:
@@ -175,10 +175,4 @@ def _resident(run: RunDirectory) -> dict[int, int]:
 def _largest(lines: list[str], ask: Runner) -> int | None:
     """Slurm ends a whole step for its memory without naming a task; its accounting knows which was the largest."""
     step = next((found[1] for line in lines if (found := OVER_LIMIT.search(line))), None)
-    if step is None:
-        return None
-    try:
-        task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=MaxRSSTask")).strip()
-    except CommandFailed:
-        return None
-    return int(task) if task.isdigit() else None
+    return largest_task(step, ask) if step is not None else None

@@ -9,11 +9,11 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
@@ -67,18 +67,10 @@ def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
     """A start without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
     if any(end.token == earlier.token for end in history(run)):
         return
-    down = _down(earlier.hosts, ask)
+    down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
     record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
                     f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
-
-
-def _down(hosts: Sequence[str], ask: Runner) -> tuple[str, ...]:
-    try:
-        answer = ask(("sinfo", "--noheader", "--Node", "--responding=no", "--format=%N", f"--nodes={','.join(hosts)}"))
-    except CommandFailed:
-        return ()
-    return tuple(dict.fromkeys(answer.split()))
 
 
 def _hosts(

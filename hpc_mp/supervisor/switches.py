@@ -12,9 +12,10 @@ from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.records import SHOW_TOPOLOGY, show_topology
+from hpc_mp.cluster.slurm.steps import one_task_per_node
+from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology, read_topology
-from hpc_mp.supervisor.node_setup import shapeless
-from hpc_mp.supervisor.srun import one_per_node
 
 FILES = ("topology.yaml", "topology.conf")  # where Slurm finds the first, it passes over the second (25.05)
 FOLDER = Path("/etc/slurm")
@@ -26,7 +27,7 @@ TELL = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 def in_a_step(argv: Sequence[str]) -> str:
     """What the tasks of a step say. Raises CommandFailed."""
-    return ask(argv, STEP_S, shapeless(os.environ))
+    return ask(argv, STEP_S, one_task_environment(os.environ))
 
 
 def switches(
@@ -41,7 +42,7 @@ def switches(
         folder: where Slurm's files lie, unless beside the one that ``SLURM_CONF`` names.
     """
     try:
-        return read_topology(ask(("scontrol", "show", "topology"))), "scontrol"
+        return read_topology(show_topology(ask)), SHOW_TOPOLOGY[0]
     except (CommandFailed, HpcMpError):  # not allowed here, or in words that we do not know
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
@@ -61,7 +62,7 @@ def _of_file(path: Path) -> SwitchTree:
 
 
 def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchTree:
-    step = one_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
+    step = one_task_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
     if step is None:
         return SwitchTree()
     try:

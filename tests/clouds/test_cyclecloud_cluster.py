@@ -1,6 +1,6 @@
 """A whole cluster from the cluster-init specs: fresh machines of two distributions, hpc-mp by pip, a real training.
 
-What it stands on and what stands in for Azure: docs/cluster-init.md.
+What it stands on and what stands in for Azure: docs/admin/cluster-init.md.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def test_healthagents_program_is_still_called_on_every_node(cluster: Cluster) ->
 def test_a_training_over_all_nodes(cluster: Cluster) -> None:
     home = cluster.site.directory / HOME[1:]
     home.mkdir()
-    (home / "text.md").write_text((ROOT / "docs/slurm.md").read_text())
+    (home / "text.md").write_text((ROOT / "docs/user/jobs.md").read_text())
     (home / "job.toml").write_text(JOB)
     for path in (home, *home.iterdir()):
         os.chown(path, 65534, 65534)

@@ -16,13 +16,13 @@ from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.gpus import Gpu, find_gpus
 from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import usable_cpus
 from hpc_mp.cluster.slurm.query import (
     NodeKind,
     Partition,
     accounts,
     parse_gpus,
     partitions,
-    usable_cpus,
     version,
     why_silent,
 )

@@ -13,6 +13,8 @@ import pytest
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import submit as slurm
+from hpc_mp.cluster.slurm.steps import script_command
+from hpc_mp.cluster.slurm.variables import step_environment
 
 PYTHON = shlex.quote(sys.executable)
 WRITE_DOWN = "import json, os, sys; json.dump([sys.argv[2:], dict(os.environ)], open(sys.argv[1], 'w'))"
@@ -106,6 +108,6 @@ def test_a_step_keeps_the_allocation_and_nothing_else_of_slurm() -> None:
     inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CONF": "/c", "SLURM_NTASKS": "1",
               "SLURM_STEP_ID": "0", "SLURM_CPU_BIND": "mask_cpu:0x1", "SLURM_PROCID": "0", "MASTER_PORT": "1",
               "HOME": "/h"}
-    assert slurm.step_environment(inside) == {
+    assert step_environment(inside) == {
         "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_CONF": "/c", "HOME": "/h", "SLURM_OVERLAP": "1"}
-    assert slurm.step_command(Path("/a b/job.sbatch")) == ["bash", "/a b/job.sbatch"]
+    assert script_command(Path("/a b/job.sbatch")) == ["bash", "/a b/job.sbatch"]

@@ -16,7 +16,7 @@ from slurm_jobs import until
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.doctor.bench.events import MARK, Event, events
 from hpc_mp.doctor.bench.groups import split
 from hpc_mp.doctor.bench.run import follow

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
@@ -135,7 +135,6 @@ def test_links_and_clocks_are_judged_under_load() -> None:
                         loaded=loaded | {"pcie": 5.0, "lanes": 16.0, "reasons": 0x4})]) == []  # capped power is normal
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.integers(3, 64), st.integers(0, 2**32 - 1), st.sampled_from([None, 0.5, 0.7]))
 def test_noise_is_not_blamed_and_a_slow_one_is(count: int, seed: int, factor: float | None) -> None:
     noise = np.random.default_rng(seed)

@@ -293,7 +293,7 @@ def test_twenty_requeues_with_exclusion_hold_no_job(lab: Cluster) -> None:
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(checkout)!r})
-from hpc_mp.supervisor.requeue import exclude, requeue
+from hpc_mp.cluster.slurm.requeue import exclude, requeue
 restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 node = f"n{{1 + restart % 3}}"
 job_id = os.environ["SLURM_JOB_ID"]

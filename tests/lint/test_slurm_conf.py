@@ -18,8 +18,9 @@ from slurm_lab.lab import Lab
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli import cluster_describe
 from hpc_mp.cli.cluster import command
+from hpc_mp.cluster.slurm.records import read_config, read_records
 from hpc_mp.cluster.topology import read_topologies
-from hpc_mp.lint.slurm_conf.config import Told, ask_slurm, read_config, read_records
+from hpc_mp.lint.slurm_conf.config import Told, ask_slurm
 from hpc_mp.lint.slurm_conf.report import RULES, describe
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
@@ -221,13 +222,6 @@ def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_slurm_does_not_say_is_not_held_against_it() -> None:
     assert describe(Told({})).misfits == ()
-
-
-def test_the_document_has_every_rule_in_its_own_words() -> None:
-    """``docs/topology.md``; a rule is added there as a row."""
-    text = (Path(__file__).parents[2] / "docs" / "topology.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `([a-z-]+)` \| (error|warning|info) \| (.*) \| (.*) \|$", text, re.MULTILINE)
-    assert rows == [(rule.code, rule.severity, rule.why, rule.remedy) for rule in RULES]
 
 
 def test_every_misfit_says_why_and_what_to_do() -> None:

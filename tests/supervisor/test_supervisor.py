@@ -16,6 +16,8 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import Finding, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requeue, union
+from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
@@ -23,9 +25,7 @@ from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
-from hpc_mp.supervisor.requeue import exclude, persistent, queued_again, requeue, union
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
-from hpc_mp.supervisor.srun import one_per_node
 
 MACHINE = RootCause(Cause("lost", "n3 vanished"), nodes_to_blame=("n3",), retry=True)
 PROGRAM = RootCause(Cause("error", "rank 1 raised"), nodes_to_blame=(), retry=False)
@@ -89,7 +89,7 @@ def test_progress_refills_the_budget() -> None:
 SCRIPT = Path("/a b/runs/0001/job.sbatch")
 RUNNING = (f"JobId=7 JobName=a JobState=RUNNING Restarts=0 Partition=all ExcNodeList=(null) Command={SCRIPT} "
            "WorkDir=/a b/runs/0001")
-NODES = "n1 idle\nn2 allocated\nn3 allocated\nn4 down*\nn5 mixed\n"
+NODES = "n1|idle|none\nn2|allocated|none\nn3|allocated|none\nn4|down*|Not responding\nn5|mixed|none\n"
 
 
 def test_a_requeue_with_exclusion_never_holds_the_job() -> None:
@@ -158,8 +158,8 @@ def test_slurm_is_asked_until_it_can_be_reached() -> None:
 
 
 def test_excluded_nodes_are_added_to_those_excluded_before() -> None:
-    assert union(RUNNING, ("n3",)) == ("n3",)
-    assert union("ExcNodeList=n[1,3] X=1", ("n3", "n7")) == ("n1", "n3", "n7")
+    assert union({"ExcNodeList": ""}, ("n3",)) == ("n3",)
+    assert union({"ExcNodeList": "n[1,3]"}, ("n3", "n7")) == ("n1", "n3", "n7")
 
 
 # --- allocation ------------------------------------------------------------------------------------------------------
@@ -234,10 +234,10 @@ def test_ports_lie_below_the_ephemeral_ones(run: str, token: str) -> None:
 
 def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
     srun = ["srun", "--export=ALL", "--nodes=2", "--relative=0", "--ntasks=4", "--label", "python"]
-    assert one_per_node(srun, 2, ["true"]) == ["srun", "--export=ALL", "--nodes=2", "--relative=0", "--ntasks=2",
+    assert one_task_per_node(srun, 2, ["true"]) == ["srun", "--export=ALL", "--nodes=2", "--relative=0", "--ntasks=2",
                                                "--ntasks-per-node=1", "--overlap", "true"]
-    assert "--ntasks=2" not in (one_per_node(["/usr/bin/srun", "--het-group=0,1"], 2, ["true"]) or [])
-    assert one_per_node(["mpirun", "-n", "2"], 2, ["true"]) is None
+    assert "--ntasks=2" not in (one_task_per_node(["/usr/bin/srun", "--het-group=0,1"], 2, ["true"]) or [])
+    assert one_task_per_node(["mpirun", "-n", "2"], 2, ["true"]) is None
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------

@@ -65,6 +65,15 @@ def wait(
     return now
 
 
+def largest_task(step_id: str, ask: Runner = ask) -> int | None:
+    """The task of a step (``7.0``) that used the most memory, by Slurm's accounting; None where it keeps none."""
+    try:
+        task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step_id}", "--format=MaxRSSTask")).strip()
+    except CommandFailed:
+        return None
+    return int(task) if task.isdigit() else None
+
+
 # --- the programs -----------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.records import find_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,7 @@ def qualities(ask: Runner = ask) -> dict[str, Quality]:
 
 def door(partition: str, ask: Runner = ask) -> Door:
     """Whom the partition takes; everybody when Slurm does not tell."""
-    try:
-        facts = dict(re.findall(r"(\w+)=(\S*)", ask(("scontrol", "show", "partition", "--oneliner", partition))))
-    except CommandFailed:
-        return Door()
+    facts = find_record("partition", partition, ask)
     return Door(_names(facts.get("AllowAccounts")), _names(facts.get("DenyAccounts")) or frozenset(),
                 _names(facts.get("AllowQos")), _names(facts.get("DenyQos")) or frozenset())
 
@@ -127,4 +125,4 @@ def _sacctmgr(ask: Runner, what: str, columns: str, *where: str) -> list[list[st
 
 
 def _names(text: str | None) -> frozenset[str] | None:
-    return None if text in (None, "ALL", "(null)") else frozenset(text.lower().split(","))
+    return None if text in (None, "", "ALL") else frozenset(text.lower().split(","))

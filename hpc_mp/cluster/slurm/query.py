@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,14 +75,13 @@ def partitions(ask: Runner = ask) -> tuple[Partition, ...]:
     return tuple(_partition([row for row in rows if row[0] == name]) for name in dict.fromkeys(row[0] for row in rows))
 
 
-def usable_cpus(node: str, ask: Runner = ask) -> int | None:
-    """CPUs of a node that jobs may use: ``CPUEfctv``, which leaves out cores kept for the system; None when unknown."""
-    try:
-        facts = dict(re.findall(r"(\w+)=(\d+)", ask(("scontrol", "show", "node", "--oneliner", node))))
-    except CommandFailed:
-        return None
-    found = facts.get("CPUEfctv") or facts.get("CPUTot")
-    return int(found) if found else None
+def partition_names(ask: Runner = ask) -> tuple[str, ...]:
+    """The names of all partitions, those among them that a site hides and that take jobs all the same.
+
+    Raises:
+        CommandFailed: Slurm does not tell.
+    """
+    return tuple(ask(("sinfo", "--noheader", "--all", "--format=%R")).split())
 
 
 def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
@@ -118,16 +116,3 @@ def _partition(rows: Sequence[Sequence[str]]) -> Partition:
         kinds=tuple(NodeKind(expand(nodes), int(cpus), int(megabytes) * 2**20, parse_gpus(gres))
                     for _, _, _, cpus, megabytes, gres, nodes in rows if nodes),
     )
-
-
-def address_of(node: str, ask: Runner = ask) -> str:
-    """A name of ``node`` that can be resolved: Slurm's own need not be one, its NodeAddr is."""
-    try:
-        socket.getaddrinfo(node, None)
-    except OSError:
-        try:
-            words = ask(("scontrol", "show", "node", "--oneliner", node)).split()
-        except CommandFailed:
-            return node
-        return next((word.removeprefix("NodeAddr=") for word in words if word.startswith("NodeAddr=")), node)
-    return node

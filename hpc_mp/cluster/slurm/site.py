@@ -12,7 +12,8 @@ import psutil
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.node.gpus import Gpu, find_gpus
 from hpc_mp.cluster.slurm.limits import Terms, associations, door, qualities, terms
-from hpc_mp.cluster.slurm.query import NodeKind, Partition, accounts, partitions, usable_cpus, version, why_silent
+from hpc_mp.cluster.slurm.nodes import usable_cpus
+from hpc_mp.cluster.slurm.query import NodeKind, Partition, accounts, partitions, version, why_silent
 
 
 @dataclass(frozen=True, slots=True)

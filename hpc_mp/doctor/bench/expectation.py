@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.bench.groups import nodes_of
 from hpc_mp.doctor.bench.result import GroupResult, Row
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.collectives import Expectation, expect, expect_tcp, nic_share
 from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
 
-# What the model is off by on healthy systems (docs/bench.md has the residuals): where bandwidth decides, and elsewhere.
+# What the model is off by on healthy systems (docs/user/bench.md has the residuals): where bandwidth decides, and elsewhere.
 REACH = 0.8  # share of what an endless payload gets: from here on bandwidth decides
 TOLERANCE = 0.15
 TOLERANCE_OF_LATENCY = 0.5
@@ -55,8 +55,8 @@ def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
     inside = all(nodes_of(group, spec.ranks_per_node) == 1 for group in spec.groups)
     if given.fabric is not None or spec.backend != "nccl" or not inside:
         return given
-    seen = set(names)
-    found = [each for each in fabrics().values() if all(re.search(each.gpu, name) for name in seen)]
+    models = {catalogue().gpu(name) for name in names}
+    found = [each for each in fabrics() if all(model is not None and model.name == each.gpu for model in models)]
     figures = {(each.links, each.link, each.nvls, each.mesh, each.ll, each.gpus) for each in found}
     return replace(given, fabric=found[0]) if len(figures) == 1 else given
 

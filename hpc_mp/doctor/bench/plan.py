@@ -13,7 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.gpus import Gpu, find_gpus
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.site import Site, find_site
-from hpc_mp.cluster.slurm.submit import step_environment
+from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
 from hpc_mp.doctor.bench.sizes import sweep
@@ -22,7 +22,6 @@ from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.busbw import ALIGN
 
-ACCESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how programs reach the controller
 SIZES: dict[Backend, tuple[int, int, int]] = {  # where the user names none: first, last, factor
     "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4), "mpi": (2**10, 2**24, 4)}
 GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-\w+)=")
@@ -107,8 +106,7 @@ def _job(wish: Wish, environ: Mapping[str, str], ask: Runner, site: Callable[[Ma
                f"--cpus-per-task={max(1, there.cpus // spec.ranks_per_node)}"]
     if spec.backend == "nccl" and not any(map(GPU_OPTIONS.match, given)):
         options.append(f"--gpus-per-node={spec.ranks_per_node}")
-    kept = {name: value for name, value in step_environment(environ).items() if name in ACCESS or not name.startswith("SLURM_")}
-    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], kept, ask))
+    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], job_environment(environ), ask))
 
 
 def _given(wish: Wish) -> list[str]:

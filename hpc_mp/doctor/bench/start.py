@@ -23,7 +23,8 @@ from pathlib import Path
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.nodes import address_of
+from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.doctor.bench.events import TOLD, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
@@ -115,8 +116,8 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 
     Rank 0's node and port go from it to us and from us to all ranks, on the standard input of srun. Raises RunFailed.
     """
-    command = ["srun", f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}",
-               "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options, *_rank(spec)]
+    shape = [f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}"]
+    command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options], _rank(spec))
     token = secrets.token_hex(8)
 
     def answer(event: Event) -> str:
@@ -162,7 +163,7 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
                     yield event
             if not found and line.strip():
                 last.append(line)
-                if source == "error" and line.startswith("srun: job"):
+                if source == "error" and is_queue_notice(line):
                     yield {"event": "note", "text": line}
         code = process.wait()
     finally:
