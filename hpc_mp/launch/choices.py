@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import Finding
+from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.query import Partition
 from hpc_mp.environment.profiles import load_profile
@@ -121,7 +121,7 @@ def _gpu_type(spec: JobSpec, partition: Partition) -> str | None:
     return wanted or (next(iter(whole)) if len(whole) == 1 else None)
 
 
-def avoid(spec: JobSpec, partition: Partition | None, bad: Mapping[str, Finding]) -> ResolvedKey[str | None]:
+def avoid(spec: JobSpec, partition: Partition | None, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
     """``slurm.extra.exclude`` with the nodes that have failed lately, where enough others are there; None: the job's own stands.
 
     Args:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from hpc_mp.cluster.bad_nodes import Finding, ledger, record
+from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.requeue import exclude, queued_again, requeue
 from hpc_mp.cluster.slurm.submit import withdraw
@@ -181,7 +181,7 @@ def _conclude(
 
 def _remember(run: RunDirectory, cluster: str, died: RootCause) -> None:
     now = time.time()
-    findings = [Finding(node, died.cause.kind, died.cause.message, str(run.path), now, now + AVOIDED_S)
+    findings = [BadNode(node, died.cause.kind, died.cause.message, str(run.path), now, now + AVOIDED_S)
                 for node in died.nodes_to_blame]
     try:
         record(ledger(cluster), findings)

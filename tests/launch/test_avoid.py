@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_mp.cluster.bad_nodes import Finding
+from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.query import NodeKind, Partition
 from hpc_mp.job import resolve
 from hpc_mp.job.resolution import resolved
@@ -16,8 +16,8 @@ from hpc_mp.launch.choices import avoid
 PARTITION = Partition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 
 
-def bad(*nodes: str) -> dict[str, Finding]:
-    return {node: Finding(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
+def bad(*nodes: str) -> dict[str, BadNode]:
+    return {node: BadNode(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
 
 
 @pytest.mark.parametrize(("nodes", "extra", "found", "excluded", "words"), [

@@ -209,7 +209,7 @@ def test_json_is_one_document_and_errors_exit_1(tmp_path: Path) -> None:
     done = CliRunner().invoke(command, [str(file), "--json"])
     [finding] = json.loads(done.stdout)["findings"]
     assert done.exit_code == 1
-    assert finding.keys() == {"code", "line", "severity", "message", "fix"}
+    assert finding.keys() == {"code", "severity", "subject", "message", "fix", "file", "line"}
     assert (finding["code"], finding["line"], finding["severity"]) == ("HM107", 6, "error")
     assert "--nodes" in finding["fix"]
 
