@@ -18,7 +18,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
-from hpc_mp.rundir.history import End, history, record, saved_step
+from hpc_mp.rundir.history import AttemptEnd, history, record, saved_step
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.switches import switches
 
@@ -69,7 +69,7 @@ def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
         return
     down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
-    record(run, End(earlier.token, earlier.attempt, saved_step(run), "vanished",
+    record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
                     f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 
