@@ -58,13 +58,11 @@ def _sku(words: list[str]) -> str | None:
 
 
 def _of_cloud(sku: str | None) -> click.Command:
-    """Azure's command asks on a terminal for what is missing; a name of no machine goes where it looks like one."""
-    known = load_machines().size(sku) if sku else None
-    if known is not None:
-        return render_others if known.cloud in CLOUDS else render_azure
-    names = [each.name.casefold() for each in load_machines().sizes.values() if each.cloud in CLOUDS]
-    like = sku is not None and any(name[:2] == sku.casefold()[:2] for name in names)
-    return render_others if like else render_azure
+    """Azure's command asks on a terminal for what is missing. Of names that are not known those with a _ look like Azure's."""
+    if sku is None:
+        return render_azure
+    known = load_machines().size(sku) or load_machines().size(f"Standard_{sku}")
+    return render_others if (known.cloud in CLOUDS if known else "_" not in sku) else render_azure
 
 
 command.add_command(Render(

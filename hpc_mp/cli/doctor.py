@@ -43,8 +43,9 @@ def spelled_out(words: Sequence[str], environ: Mapping[str, str] = os.environ) -
 
 @click.command(cls=Doctor, help="Find what is wrong with this machine (node, which is meant without a sub-command), or which "
                                 "node or link of a cluster is bad. Nothing is changed, root is not needed.")
-def command() -> None:
-    pass
+@click.option("--list", "listed", is_flag=True, help="List all checks: `hpc-mp doctor list`.")
+def command(listed: bool) -> None:
+    """``--list`` has become a sub-command before this is called."""
 
 
 command.add_command(cluster)
