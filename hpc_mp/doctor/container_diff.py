@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.efa import LIBRARIES, PLUGINS
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.memory import read_shared
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.doctor.checks.words import several, size
 from hpc_mp.doctor.finding import Finding, Outcome
 
 View = Mapping[str, Any]
@@ -41,7 +41,7 @@ class Item:
     what: str
     reads: str
     remedy: str
-    said: Callable[[float], str] = size
+    said: Callable[[float], str] = memory_size
 
 
 def view(source: Source) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from hpc_mp.cluster.node.mounts import SHARED
 from hpc_mp.cluster.node.source import Source, Unseen
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
-PACKED = ("__init__.py", "cluster/__init__.py", "cluster/ask.py", "cluster/machine/*.py", "doctor/__init__.py",
-          "doctor/finding.py", "doctor/health.py", "doctor/checks/*.py")
+PACKED = ("__init__.py", "base/*.py", "cluster/__init__.py", "cluster/node/*.py", "doctor/__init__.py", "doctor/finding.py",
+          "doctor/health.py", "doctor/checks/*.py")
 _MAIN = "import sys\nfrom hpc_mp.doctor.health import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from hpc_mp.base.text import data_rate, data_size, duration
 from hpc_mp.cluster.bandwidth import COUNTS_DAYS, Measured
 from hpc_mp.cluster.rates import rates
 from hpc_mp.cluster.topology import SwitchTree
@@ -59,10 +60,10 @@ def settle_order(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], meas
                                 stages_in_turn=_backend(spec).in_turn and p.zero > 0)
     if spec.job.nodes == 1:
         return order, "one node: no traffic leaves it"
-    waited = [cost.waited / 1e6 for cost in costs]
-    words = f"a step waits for {min(waited):,.1f} MB on links between nodes, in the worst order {max(waited):,.1f} MB"
+    waited = [cost.waited for cost in costs]
+    words = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"
     if measured is not None and usual is not None:
-        words += f"; {min(cost.seconds for cost in costs):.2g} s at the {usual:.3g} GB/s measured {measured.when()}"
+        words += f"; {duration(min(cost.seconds for cost in costs))} at the {data_rate(usual)} measured {measured.when()}"
     return order, words
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from hpc_mp.base.text import counted, duration, memory_size, moment, number, percent
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
 from hpc_mp.report.records import Cause, Failure, Metric
-from hpc_mp.report.words import counted, duration, moment, number, percent, size
 
 PRECEDENCE = {"user": 0, "peer": 2}  # all else: 1. A peer's complaint is the echo of another rank's end
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
@@ -115,7 +115,7 @@ def key_numbers(facts: Facts) -> tuple[Number, ...]:
         Number("Loss", f"{first.loss:.4f} → {last.loss:.4f}", f"{last.loss - first.loss:+.4f}".replace("-", "−")),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
-        Number("Peak memory", size(peak), f"fullest rank, of {size(min(limits))}" if limits else "fullest rank"),
+        Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank"),
     )
 
 

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.base.text import memory_size
 from hpc_mp.rundir.outcome import STOPPED, Kind
 from hpc_mp.supervisor.evidence import Evidence, Failure, gather
 from hpc_mp.supervisor.log_patterns import (
@@ -145,7 +146,7 @@ def _located(clue: Clue, clues: Sequence[Clue], evidence: Evidence) -> Clue:
     if not held:
         return clue
     most = max(held, key=held.__getitem__)
-    return replace(clue, rank=most, text=f"{clue.text}; of the {len(ranks)} ranks there it held most, {held[most] / 1e9:.1f} GB")
+    return replace(clue, rank=most, text=f"{clue.text}; of the {len(ranks)} ranks there it held most, {memory_size(held[most])}")
 
 
 def _death(clue: Clue, clues: Sequence[Clue], evidence: Evidence) -> Death:

@@ -18,7 +18,6 @@ from hpc_mp.report.gantt import Gantt, gantt
 from hpc_mp.report.grid import grid, luminance, shade
 from hpc_mp.report.memory import memory
 from hpc_mp.report.pipeline import Bubble
-from hpc_mp.report.words import counted, duration, number, size
 
 
 @pytest.fixture
@@ -250,14 +249,3 @@ def test_many_ranks_are_grouped_by_stage(tmp_path: Path) -> None:
     assert drawn is not None
     assert [bar.label for bar in drawn.bars] == ["stage 0", "stage 1", "stage 2", "stage 3"]
     assert drawn.bars[3].tip.startswith("stage 3: rank 127, the fullest of 32\nthe emptiest: rank 12, peak 212.0 MiB")
-
-
-# --- words -----------------------------------------------------------------------------------------------------------
-
-
-def test_words() -> None:
-    assert [size(n) for n in (0, 1023, 1024, 1.5 * 2**30)] == ["0 B", "1023 B", "1.0 KiB", "1.5 GiB"]
-    assert [duration(s) for s in (0, 2e-5, 0.0133, 1.234)] == ["0 µs", "20 µs", "13.3 ms", "1.23 s"]
-    assert [duration(s) for s in (200, 7500)] == ["3 min 20 s", "2 h 05 min"]
-    assert [number(n) for n in (0.47251, 12.0, 2041.4, 1e20)] == ["0.4725", "12", "2,041", "1e+20"]
-    assert [counted(n, "node") for n in (1, 2)] == ["1 node", "2 nodes"]

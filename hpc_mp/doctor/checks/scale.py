@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.scale import Scale, read_scale
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import size
 from hpc_mp.doctor.finding import Finding
 
 _PORTS = 20_000
@@ -48,7 +48,7 @@ def buffers(scale: Scale) -> Iterator[Finding]:
         return
     least = min(scale.of["receive"][-1], scale.of["send"][-1])
     bad = least < _BUFFER and scale.speed > _FAST and scale.cluster
-    yield Finding("tcp-buffers", "warning" if bad else "ok", "", f"a connection's buffer may grow to {size(least)}"
+    yield Finding("tcp-buffers", "warning" if bad else "ok", "", f"a connection's buffer may grow to {memory_size(least)}"
                   + (f"; the fastest interface has {scale.speed / 1000:g} Gb/s" if scale.speed else ""))
 
 
@@ -57,7 +57,7 @@ def tcp_memory(scale: Scale) -> Iterator[Finding]:
         pressure = scale.of["tcp_memory"][1] * scale.page
         bad = pressure < _TCP and scale.cluster
         yield Finding("tcp-memory", "warning" if bad else "ok", "",
-                      f"connections may hold {size(pressure)} before they are slowed")
+                      f"connections may hold {memory_size(pressure)} before they are slowed")
 
 
 def tracking(scale: Scale) -> Iterator[Finding]:
