@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.base.text import counted, data_rate, duration
+from hpc_mp.base.text import counted, duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
 from hpc_mp.cluster.node.gpu_fabric import Fabric, Imex, read_fabric, read_imex
@@ -176,7 +176,7 @@ def _expected(links: Links, gpu: int) -> bool:
 
 
 def _shape(shape: tuple[int, float]) -> str:
-    return f"{counted(shape[0], 'link')} of {data_rate(shape[1])}"
+    return f"{counted(shape[0], 'link')} of {shape[1]:g} GB/s"  # with the digits that nvidia-smi prints
 
 
 def _distance(way: str) -> int:
