@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint demo prove bench wheel clean
+.PHONY: help install test lint demo prove bench reference docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -35,11 +35,17 @@ bench: install  ## measure
 	$(PY) benchmarks/startup.py
 	$(PY) benchmarks/throughput.py
 
+reference: install  ## write docs/reference anew, from the code
+	$(PY) docs/reference.py
+
+docs: reference  ## the documentation as a site, in site/
+	$(PY) -m mkdocs build --strict
+
 wheel: install  ## build dist/*.whl and dist/*.tar.gz
 	$(PY) -m build --no-isolation
 
 clean:  ## remove .venv and everything that was built
-	rm -rf .venv build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist site .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Debian's Python may come without ensurepip: then pip is put into the environment from outside.

@@ -1,7 +1,7 @@
 """Seconds from `hpc-mp cluster up` to a finished training job on its 4 hosts, and to nothing left, by what had happened.
 
 The job is the one that `hpc-mp init` writes: a small GPT-2 on the source of Python's standard library, for which it first trains
-a tokenizer; here with a rank on each of four nodes. Needs root and the packages of docs/lab.md.
+a tokenizer; here with a rank on each of four nodes. Needs root and the packages of docs/user/lab.md.
 """
 
 from __future__ import annotations

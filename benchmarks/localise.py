@@ -1,6 +1,6 @@
 """How well the localiser names what is bad in simulated clusters of 16 to 4,096 nodes, and how many rounds it takes.
 
-Faults are planted as tests/support/planted.py says: none to nodes/32 bad nodes, rails and leaf uplinks, each with 20–80 % of its
+Faults are planted as tests/doctor/planted.py says: none to nodes/32 bad nodes, rails and leaf uplinks, each with 20–80 % of its
 bandwidth left; log-normal noise of 5 %, 1 % of samples lose 30–60 %; uplinks 1:1, 2:1 and 4:1; leaves known and unknown.
 """
 

@@ -23,7 +23,7 @@ from statistics import median
 from hpc_mp.job import JobSpec, dump_job, resolve
 from hpc_mp.layout.models import layer_costs, read_shape
 from hpc_mp.layout.placement import ORDERS
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.planner.order import settle_order
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for tests/slurm_lab

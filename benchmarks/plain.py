@@ -11,8 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hpc_mp.job import load_job
+from hpc_mp.job.inputs import find_files
 from hpc_mp.layout.models import read_config
-from hpc_mp.train.data import Samples, find_files, prepare
+from hpc_mp.train.data import Samples, prepare
 
 
 def main() -> None:

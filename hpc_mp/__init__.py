@@ -6,11 +6,14 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "submit"]
+__all__ = ["__version__", "run_job", "submit"]
+
+# Imported when they are first asked for, so that ``import hpc_mp`` costs nothing.
+LAZY = {"run_job": "hpc_mp.launch.launch", "submit": "hpc_mp.launch.submit.api"}
 
 
 def __getattr__(name: str) -> Any:
-    """``hpc_mp.submit``, imported when it is first asked for (see ``hpc_mp.launch.submit.api``)."""
-    if name == "submit":
-        return importlib.import_module("hpc_mp.launch.submit.api").submit
+    """``hpc_mp.run_job`` starts a job file or a ``JobSpec``, ``hpc_mp.submit`` a Python callable."""
+    if name in LAZY:
+        return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module 'hpc_mp' has no attribute {name!r}")

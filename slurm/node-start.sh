@@ -29,7 +29,7 @@ refuse() {
 # The file system may show a new file late (NFS keeps names for up to a minute): ask again, reading the directory anew.
 visible() {
     local deadline=$((SECONDS + ${HPC_MP_PATIENCE:-60}))
-    until grep -qsF -- "\"token\": \"$token\"" "$run/incarnation.json"; do
+    until grep -qsF -- "\"token\": \"$token\"" "$run/attempt.json"; do
         ((SECONDS < deadline)) || return 1
         sleep 1
         ls -- "$run" >/dev/null 2>&1
@@ -159,7 +159,7 @@ facts() {
         "$models" "$(json "$local")" "$(free_bytes "$local")"
 }
 
-visible || refuse "the run directory $run cannot be seen, or holds another start's incarnation.json: put job.directory on a \
+visible || refuse "the run directory $run cannot be seen, or holds another start's attempt.json: put job.directory on a \
 file system that all nodes share"
 { mkdir -p -- "$run/nodes" && : >"$run/nodes/.$host"; } 2>/dev/null ||
     refuse "the run directory $run cannot be written: check its file system's quota and mount on this node"

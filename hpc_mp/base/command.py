@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 
-Ask = Callable[[Sequence[str]], str]  # what ``ask`` does; tests hand in their own
+Runner = Callable[[Sequence[str]], str]  # what ``ask`` does; tests hand in their own
 
 
-class NoAnswer(Exception):
+class CommandFailed(Exception):
     """The program is absent, failed or took too long; the text says which, in the program's own words if it has any."""
 
 
@@ -21,17 +21,17 @@ def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, 
         environ: its environment; None is our own.
 
     Raises:
-        NoAnswer: it is not there, exited with another code than 0, or did not answer in time.
+        CommandFailed: it is not there, exited with another code than 0, or did not answer in time.
     """
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=environ,
                               encoding="utf-8", errors="replace", check=False)
     except FileNotFoundError:
-        raise NoAnswer(f"{argv[0]} is not on PATH") from None
+        raise CommandFailed(f"{argv[0]} is not on PATH") from None
     except OSError as error:
-        raise NoAnswer(f"{argv[0]} cannot be started ({error.strerror})") from None
+        raise CommandFailed(f"{argv[0]} cannot be started ({error.strerror})") from None
     except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{argv[0]} did not answer within {timeout:g} s") from None
+        raise CommandFailed(f"{argv[0]} did not answer within {timeout:g} s") from None
     if done.returncode:
-        raise NoAnswer(done.stderr.strip() or f"{argv[0]} exited with {done.returncode}")
+        raise CommandFailed(done.stderr.strip() or f"{argv[0]} exited with {done.returncode}")
     return done.stdout

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.records import SHOW_CONFIG
 from hpc_mp.lint.slurm_conf.config import ask_slurm
 from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
 from hpc_mp.lint.slurm_conf.report import describe as described
@@ -24,8 +25,8 @@ COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 def describe(as_json: bool) -> None:
     try:
         found = described(ask_slurm())
-    except NoAnswer as error:
-        raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "run it where Slurm answers") from None
+    except CommandFailed as error:
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "run it where Slurm answers") from None
     if as_json:
         click.echo(json.dumps(found.document()))
     else:

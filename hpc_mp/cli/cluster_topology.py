@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from hpc_mp import __version__
-from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.bandwidth import Measured, noted
 from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.records import SHOW_CONFIG, SHOW_TOPOLOGY, show_config, show_topology
 from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.check import Agreement, agreement
 from hpc_mp.cluster.topology.convert import as_block, as_tree, only
@@ -33,7 +34,6 @@ WRITTEN = {
     "block": ("topology.conf", "slurm.conf: TopologyPlugin=topology/block (from Slurm 24.05 on)"),
     "yaml": ("topology.yaml", "From Slurm 25.05 on. Where this file is, Slurm passes over topology.conf."),
 }
-SCONTROL = ("scontrol", "show", "topology")
 
 
 @click.command(help="""Show the switches of a cluster, write them for Slurm, or check them.
@@ -93,10 +93,10 @@ def _known(file: Path | None, kind: str | None, check: bool) -> Known:
     if kind not in (None, "slurm"):
         raise HpcMpError(f"--from {kind}", "needs a file", "name it, or - for standard input")
     try:
-        answer = ask(SCONTROL)
-    except NoAnswer as error:
-        raise HpcMpError("scontrol show topology", str(error).splitlines()[-1], "name a FILE") from None
-    return read(answer, "scontrol show topology", "slurm")
+        answer = show_topology()
+    except CommandFailed as error:
+        raise HpcMpError(" ".join(SHOW_TOPOLOGY), str(error).splitlines()[-1], "name a FILE") from None
+    return read(answer, " ".join(SHOW_TOPOLOGY), "slurm")
 
 
 def _text(file: Path) -> str:
@@ -115,10 +115,9 @@ def _rates(file: Path | None) -> Measured:
 def _noted() -> Measured:
     """Of the cluster that answers. Raises HpcMpError."""
     try:
-        config = dict(line.split("=", 1) for line in ask(("scontrol", "show", "config")).splitlines() if "=" in line)
-    except NoAnswer as error:
-        raise HpcMpError("scontrol show config", str(error).splitlines()[-1], "name a cluster.json") from None
-    name = next((value.strip() for key, value in config.items() if key.strip() == "ClusterName"), None)
+        name = show_config().config.get("ClusterName") or None
+    except CommandFailed as error:
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "name a cluster.json") from None
     found = noted(name)
     if found is None:
         raise HpcMpError(f"cluster {name}", "was not measured yet", "run `hpc-mp doctor --nodes N` first, or name a cluster.json")

@@ -58,7 +58,8 @@ def answer(as_json: bool, nodes: int | None, nodelist: str | None, partition: st
     report = survey(wish, as_json, html)
     if then_launch is None:
         return 0 if report.sound else 1
-    from hpc_mp.cli.launch import command as launch
+    from hpc_mp.cli.launch import launch_and_tell
+    from hpc_mp.cli.progress import TerminalListener
+    from hpc_mp.launch.launch import LaunchRequest
 
-    code = click.get_current_context().invoke(launch, job=then_launch)
-    return code if isinstance(code, int) else 0
+    return launch_and_tell(LaunchRequest(then_launch, wait=False), TerminalListener(aside=False))

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
@@ -53,7 +53,7 @@ def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root:
 
 
 def _nobody(argv: Sequence[str]) -> str:
-    raise NoAnswer(f"{argv[0]} is not asked about a copy of a machine")
+    raise CommandFailed(f"{argv[0]} is not asked about a copy of a machine")
 
 
 def _tree(view: View) -> dict[str, Any]:

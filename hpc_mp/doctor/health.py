@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.cluster.node.state import keep
 from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.fit import CODES
 from hpc_mp.doctor.checks.registry import PASSIVE
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(line)
     errors = [finding for finding in findings if finding.outcome == "error"]
     if errors and options.drain:
-        print(drain(reason(errors), os.environ, here(timeout=_SLURM_S).ask), file=sys.stderr)
+        print(drain(_this_node(os.environ), reason(errors), here(timeout=_SLURM_S).ask), file=sys.stderr)
     sys.stdout.flush()
     return _wait(chained, begin) or int(bool(errors))
 
@@ -73,17 +73,9 @@ def reason(errors: Sequence[Finding]) -> str:
     return "; ".join(words)[:_REASON_LENGTH] + (f" +{more}" if more else "")
 
 
-def drain(why: str, environ: Mapping[str, str], ask: Ask) -> str:
-    """Drain this node, unless somebody has: their reason stays. Returns what was done, in words."""
-    node = environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-    try:
-        shown = dict(word.partition("=")[::2] for word in ask(("scontrol", "-o", "show", "node", node)).split())
-        if "DRAIN" in shown.get("State", ""):
-            return f"{node} is drained already"
-        ask(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={why}"))
-    except NoAnswer as error:
-        return f"{node} could not be drained: {error}"
-    return f"{node} is drained: {why}"
+def _this_node(environ: Mapping[str, str]) -> str:
+    """The name that Slurm has given this node."""
+    return environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
 
 
 def _word(finding: Finding) -> str:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import stat
 import zipfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import hpc_mp
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.mounts import SHARED
 from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
-PACKED = ("__init__.py", "base/*.py", "cluster/__init__.py", "cluster/node/*.py", "doctor/__init__.py", "doctor/finding.py",
-          "doctor/health.py", "doctor/checks/*.py")
-_MAIN = "import sys\nfrom hpc_mp.doctor.health import main\nsys.exit(main())\n"
+PROGRAM = "hpc_mp.doctor.health"
+_MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh
 # HealthCheckProgram of Slurm, written by hpc-mp doctor --install. The node's own Python runs it: 3.10 or newer.
@@ -39,7 +39,7 @@ class Installed:
     chained: str | None
 
 
-def install(directory: Path, chain: str | None, drain: bool, ask: Ask = ask, source: Source | None = None) -> Installed:
+def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: Source | None = None) -> Installed:
     """Write both files. A HealthCheckProgram that Slurm has already is chained, never replaced.
 
     Raises:
@@ -67,28 +67,45 @@ def pack(archive: Path) -> None:
     new = archive.with_suffix(".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as pack:
         pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
-        for file in _sources(root):
+        for file in packed():
             pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
     new.chmod(0o644)
     new.replace(archive)
 
 
-def _sources(root: Path) -> Iterator[Path]:
-    for pattern in PACKED:
-        yield from sorted(root.glob(pattern))
+def packed() -> list[Path]:
+    """The health check's own file and every file of this package that it imports, directly or not, in order of their paths."""
+    found: set[Path] = set()
+    waiting = [PROGRAM]
+    while waiting:
+        name = waiting.pop()
+        file = _file_of(name)
+        if file is None or file in found:
+            continue
+        found.add(file)
+        waiting.append(name.rpartition(".")[0])
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                waiting += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return sorted(found)
 
 
-def _present(directory: Path, ask: Ask) -> str | None:
+def _file_of(module: str) -> Path | None:
+    """The file of a module of ours; None for all others, and for a name that is no module."""
+    first, *others = module.split(".")
+    place = Path(hpc_mp.__file__).parent.joinpath(*others)
+    files = (place / "__init__.py", place.with_suffix(".py")) if first == "hpc_mp" else ()
+    return next((file for file in files if file.exists()), None)
+
+
+def _present(directory: Path, ask: Runner) -> str | None:
     """What Slurm calls now; what our own script, installed here before, already chains."""
     ours = directory / SCRIPT
     found = re.search(r"--chain ('[^']*'|\S+)", ours.read_text(encoding="utf-8")) if ours.exists() else None
     if found:
         return shlex.split(found[1])[0]
-    try:
-        config = re.search(r"^HealthCheckProgram\s*= (\S+)", ask(("scontrol", "show", "config")), re.MULTILINE)
-    except NoAnswer:
-        return None
-    return config[1] if config and config[1] != "(null)" and Path(config[1]).name != SCRIPT else None
+    program = find_settings(ask).get("HealthCheckProgram")
+    return program if program and Path(program).name != SCRIPT else None
 
 
 def _refuse_shared(directory: Path, source: Source) -> None:

@@ -96,5 +96,5 @@ def _check(code: str) -> Check[Any]:
     for check in PASSIVE:
         if check.code == code:
             return check
-    remedy = did_you_mean(code, [check.code for check in PASSIVE], "docs/doctor.md lists them all")
+    remedy = did_you_mean(code, [check.code for check in PASSIVE], "`hpc-mp doctor --list` has all")
     raise HpcMpError(f"check {code}", "does not exist", remedy)

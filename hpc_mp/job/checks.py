@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
-
-if TYPE_CHECKING:
-    from hpc_mp.job import JobSpec
+from hpc_mp.job.spec import JobSpec
 
 MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
 

@@ -1,24 +1,16 @@
-"""The job file: one validated, frozen description of a run.
+"""The job file: one validated, frozen description of a run. Every table is a class, every key a field with its documentation.
 
-``load_job`` reads TOML, applies ``--set`` overrides, makes paths absolute and checks everything that needs neither
-the model's shape nor the machine. ``dump_job`` writes the resolved job: a file that reproduces the run.
+The string below a field says what the key does; the reference of the documentation is made from these strings, the types and
+the defaults.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
-from itertools import starmap
-from pathlib import Path
-from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeGuard
+from typing import Annotated, Any, Literal
 
-import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.checks import check_arithmetic, check_built
-from hpc_mp.job.errors import explain, wrong
+from hpc_mp.job.errors import wrong
 from hpc_mp.job.values import (
     Betas,
     Config,
@@ -37,7 +29,7 @@ from hpc_mp.job.values import (
     Share,
     Time,
     Variable,
-    check_values,
+    seconds_of,
 )
 
 MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
@@ -51,21 +43,37 @@ class Job(Section):
     """Who runs where."""
 
     name: Name = "job"
+    """What squeue shows; runs lie in `directory/name`. Example: `"llama"`."""
     nodes: Count = 1
+    """Exactly that many. Example: `4`."""
     ranks_per_node: Count = 1
+    """One task and, with `cuda`, one GPU each. Example: `8`."""
     time_limit: Time = "01:00:00"
+    """As Slurm writes times. Ranks save and stop before it and the job is queued again: a shorter limit may start sooner.
+    Example: `"1-12"`."""
     directory: PathName = "runs"
+    """Where runs lie: a file system that all nodes share. Example: `"/scratch/me/runs"`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    heartbeat_timeout: NonNegative = 30  # seconds without a sign of life until a node counts as lost; 0 = never
-    step_timeout: NonNegative = 1800  # seconds without a finished step until ranks count as hung; 0 = never
+    """`cuda` where the partition lists GPUs, else `cpu`. Say `"cuda"` where the site has GPUs and does not count them. Example:
+    `"cuda"`."""
+    heartbeat_timeout: NonNegative = 30
+    """Seconds without a sign of life until a node counts as lost; 0 = never. Too short: a busy network looks like a dead node.
+    Example: `60`."""
+    step_timeout: NonNegative = 1800
+    """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long. Example:
+    `600`."""
 
 
 class Model(Section):
     """Which model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
     pretrained: PathName | None = None
+    """A Hugging Face checkpoint directory: its weights, its config and, if tokenizer files lie there, its tokenizer."""
     config: Config | None = None
-    stage: bool = False  # copy the checkpoint to every node's local disk first
+    """A table with `model_type` (`"gpt2"` or `"llama"`) and sizes under Hugging Face's names: random weights. A name that the
+    family does not know is refused."""
+    stage: bool = False
+    """The checkpoint in `model.pretrained` is copied to every node's own disk; not once the run has one of its own."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Model:
@@ -80,55 +88,96 @@ class Data(Section):
     """What to train on."""
 
     files: Patterns
+    """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt":
+    …, "completion": …}`; a prompt does not count in the loss. Compressed files and parquet are refused."""
     tokenizer: PathName | None = None
+    """A directory that holds a tokenizer. Left out: the checkpoint's own, else one is trained on the files and kept in
+    `DIRECTORY/.cache`."""
     sequence_length: Count
-    stage: bool = False  # copy the token files to every node's local disk first
+    """Required. Tokens of a sample; at most the model's positions."""
+    stage: bool = False
+    """The token files are copied to every node's own disk, by its first rank."""
 
 
 class Parallel(Section):
     """How the ranks share the work. The data degree is what is left: ranks / (tensor x pipeline x context)."""
 
     tensor: Count = 1
+    """Cuts every layer over so many ranks. Talks most: keep it inside a node."""
     pipeline: Count = 1
+    """Puts layers on so many stages. Sends little; stages wait for each other unless there are many microbatches."""
     context: Count = 1
+    """Only 1 is built."""
     expert: Count = 1
+    """Only 1 is built."""
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
+    """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more
+    messages."""
     shard_degree: Count | None = None
+    """Over how many data ranks ZeRO shares out; a divisor of the data degree. Left out: over all."""
     order: Order = "auto"
-    rank_map: RankMap = "auto"  # node of every rank: auto (block over nodes sorted by switch), block, cyclic, or a list
+    """Letters D, P, T (right-most varies fastest over ranks), `"cluster"` = DPT, `"spread"` = TPD. `auto` takes the order in
+    which a step waits least for links between nodes, and says for how many seconds where `hpc-mp doctor` has measured them.
+    `hpc-mp placement` shows all."""
+    rank_map: RankMap = "auto"
+    """The node of every rank, see [placement](../how-it-works/placement.md). Example: `[1, 1, 0, 0]`."""
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
+    """Or `"gpipe"`, which holds the activations of all microbatches. `hpc-mp schedule --draw` draws them."""
     virtual_stages: Count = 1
+    """Only 1 is built."""
     microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES, strict=True)] | None = None
+    """Pieces of a replica's batch per step. Left out: 1 without a pipeline, else up to 4 per stage."""
     partition: Partition = "auto"
+    """Layers of every stage, such as `[5, 7]`. `auto` balances their cost, embedding and head included."""
     recompute: Literal["none", "full", "selective"] = "none"
+    """Only `"none"` is built."""
     offload: Literal["none", "optimizer", "activations"] = "none"
+    """Only `"none"` is built."""
 
 
 class Train(Section):
     """The optimization."""
 
     steps: Count
+    """Required. Optimizer steps in all, those before a resume included."""
     global_batch: Count
+    """Required. Sequences per step over all ranks; a multiple of data degree × microbatches."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
+    """Or `"sgd"`."""
     learning_rate: Rate = 3e-4
+    """After the warm-up."""
     betas: Betas = (0.9, 0.95)
+    """Of AdamW."""
     eps: Annotated[float, Field(gt=0, strict=True)] = 1e-8
+    """Of AdamW."""
     momentum: Share = 0.0
+    """Of SGD; refused with AdamW."""
     warmup_steps: NonNegative = 0
+    """Steps in which the rate rises along a line."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """After the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
     weight_decay: Rate = 0.0
+    """On every parameter."""
     clip: Rate = 1.0
+    """Largest gradient norm; 0 = off."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
+    """`"bf16"` computes in bf16 and keeps parameters, gradient sums and optimizer state in fp32; `"fp64"` for proofs. fp16 is
+    not built."""
     dropout: Share | None = None
+    """Overrides every probability of the model's config."""
     seed: NonNegative = 0
+    """Of first values, sample order and dropout."""
 
 
 class Checkpoint(Section):
     """When state is saved. The last step always is."""
 
     every: NonNegative = 0
+    """Steps between two checkpoints; 0 = none in between. What a dead node costs is the steps since the last one."""
     keep: Count = 2
+    """How many stay."""
     resume: PathName | None = None
+    """Another run to take the state from, steps and optimizer included, for a new run of its own."""
 
 
 class Component(Section):
@@ -144,38 +193,82 @@ class Slurm(Section):
     """What the site needs; nothing of it has an effect on emulated nodes."""
 
     partition: Line | None = None
+    """One or several, `"a,b"`; one that Slurm does not know is refused. Left out: the site's default one. Example: `"gpu"`."""
     account: Line | None = None
+    """Left out: your default one. Example: `"proj"`."""
     qos: Line | None = None
+    """Left out: the account's. Example: `"high"`."""
     constraint: Line | None = None
+    """Features of nodes, as sbatch takes them. Example: `"a100&ib"`."""
     reservation: Line | None = None
-    switches: Line | None = None  # "1" or "1@00:30:00": leaf switches to span, and how long to wait for that
+    """Example: `"monday"`."""
+    switches: Line | None = None
+    """Leaf switches to span at most, and how long to wait for that. Refused where the topology is no tree. Example:
+    `"1@00:30:00"`."""
     gpu_type: Name | None = None
+    """Left out: the partition's only type; refused where it has several and no constraint or list of nodes chooses. Example:
+    `"h100"`."""
     gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = "auto"
-    mpi: Literal["none", "pmix", "pmi2"] = "none"  # ranks meet through MPI, started by srun --mpi
-    array: tuple[dict[str, Any], ...] = ()  # one job per table of overrides, as --set gives them
-    components: tuple[Component, ...] = ()  # a heterogeneous job: nodes of several kinds
-    grace: Count = 120  # seconds before the time limit in which ranks save and stop
-    retries: NonNegative = 3  # failures of machines (not of the program) after which the job is queued again
-    chain: NonNegative = 0  # jobs queued behind this one, to carry on where it stops
+    """`"gpus-per-node"`, `"gres"` or `"none"`; `auto` takes the form that the site's Slurm knows. Example: `"gres"`."""
+    mpi: Literal["none", "pmix", "pmi2"] = "none"
+    """`"pmix"` or `"pmi2"`: ranks meet through MPI, see [MPI](../user/jobs.md#mpi). Example: `"pmix"`."""
+    array: tuple[dict[str, Any], ...] = ()
+    """One job per table of overrides, see [arrays](../user/jobs.md#arrays-and-heterogeneous-jobs). Example: `[{ "train.seed"
+    = 1 }, {
+    "train.seed" = 2 }]`."""
+    components: tuple[Component, ...] = ()
+    """A heterogeneous job: tables of `nodes`, `partition`, `constraint`, `extra`. Example: `[{ nodes = 1 }, { nodes = 3,
+    constraint = "big" }]`."""
+    grace: Count = 120
+    """Seconds before the time limit in which ranks save and stop; at most a quarter of the limit. Example: `600`."""
+    retries: NonNegative = 3
+    """So many failures of machines in a row without a new checkpoint are followed by another start; 0 = none. Example: `10`."""
+    chain: NonNegative = 0
+    """Jobs queued behind this one. Not with an array. Example: `3`."""
     container: Line | None = None
+    """An image (`.sif`, `.img`, `.sqsh`) or its name in a registry, see [containers](../user/jobs.md#containers). Example:
+    `"images/torch.sif"`."""
     container_runtime: Literal["auto", "pyxis", "apptainer", "singularity"] = "auto"
+    """`"pyxis"`, `"apptainer"` or `"singularity"`; `auto`: pyxis where srun knows `--container-image`, else apptainer. Example:
+    `"apptainer"`."""
     container_mounts: tuple[Line, ...] = ()
+    """`SOURCE[:TARGET[:FLAGS]]` beside what the run needs. Example: `["/opt/site:/opt/site:ro"]`."""
     modules: tuple[Line, ...] = ()
+    """`module purge`, then these. Example: `["cuda/12.8"]`."""
     conda: Line | None = None
+    """An environment by name or directory; its Python runs the ranks. Example: `"/home/me/env"`."""
     venv: Line | None = None
-    python: Line | None = None  # interpreter of the ranks; default: the launching one
+    """A virtual environment; its Python runs the ranks. Example: `"/home/me/.venv"`."""
+    python: Line | None = None
+    """The ranks' interpreter, before conda and venv. Left out: the launching one, in a container `python3`. Example:
+    `"/opt/py/bin/python"`."""
     setup: tuple[str, ...] = ()
+    """Lines of bash on the first node, before the ranks; what they export reaches all ranks. Example: `["ulimit -c 0"]`."""
     extra: dict[Option, Flag] = {}
+    """Any other option of sbatch, by its long name; `true` for one without a value. An unknown one is answered with the
+    nearest,
+    one that the script settles with the key to use. `exclusive = false` shares nodes, `mem = false` leaves memory to the
+    site. Example: `{ licenses = "fs:1", mail-type = "END" }`."""
 
 
 class Environment(Section):
     """Environment variables of every rank, and where its caches lie."""
 
-    profile: Name | None = None  # of env/profiles; auto: the platform that the doctor noted; none
-    local: Line | None = None  # a directory on each node's own disk; default: under $TMPDIR, else /tmp
-    stage: bool = False  # pack the Python environment once and unpack it on every node
-    health: bool = True  # the doctor looks at every node before the ranks start
+    profile: Name | None = None
+    """The variables of a platform, by name (`hpc-mp env` on a node says which it is) or `"auto"`: the one that the doctor noted
+    for this cluster; none if it noted none, and that is said. `"none"` switches a site's off. See
+    [environment.md](../user/environment.md). Example: `"azure-ndv5"`."""
+    local: Line | None = None
+    """A directory on each node's own disk. Left out: `$TMPDIR`, else `/tmp`. Example: `"/local/scratch"`."""
+    stage: bool = False
+    """The environment of the ranks' Python is packed once and unpacked on every node's own disk before they start. See
+    [staging](../user/jobs.md#staging-and-caches)."""
+    health: bool = True
+    """`hpc-mp doctor` looks at every node before the ranks start, and at the network that NCCL takes there; a node with an
+    error
+    is left out, and the job queued again without it. See [doctor.md](../user/doctor.md#before-every-job). Example: `false`."""
     set: dict[Variable, str] = {}
+    """Variables of every rank, literally; the last word. Example: `{ NCCL_IB_HCA = "mlx5" }`."""
 
 
 class JobSpec(Section):
@@ -193,6 +286,12 @@ class JobSpec(Section):
     @property
     def ranks(self) -> int:
         return self.job.nodes * self.job.ranks_per_node
+
+    @property
+    def grace(self) -> int:
+        """Seconds before the time limit at which ranks save and stop: ``slurm.grace``, at most a quarter of the limit."""
+        limit = seconds_of(self.job.time_limit)
+        return self.slurm.grace if limit is None else max(1, min(self.slurm.grace, limit // 4))
 
     @property
     def data_degree(self) -> int:
@@ -222,134 +321,3 @@ class JobSpec(Section):
     def microbatch_size(self) -> int:
         """Sequences per microbatch."""
         return self.train.global_batch // (self.data_degree * self.microbatches)
-
-
-def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
-    """Read a job file.
-
-    Args:
-        overrides: ``"a.b=value"`` strings, the value TOML or else a plain string.
-        defaults: tables under those of the file: what its site decides.
-
-    Raises:
-        HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
-    """
-    tree = under(defaults, _parse(path))
-    for override in overrides:
-        _override(tree, override)
-    return resolve(tree, path.resolve().parent)
-
-
-def load_array(
-    path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[JobSpec, ...]:
-    """The jobs of ``slurm.array``: each the file with that element's overrides. Without an array the one job.
-
-    Raises:
-        HpcMpError: as ``load_job`` does, and for an element that changes more than its script can say.
-    """
-    spec = load_job(path, overrides, defaults)
-    for number, element in enumerate(spec.slurm.array):
-        for key in element:
-            if key.startswith(("job.", "slurm.", "environment.")) or "." not in key:
-                raise HpcMpError(f"slurm.array[{number}].{key}", "cannot differ between the elements of an array, which "
-                                 "share one script", 'name keys of other tables, for example {"train.seed" = 1}')
-    return tuple(load_job(path, (*overrides, *starmap(_as_override, element.items())), defaults)
-                 for element in spec.slurm.array) or (spec,)
-
-
-def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
-    """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
-    check_values(tree)
-    try:
-        spec = JobSpec.model_validate(tree)
-    except ValidationError as error:
-        raise explain(error, JobSpec) from None
-    spec = _absolute(spec, base)
-    check_built(spec)
-    check_arithmetic(spec)
-    return spec
-
-
-def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """``tree`` with what it leaves out from ``defaults``; tables are joined key by key."""
-    joined = {**defaults, **tree}
-    return joined | {name: under(defaults[name], tree[name]) for name in defaults.keys() & tree.keys()
-                     if isinstance(defaults[name], dict) and isinstance(tree[name], dict)}
-
-
-def dump_job(spec: JobSpec) -> str:
-    """The resolved job as TOML: every default explicit, every path absolute."""
-    parallel = spec.parallel.model_copy(update={"microbatches": spec.microbatches})
-    return tomli_w.dumps(spec.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_none=True))
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    value = f"job file {path}"
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
-    except UnicodeDecodeError:
-        raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
-    except tomllib.TOMLDecodeError as error:
-        raise HpcMpError(value, f"is not valid TOML ({error})", "mend that line") from None
-    except ValueError:  # from Python's int
-        raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
-    except RecursionError:
-        raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
-
-
-def _override(tree: dict[str, Any], text: str) -> None:
-    """Put ``"a.b=value"`` into a parsed job file; text that is no TOML value is taken as it is."""
-    key, equals, raw = text.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
-        raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
-    try:
-        parsed = tomllib.loads(f"v = {raw}")
-    except (ValueError, RecursionError):
-        parsed = {}
-    table = tree
-    for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key of a table")
-    table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
-
-
-def _as_override(key: str, value: Any) -> str:
-    return f"{key}={tomli_w.dumps({'v': value}).removeprefix('v = ').strip()}"
-
-
-def is_image(container: str | None) -> TypeGuard[str]:
-    """Whether a container is the path of an image, and not its name in a registry."""
-    return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
-
-
-def _absolute(spec: JobSpec, base: Path) -> JobSpec:
-    def at(path: str) -> str:
-        try:
-            return str(base / Path(path).expanduser())
-        except RuntimeError:
-            raise HpcMpError(f"the path {path}", "begins with the home directory of an unknown user",
-                             "write the directory itself") from None
-
-    def maybe(path: str | None) -> str | None:
-        return None if path is None else at(path)
-
-    def within(path: str | None) -> str | None:
-        """A path, or a name that its program looks up: an image of a registry, an environment of conda."""
-        return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
-
-    job, model, data, checkpoint, slurm = spec.job, spec.model, spec.data, spec.checkpoint, spec.slurm
-    return spec.model_copy(update={
-        "job": job.model_copy(update={"directory": at(job.directory)}),
-        "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
-        "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
-        "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
-        "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
-                                          "venv": maybe(slurm.venv), "python": within(slurm.python),
-                                          "conda": within(slurm.conda)}),
-        "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
-    })

@@ -133,3 +133,16 @@ Betas = Annotated[tuple[float, float], must_first(
 Config = Annotated[dict[str, Any], must(
     "does not name the model's family", 'add model_type = "gpt2" or "llama"',
     lambda config: isinstance(config.get("model_type"), str))]
+
+
+def seconds_of(text: str) -> int | None:
+    """A time as Slurm writes it (``"90"`` minutes, ``"1:30:00"``, ``"1-12"``) in seconds; None for 0, which is no limit."""
+    days, dash, clock = text.rpartition("-")
+    fields = [int(field) for field in clock.split(":")]
+    if dash:
+        hours, minutes, seconds = [*fields, 0, 0][:3]
+    elif len(fields) == 3:
+        hours, minutes, seconds = fields
+    else:
+        hours, (minutes, seconds) = 0, [*fields, 0][:2]
+    return (int(days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds or None

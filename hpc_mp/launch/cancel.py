@@ -76,7 +76,7 @@ def _within(run: RunDirectory, slurm: bool, seconds: float) -> Overview | None:
 
 def _kill(run: RunDirectory) -> None:
     """On emulated nodes: the launcher holds the run's lock file open, and so do its ranks, which die with it."""
-    holders = sorted(_holders(run.path / ".lock"), key=lambda process: process.create_time())
+    holders = sorted(_holders(run.lock), key=lambda process: process.create_time())
     if not holders:
         raise RunFailed(f"{run.path} is held by no process of this machine: cancel it where it was launched")
     for number in (signal.SIGTERM, signal.SIGINT):  # the launcher's second interrupt kills

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
-from hpc_mp.cluster.slurm.query import Partition, partitions, version
+from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.query import Partition, partition_names, partitions, version
+from hpc_mp.cluster.slurm.records import find_record, find_settings
 from hpc_mp.cluster.slurm.releases import Version
+from hpc_mp.cluster.slurm.steps import srun_options
 from hpc_mp.job import JobSpec
 
 
@@ -47,7 +48,7 @@ class ClusterFacts:
         return self.srun_options is not None and "container-image" in self.srun_options
 
 
-def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Ask = ask) -> ClusterFacts:
+def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
     """Ask Slurm; nothing that it leaves unanswered is an error.
 
     Args:
@@ -58,23 +59,23 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Ask = ask) -
     try:
         seen = partitions(ask)
         partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
-    except NoAnswer as error:
+    except CommandFailed as error:
         silence = str(error)
-    nodes = [_fields(ask, "show", "node", "--oneliner", kind.nodes[0]) for kind in partition.kinds] if partition else []
-    most = _fields(ask, "show", "partition", "--oneliner", partition.name).get("MaxCPUsPerNode", "") if partition else ""
-    config = _fields(ask, "show", "config")
+    nodes = [find_record("node", kind.nodes[0], ask) for kind in partition.kinds] if partition else []
+    most = find_record("partition", partition.name, ask).get("MaxCPUsPerNode") if partition else None
+    config = find_settings(ask)
     cpus = [*_numbers(node.get("CPUEfctv") or node.get("CPUTot") for node in nodes), *_numbers([most])]
     return ClusterFacts(
         version=release or version(ask),
-        cluster=config.get("ClusterName"),
+        cluster=config.get("ClusterName") or None,
         partition=partition,
         unknown_partition=unknown,
         partition_names=tuple(one.name for one in seen) if unknown is not None else (),
         cpus=min(cpus, default=None),
         threads_per_core=max(_numbers(node.get("ThreadsPerCore") for node in nodes), default=1),
-        select=config.get("SelectType"),
-        topology=config.get("TopologyPlugin"),
-        srun_options=_srun_options(ask) if spec.slurm.container else None,
+        select=config.get("SelectType") or None,
+        topology=config.get("TopologyPlugin") or None,
+        srun_options=srun_options(ask) if spec.slurm.container else None,
         silence=silence,
     )
 
@@ -85,34 +86,19 @@ def _wanted(spec: JobSpec, known: Iterable[Partition]) -> Partition | None:
     return next((one for one in known if one.name == name or (name is None and one.default)), None)
 
 
-def _unknown(spec: JobSpec, seen: Sequence[str], ask: Ask) -> str | None:
+def _unknown(spec: JobSpec, seen: Sequence[str], ask: Runner) -> str | None:
     """The first name in the job's lists of partitions that there is not. Sites hide partitions that take jobs all the same.
 
     Raises:
-        NoAnswer: Slurm does not tell.
+        CommandFailed: Slurm does not tell.
     """
     if "clusters" in spec.slurm.extra:  # it is another one's to know
         return None
     lists = (spec.slurm.partition, *(component.partition for component in spec.slurm.components))
     unseen = [name for words in lists if words for name in words.split(",") if name not in seen]
-    hidden = ask(("sinfo", "--noheader", "--all", "--format=%R")).split() if unseen else ()
+    hidden = partition_names(ask) if unseen else ()
     return next((name for name in unseen if name not in hidden), None)
-
-
-def _fields(ask: Ask, *question: str) -> dict[str, str]:
-    """``NAME=VALUE`` and ``NAME = VALUE`` in an answer of scontrol, as far as values hold no blank."""
-    try:
-        return dict(re.findall(r"(\w+) *= *(\S+)", ask(("scontrol", *question))))
-    except NoAnswer:
-        return {}
 
 
 def _numbers(texts: Iterable[str | None]) -> list[int]:
     return [int(text) for text in texts if text and text.isdigit()]
-
-
-def _srun_options(ask: Ask) -> frozenset[str] | None:
-    try:
-        return frozenset(re.findall(r"--([a-z][a-z-]+)", ask(("srun", "--help"))))
-    except NoAnswer:
-        return None

@@ -42,35 +42,30 @@ class Logs:
         self.run, self.attempt = run, attempt or newest
         if not 1 <= self.attempt <= newest:
             raise HpcMpError(f"--attempt {attempt}", f"there are attempts 1 to {newest}", "name one of them")
-        aside = run.path / "attempts" / str(self.attempt) / "log"
-        self.folder = aside if self.attempt < newest and aside.is_dir() else run.log
+        self.files = run.of_attempt(self.attempt)
         self._ranks = {record["rank"]: record for record in read_lines(run.ranks) if record["attempt"] == self.attempt}
 
     def main(self) -> list[Source]:
         """What rank 0 and the launcher say, and what Slurm and srun say."""
-        slurm = sorted(self.run.path.glob("slurm-*.log"), key=lambda path: path.stat().st_mtime)
-        return self._there([*(slurm if self.folder == self.run.log else []), self.folder / "srun.log",
-                            self.folder / "main.log"])
+        slurm = sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
+        return self._there([*slurm, self.files.srun_log, self.files.main_log])
 
     def rank(self, rank: int) -> list[Source]:
         """The rank's own file, else its lines in that of its node."""
         record = self._ranks.get(rank, {})
-        by_node = Source(self._node_log(record.get("node", "")), record.get("task", rank))
-        return self._there([self.folder / f"rank-{rank:05d}.log"]) or [by_node] * by_node.path.is_file()
+        by_node = Source(self.files.node_log(record.get("node", "")), record.get("task", rank))
+        return self._there([self.files.rank_log(rank)]) or [by_node] * by_node.path.is_file()
 
     def node(self, node: str) -> list[Source]:
         """By the node's name, or its host's: its own file, else those of its ranks."""
         mine = [record for record in self._ranks.values() if node in (record["node"], record["host"])]
-        found = self._there([self._node_log(name) for name in dict.fromkeys([node, *(each["node"] for each in mine)])])
+        found = self._there([self.files.node_log(name) for name in dict.fromkeys([node, *(each["node"] for each in mine)])])
         return found or [Source(source.path, mark=f"{record['rank']}: ") for record in _by_rank(mine)
-                         for source in self._there([self.folder / f"rank-{record['rank']:05d}.log"])]
+                         for source in self._there([self.files.rank_log(record['rank'])])]
 
     def named(self, key: str) -> str:
         """The ranks or nodes (``key``) that this attempt has started, for a message."""
         return ", ".join(map(str, dict.fromkeys(record[key] for record in _by_rank(self._ranks.values())))) or "none"
-
-    def _node_log(self, host: str) -> Path:
-        return self.folder / self.run.node_log(host).name
 
     @staticmethod
     def _there(paths: Sequence[Path]) -> list[Source]:

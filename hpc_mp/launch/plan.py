@@ -18,7 +18,7 @@ from hpc_mp.launch.profile import settle_profile
 from hpc_mp.launch.render import Template
 from hpc_mp.layout.models import ModelShape, check_layout, layer_costs, read_shape
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.planner import state_bytes
 from hpc_mp.planner.device import Device, check_memory, local_device
 from hpc_mp.planner.order import degrees, foresee_hosts, settle_order

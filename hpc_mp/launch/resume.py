@@ -11,20 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN
 from hpc_mp.cluster.slurm.jobs import look
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.rundir import RunDirectory, find_run, problem
-from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
+from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.job_chain import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
          "train.optimizer", "train.betas", "train.eps", "train.momentum")
 FREE = ("model.stage", "data.stage")  # of these tables, where files are read from
-JOB_ID = "job.id"  # in a run directory: the Slurm job that runs it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class Resumed:
 
 
 @contextmanager
-def resuming(spec: JobSpec, ask: Ask = ask) -> Iterator[Resumed]:
+def resuming(spec: JobSpec, ask: Runner = ask) -> Iterator[Resumed]:
     """The newest run of this job's name, held.
 
     Raises:
@@ -63,7 +62,7 @@ def hold(run: RunDirectory) -> Iterator[int]:
     Raises:
         HpcMpError: another launch has it, or ranks of one still live.
     """
-    lock = os.open(run.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    lock = os.open(run.lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -77,9 +76,9 @@ def hold(run: RunDirectory) -> Iterator[int]:
         os.close(lock)
 
 
-def _check_not_queued(run: RunDirectory, ask: Ask) -> None:
+def _check_not_queued(run: RunDirectory, ask: Runner) -> None:
     try:
-        job_id = (run.path / JOB_ID).read_text().strip()
+        job_id = (run.job_id).read_text().strip()
     except FileNotFoundError:
         return
     for each, job in look([job_id, *successors(run, job_id)], ask).items():
@@ -98,7 +97,7 @@ def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:
 
 def _steps_left(run: RunDirectory, spec: JobSpec) -> bool:
     saved = complete_steps(run.checkpoints)
-    done = int(saved[-1].name.removeprefix(PREFIX)) if saved else 0
+    done = step_of(saved[-1]) if saved else 0
     if spec.train.steps < done:
         raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {done} steps that {run.path} has done",
                          f"set train.steps to more than {done} to train on")

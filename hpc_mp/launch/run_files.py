@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
@@ -17,9 +18,6 @@ from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 from hpc_mp.rundir.history import End, record, saved_step
-
-# What an earlier launch, or its end, has left.
-OF_ONE_LAUNCH = ("stop", "outcome.json", "job.id", "successors.json", "cluster.json")
 
 
 def next_run(spec: JobSpec) -> Path:
@@ -34,11 +32,19 @@ def script(plan: Plan, *runs: Path) -> Script:
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
 
 
+class Begun(NamedTuple):
+    """A run whose attempt with this number may start its ranks; ``lock`` is the descriptor of its open lock file."""
+
+    run: RunDirectory
+    attempt: int
+    lock: int
+
+
 @contextmanager
-def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, int, int]]:
+def begin(plan: Plan, resumed: Resumed | None) -> Iterator[Begun]:
     """Make a run directory, or take the resumed one into its next attempt, and write what ranks read.
 
-    Gives the run, the number of the attempt and the open lock file; the run is held until the block ends.
+    The run is held until the block ends.
 
     Raises:
         HpcMpError: a job that cannot be rendered, or a directory that cannot be written.
@@ -46,16 +52,17 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[tuple[RunDirectory, i
     script(plan, next_run(plan.spec))  # what it refuses, it refuses before anything is made
     if resumed is not None:
         number = prepare_resume(resumed.run)
-        for left in OF_ONE_LAUNCH:
-            (resumed.run.path / left).unlink(missing_ok=True)
+        earlier = resumed.run
+        for left in (earlier.stop, earlier.outcome, earlier.job_id, earlier.successors, earlier.measured):
+            left.unlink(missing_ok=True)
         record(resumed.run, End("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
-        yield resumed.run, number, resumed.lock
+        yield Begun(resumed.run, number, resumed.lock)
         return
     run = create_run(Path(plan.spec.job.directory), plan.spec.job.name)
     with hold(run) as lock:
         _write(plan, run, run)
-        yield run, 1, lock
+        yield Begun(run, 1, lock)
 
 
 def begin_array(plans: Sequence[Plan]) -> tuple[RunDirectory, ...]:

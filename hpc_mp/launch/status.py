@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hpc_mp.base.command import Ask
+from hpc_mp.base.command import Runner
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
-from hpc_mp.launch.resume import JOB_ID
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.failures import failures
@@ -67,7 +66,7 @@ class Overview:
         return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON knows no NaN
 
 
-def overview(run: RunDirectory, ask: Ask = queue.patient) -> Overview:
+def overview(run: RunDirectory, ask: Runner = queue.patient) -> Overview:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.look(ids, ask) if ids else {}
@@ -79,8 +78,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
     attempt, steps = run.attempt(), load_job(run.job).train.steps
-    status = _of_attempt(run.path / "status.json", attempt)
-    outcome = _of_attempt(run.path / "outcome.json", attempt)
+    status = _of_attempt(run.status, attempt)
+    outcome = _of_attempt(run.outcome, attempt)
     records = read_lines(run.metrics)
     recent = [record for record in records if record["attempt"] == attempt][-RECENT:]
     last = records[-1] if records else {}
@@ -100,7 +99,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
 def job_ids(run: RunDirectory) -> list[str]:
     """The Slurm job of a run, then its successors; empty where the run has no job of its own."""
     try:
-        first = (run.path / JOB_ID).read_text(encoding="utf-8").strip()
+        first = (run.job_id).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return []
     return [first, *(job_id for job_id in successors(run, first) if job_id != first)]
@@ -109,7 +108,7 @@ def job_ids(run: RunDirectory) -> list[str]:
 def held(run: RunDirectory) -> bool:
     """Whether a launcher or a rank on emulated nodes has the run (see ``resume.hold``)."""
     try:
-        with open(run.path / ".lock", "rb") as lock:
+        with open(run.lock, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True

@@ -10,17 +10,19 @@ from hpc_mp.job import JobSpec
 from hpc_mp.launch.plan import Plan
 from hpc_mp.launch.unused_keys import without_effect
 
-PLACES = {"local": "emulated on this machine", "slurm": "in a new Slurm job", "step": "in this allocation",
-          "mpi": "under mpirun"}
 WIDTH = 120
 
 
-def describe(plan: Plan) -> str:
-    """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default."""
+def describe(plan: Plan, title: str) -> str:
+    """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default.
+
+    Args:
+        title: of the back end: where its ranks run.
+    """
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
     rows = {
         "where": f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks} ranks, "
-                 f"{PLACES[plan.where.place]} ({plan.where.why})",
+                 f"{title} ({plan.where.why})",
         "device": f"{plan.device.kind} ({plan.device.why})",
         "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}",
         "layout": f"tensor({p.tensor}) × pipeline({p.pipeline}) × data({spec.data_degree}), ZeRO-{p.zero}",

@@ -85,7 +85,7 @@ def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
 
 def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: Rates,
                when: str) -> str:
-    """``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 days ago, 810 ms in the order given; n2–n3 has …``."""
+    """``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 d ago, 810 ms in the order given; n2–n3 has …``."""
     cost = step_times(placement, traffic, rates)
     (after, _), (before, _) = cost(ordered), cost(given)
     sent = flows(placement, traffic)

@@ -22,7 +22,7 @@ from hpc_mp.layout.placement import (
     traffic,
 )
 from hpc_mp.layout.placement.cost import DEFAULT_BANDWIDTH
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.planner.hosts import best_hosts, foreseen, host_words, rate_words
 
 ELEMENT = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes of one activation or gradient element on the wire

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -57,14 +57,14 @@ def read_facts(run: RunDirectory) -> Facts:
     """Read everything a page needs. Never raises for a run that has only begun or is half-written."""
     reader = _Reader(run)
     attempt = run.attempt()
-    traces = reader.all("trace/rank-*.json", Trace)
-    earlier = {number: reader.placement(run.path / "attempts" / str(number) / "placement.json")
+    traces = reader.all(run.trace.found(), Trace)
+    earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement)
                for number in range(1, attempt)}
-    status = reader.one(run.path / "status.json", Status)
-    outcome = reader.one(run.path / "outcome.json", Outcome)
+    status = reader.one(run.status, Status)
+    outcome = reader.one(run.outcome, Outcome)
     starts = reader.lines(run.ranks, Start)
     newest = {(start.attempt, start.rank): start.time for start in starts}
-    failures = reader.all("failures/*.json", Failure)
+    failures = reader.all(run.failure.found(), Failure)
     return Facts(
         path=run.path,
         attempt=attempt,
@@ -125,8 +125,8 @@ class _Reader:
             self._problem(path, error)
             return None
 
-    def all(self, pattern: str, model: type[R]) -> tuple[R, ...]:
-        found = (self.one(path, model) for path in sorted(self.run.path.glob(pattern)))
+    def all(self, paths: Iterable[Path], model: type[R]) -> tuple[R, ...]:
+        found = (self.one(path, model) for path in paths)
         return tuple(record for record in found if record is not None)
 
     def lines(self, path: Path, model: type[R]) -> tuple[R, ...]:

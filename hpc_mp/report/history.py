@@ -10,7 +10,7 @@ from hpc_mp.report.summary import first_cause, layout
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptRow:
     """One start of the run; all in words, empty where nothing is known."""
 
     number: int
@@ -20,17 +20,17 @@ class Attempt:
     end: str
 
 
-def attempts(facts: Facts, state: str) -> tuple[Attempt, ...]:
+def attempts(facts: Facts, state: str) -> tuple[AttemptRow, ...]:
     """``state``: that of the current attempt. Steps that a resume cut back are counted where they were done again."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 
-def _attempt(facts: Facts, number: int, state: str) -> Attempt:
+def _attempt(facts: Facts, number: int, state: str) -> AttemptRow:
     began = min((start.time for start in facts.starts if start.attempt == number), default=None)
     steps = [metric.step for metric in facts.metrics if metric.attempt == number]
     current = number == facts.attempt
     cause = first_cause(facts, number)
-    return Attempt(
+    return AttemptRow(
         number,
         began="" if began is None else moment(began),
         layout=layout(facts.placement if current else facts.earlier.get(number), facts.spec if current else None),

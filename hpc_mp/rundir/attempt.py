@@ -1,4 +1,4 @@
-"""One start of a run's ranks: which hosts take part, where they meet, and the token that tells it from earlier ones.
+"""One attempt of a run: which hosts take part, where the ranks meet, and the fencing token that tells it from earlier ones.
 
 Written once by whoever starts ranks, before they start. A requeued job has the same id and script; ranks of its earlier
 start may live on, on a node that was cut off and came back. They carry another token.
@@ -15,7 +15,7 @@ TOKEN = "HPC_MP_TOKEN"  # the environment variable in which a rank carries its t
 
 
 @dataclass(frozen=True, slots=True)
-class Incarnation:
+class AttemptRecord:
     """What ranks read when they start.
 
     Attributes:
@@ -37,15 +37,15 @@ class Incarnation:
     grace: float = 0.0
 
 
-def write_incarnation(path: Path, incarnation: Incarnation) -> None:
+def write_attempt(path: Path, record: AttemptRecord) -> None:
     """Publish it atomically. Raises OSError."""
-    write_json(path, asdict(incarnation))
+    write_json(path, asdict(record))
 
 
-def read_incarnation(path: Path) -> Incarnation:
+def read_attempt(path: Path) -> AttemptRecord:
     """Raises OSError or ValueError when it is absent or broken."""
     try:
         tree = read_json(path)
-        return Incarnation(**{**tree, "hosts": tuple(tree["hosts"])})
+        return AttemptRecord(**{**tree, "hosts": tuple(tree["hosts"])})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of a start ({error})") from None

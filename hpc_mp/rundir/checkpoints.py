@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.files import render_json, write_json
-
-MARKER = "complete.json"
-PREFIX = "step-"
+from hpc_mp.rundir.layout import MARKER, STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,12 @@ class Manifest:
 
 
 def checkpoint_name(step: int) -> str:
-    return f"{PREFIX}{step:08d}"
+    return f"{STEP}{step:08d}"
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step of a published checkpoint directory."""
+    return int(checkpoint.name.removeprefix(STEP))
 
 
 def sha256(path: Path) -> str:
@@ -86,7 +89,7 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 def complete_steps(checkpoints: Path) -> list[Path]:
     """Published checkpoint directories, oldest first (unverified)."""
-    named = (path for path in checkpoints.glob(f"{PREFIX}*") if path.name.removeprefix(PREFIX).isdigit())
+    named = (path for path in checkpoints.glob(f"{STEP}*") if path.name.removeprefix(STEP).isdigit())
     return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
 
@@ -110,5 +113,5 @@ def put_aside(path: Path) -> None:
 
 def prune(checkpoints: Path, keep: int) -> None:
     """Delete the oldest published checkpoints beyond ``keep``, and the temporary ones that crashed saves left."""
-    for path in [*complete_steps(checkpoints)[:-keep], *checkpoints.glob(f".{PREFIX}*")]:
+    for path in [*complete_steps(checkpoints)[:-keep], *checkpoints.glob(f".{STEP}*")]:
         shutil.rmtree(path, ignore_errors=True)

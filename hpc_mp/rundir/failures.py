@@ -46,7 +46,7 @@ def failures(run: RunDirectory, attempt: int) -> list[Failure]:
     """Of all ranks that have said why they ended; the cause comes first."""
     places = {record["rank"]: record for record in read_lines(run.ranks) if record["attempt"] == attempt}
     found = []
-    for path in run.path.glob(f"failures/attempt-{attempt}-rank-*.json"):
+    for path in run.failure.found(attempt):
         try:
             record = read_json(path)
         except (OSError, ValueError):

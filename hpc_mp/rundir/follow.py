@@ -35,7 +35,7 @@ class Tail:
         return [json.loads(line) for line in complete.splitlines()]
 
 
-class Attempt:
+class AttemptReader:
     """The files of an attempt, and of those that Slurm makes of it by queueing the job again; earlier ones are passed over."""
 
     def __init__(self, run: RunDirectory, number: int) -> None:
@@ -50,7 +50,7 @@ class Attempt:
     def status(self) -> dict[str, Any] | None:
         """What rank 0 says it is doing; None while it has said nothing."""
         try:
-            status: dict[str, Any] = read_json(self.run.path / "status.json")
+            status: dict[str, Any] = read_json(self.run.status)
         except (OSError, ValueError):
             return None
         return status if status["attempt"] >= self.number else None
@@ -69,7 +69,7 @@ class Attempt:
     def failures(self) -> dict[int, dict[str, Any]]:
         """Why ranks ended, in their own words, by rank."""
         found = {}
-        for path in self.run.path.glob(f"failures/attempt-{self.number}-rank-*.json"):
+        for path in self.run.failure.found(self.number):
             try:
                 record = read_json(path)
             except (OSError, ValueError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import takewhile
-from pathlib import Path
 
 from hpc_mp.rundir import RunDirectory, problem, read_lines
-from hpc_mp.rundir.checkpoints import PREFIX, complete_steps
+from hpc_mp.rundir.checkpoints import complete_steps, step_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +35,19 @@ class End:
 
 def history(run: RunDirectory) -> list[End]:
     """All ends, the earliest first."""
-    return [End(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(_path(run))]
+    return [End(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(run.history)]
 
 
 def record(run: RunDirectory, end: End) -> None:
     """Raises OSError when it cannot be written."""
-    with open(_path(run), "a", encoding="utf-8") as file:
+    with open(run.history, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(end)) + "\n")
 
 
 def saved_step(run: RunDirectory) -> int:
     """The step of the newest checkpoint; 0 without any."""
     saved = complete_steps(run.checkpoints)
-    return int(saved[-1].name.removeprefix(PREFIX)) if saved else 0
+    return step_of(saved[-1]) if saved else 0
 
 
 def without_progress(ends: list[End], step: int) -> list[End]:
@@ -60,7 +59,3 @@ def complete(run: RunDirectory, steps: int) -> bool:
     """Whether the run has a sound checkpoint of its last step."""
     saved = complete_steps(run.checkpoints)
     return bool(saved) and saved_step(run) == steps and problem(saved[-1]) is None
-
-
-def _path(run: RunDirectory) -> Path:
-    return run.path / "history.jsonl"

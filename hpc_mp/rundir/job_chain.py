@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
-from hpc_mp.base.command import Ask, NoAnswer, ask
 from hpc_mp.rundir import RunDirectory, read_json, write_json
-
-FILE = "successors.json"
 
 
 def record_successors(run: RunDirectory, jobs: list[str]) -> None:
     """Raises OSError."""
-    write_json(run.path / FILE, jobs)
+    write_json(run.successors, jobs)
 
 
 def successors(run: RunDirectory, job_id: str | None = None) -> tuple[str, ...]:
     """Ids of the jobs queued behind ``job_id``, all of them by default; the next one first."""
     try:
-        jobs = tuple(map(str, read_json(run.path / FILE)))
+        jobs = tuple(map(str, read_json(run.successors)))
     except (OSError, ValueError):
         return ()
     if job_id is None:
         return jobs
     return jobs[jobs.index(job_id) + 1:] if job_id in jobs else ()
-
-
-def cancel_successors(run: RunDirectory, job_id: str | None = None, ask: Ask = ask) -> None:
-    """They would find nothing to do. A site that forbids scancel on its nodes lets them start and end at once."""
-    jobs = successors(run, job_id)
-    if jobs:
-        with suppress(NoAnswer):
-            ask(("scancel", *jobs))

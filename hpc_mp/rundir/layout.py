@@ -1,193 +1,193 @@
-"""Where everything of a run lies, and how runs are numbered, found and resumed.
-
-``DIRECTORY/NAME/0001`` holds one run::
-
-    job.toml         the resolved job            placement.json   which rank is where
-    job.sbatch       the rendered script         ranks.jsonl      attempt, rank, host, pid, coordinates
-    metrics.jsonl    one line per step           checkpoints/     step-00000010/ ...
-    log/main.log     rank 0, failures            log/rank-00003.log, log/memory-00003
-    trace/           rank-00003.json: actions as executed and memory of one rank
-    failures/        attempt-1-rank-00003.json: why a rank ended
-    attempts/K/      job.toml, placement.json and log/ of earlier attempts
-    incarnation.json the current start on Slurm   history.jsonl   how earlier starts ended
-    cluster.json     rates between nodes, by which the hosts are put in order
-    stop             made by whoever wants the run to save and stop
-    report.html      the pictures
-"""
+"""Where everything of a run lies: one table of its files, which the code, the documentation and the tests read."""
 
 from __future__ import annotations
 
-import os
-import shutil
+import re
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
+from typing import Self, overload
 
-from hpc_mp.base.errors import HpcMpError
+MARKER = "complete.json"  # in a checkpoint: every file with its size and SHA-256; without it nothing is loaded
+COUNTERS = "state.json"  # in a checkpoint: steps and tokens done, and the name of the token set
+STEP = "step-"  # a checkpoint's directory is this and the step, in eight digits
 
-PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
+
+@dataclass(frozen=True, slots=True)
+class RunFile:
+    """A file or folder of a run directory; ``run.metrics`` is its path in the run directory ``run``.
+
+    Attributes:
+        name: its path below the run directory. A folder's ends with "/".
+        writer, readers: the rooms, programs or people that write and read it.
+        holds: what it holds, in one sentence without its full stop.
+    """
+
+    name: str
+    writer: str
+    readers: str
+    holds: str
+
+    @overload
+    def __get__(self, run: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, run: RunDirectory, owner: type) -> Path: ...
+
+    def __get__(self, run: RunDirectory | None, owner: type) -> Self | Path:
+        return self if run is None else run.path / self.name
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """One file per rank, host, job, step or attempt; ``run.rank_log(3)`` is that of rank 3 in the run directory ``run``.
+
+    Attributes:
+        name: with a field of ``str.format`` for each value, ``log/rank-{rank:05d}.log``.
+        writer, readers, holds: as in ``RunFile``.
+    """
+
+    name: str
+    writer: str
+    readers: str
+    holds: str
+
+    @overload
+    def __get__(self, run: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, run: RunDirectory, owner: type) -> FilesOfRun: ...
+
+    def __get__(self, run: RunDirectory | None, owner: type) -> Self | FilesOfRun:
+        return self if run is None else FilesOfRun(run.path, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class FilesOfRun:
+    """The files of one pattern in one run directory."""
+
+    run: Path
+    pattern: str
+
+    def __call__(self, *values: int | str) -> Path:
+        """The path for these values, in the pattern's order."""
+        return self.run / self.pattern.format(**dict(zip(self._fields(), values, strict=True)))
+
+    def found(self, *values: int | str) -> list[Path]:
+        """Those that are there, in the order of their names; ``values`` fix the pattern's first fields."""
+        fixed = dict(zip(self._fields(), values, strict=False))
+        glob = "".join(_escaped(text) + ("" if field is None else _escaped(format(fixed[field], rule)) if field in fixed else "*")
+                       for text, field, rule in self._parts())
+        return sorted(self.run.glob(glob))
+
+    def values(self, path: Path) -> tuple[str, ...]:
+        """What the fields are in a path that ``found`` gave."""
+        pattern = "".join(re.escape(text) + ("" if field is None else "(.*)") for text, field, _ in self._parts())
+        found = re.fullmatch(pattern.removesuffix("/"), str(path.relative_to(self.run)))
+        assert found is not None, f"{path} does not lie where {self.pattern} says"
+        return found.groups()
+
+    def _parts(self) -> list[tuple[str, str | None, str]]:
+        return [(text, field, rule or "") for text, field, rule, _ in Formatter().parse(self.pattern)]
+
+    def _fields(self) -> list[str]:
+        return [field for _, field, _ in self._parts() if field is not None]
 
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """The names inside one run directory."""
+    """One run, ``DIRECTORY/NAME/0001``, and the names of everything in it."""
 
     path: Path
 
-    @property
-    def job(self) -> Path:
-        return self.path / "job.toml"
+    job = RunFile("job.toml", "launch", "every rank, supervisor, report, resume",
+        "the resolved job: it reproduces the run")
+    placement = RunFile("placement.json", "launch", "every rank, supervisor, report",
+        "which rank sits on which node, its coordinates, all groups")
+    script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
+    measured = RunFile("cluster.json", "launch", "supervisor",
+        "rates between the cluster's nodes when the job was launched, by which the hosts are put in order")
+    environment = RunFile("environment.json", "launch", "supervisor",
+        "which archive of the Python environment nodes unpack, with environment.stage")
+    job_id = RunFile("job.id", "launch", "status, logs, cancel, resume", "the id of the Slurm job that runs it")
+    successors = RunFile("successors.json", "launch", "status, cancel, supervisor",
+        "the ids of the jobs queued to carry on, with slurm.chain")
+    lock = RunFile(".lock", "launch", "launch, status, cancel", "nothing: whoever holds its lock has the run")
+    stop = RunFile("stop", "cancel, or you", "rank 0, supervisor",
+        "nothing: once it is there, ranks save at the next step and stop, and nothing queues them again")
+    attempt_record = RunFile("attempt.json", "supervisor", "every rank",
+        "the current attempt: its number and token, its hosts, where ranks meet, when the time limit ends it")
+    status = RunFile("status.json", "rank 0", "launch, status, report", "what rank 0 is doing")
+    metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",
+        "one line per optimizer step, each step once")
+    ranks = RunFile("ranks.jsonl", "every rank", "status, logs, report, supervisor",
+        "one line per rank and attempt: node, host, pid, coordinates")
+    tokenizer = RunFile("tokenizer.path", "rank 0", "export", "the directory of the tokenizer, in the cache")
+    history = RunFile("history.jsonl", "supervisor, resume", "supervisor",
+        "one line per attempt that has ended: how, at which step, whom it blames, what was done")
+    outcome = RunFile("outcome.json", "supervisor; on emulated nodes launch", "launch, status, logs, report",
+        "the verdict: how the run ended and why; once there, the only answer")
+    report = RunFile("report.html", "report", "you", "curves, layout, pipeline and memory, drawn")
+    mpirun_log = RunFile("mpirun.log", "mpirun and the supervisor", "you", "what they said, with --on mpi")
+    slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "what the job script said")
 
-    @property
-    def placement(self) -> Path:
-        return self.path / "placement.json"
+    log = RunFile("log/", "", "", "the logs of the current attempt")
+    main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report",
+        "the run in a few lines")
+    srun_log = RunFile("log/srun.log", "srun", "logs, supervisor",
+        "what srun and the steps before and after the ranks said")
+    rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs",
+        "what one rank said, where it has a file of its own")
+    node_log = RunFiles("log/node-{host}.log", "srun", "logs, supervisor",
+        "what the ranks of one node of a Slurm job said, each line with its task in front")
+    kernel_log = RunFiles("log/kernel-{host}.log", "slurm/node-end.sh", "supervisor",
+        "after a failure: the kernel's words on memory and GPUs")
+    nccl_logs = RunFiles("log/nccl/{host}/", "slurm/node-end.sh", "you",
+        "after a failure: NCCL's logs and flight recorder, at most 16 MiB per node")
+    memory = RunFiles("log/memory-{rank:05d}", "one rank", "supervisor",
+        "how many bytes of the host's memory a rank holds, or held last")
 
-    @property
-    def measured(self) -> Path:
-        """What the doctor had measured on the cluster when the job was launched."""
-        return self.path / "cluster.json"
-
-    @property
-    def script(self) -> Path:
-        return self.path / "job.sbatch"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ranks(self) -> Path:
-        return self.path / "ranks.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def log(self) -> Path:
-        return self.path / "log"
-
-    @property
-    def main_log(self) -> Path:
-        return self.log / "main.log"
-
-    @property
-    def incarnation(self) -> Path:
-        return self.path / "incarnation.json"
-
-    @property
-    def environment(self) -> Path:
-        """Which archive of the Python environment nodes unpack, with ``environment.stage``."""
-        return self.path / "environment.json"
-
-    @property
-    def stop(self) -> Path:
-        """The trigger file: once it is there, ranks save at the next step and stop, and nothing queues them again."""
-        return self.path / "stop"
-
-    def node_log(self, host: str) -> Path:
-        """What the ranks of one node of a Slurm job say, each line with its rank in front."""
-        return self.log / f"node-{host}.log"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    node = RunFiles("nodes/{host}.json", "slurm/node-start.sh", "you",
+        "one node as it was before the ranks: GPUs, kernel, boot id, room on its disk")
+    failures = RunFile("failures/", "", "", "why ranks ended")
+    failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank", "ranks, supervisor, launch, report",
+        "why one rank ended: kind, message, traceback, coordinates")
+    first_failure = RunFiles("failures/attempt-{attempt}-first", "one rank", "ranks",
+        "nothing: the rank that could make it tells the main log")
+    traces = RunFile("trace/", "", "", "what ranks executed")
+    trace = RunFiles("trace/rank-{rank:05d}.json", "one rank", "report",
+        "one step of one rank: actions as executed, memory")
+    checkpoints = RunFile("checkpoints/", "", "", "the newest checkpoints")
+    checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
+        "parameters and optimizer state in safetensors files")
+    counters = RunFiles(f"checkpoints/{STEP}{{step:08d}}/{COUNTERS}", "rank 0", "every rank",
+        "steps and tokens done, the name of the token set")
+    marker = RunFiles(f"checkpoints/{STEP}{{step:08d}}/{MARKER}", "rank 0", "ranks, resume, export",
+        "every file of the checkpoint with its size and SHA-256; without it nothing is loaded")
+    attempts = RunFile("attempts/", "", "", "earlier attempts")
+    put_away = RunFiles("attempts/{attempt}/", "resume, supervisor", "logs, report",
+        "job, plan, placement, script and logs of an earlier attempt, under the same names")
 
     @property
     def cache(self) -> Path:
         """Tokenizers and token files, shared by all runs under the same ``job.directory``."""
         return self.path.parent.parent / ".cache"
 
-    def rank_log(self, rank: int) -> Path:
-        return self.log / f"rank-{rank:05d}.log"
-
-    def memory(self, rank: int) -> Path:
-        """How many bytes of the host's memory a rank holds, or held last."""
-        return self.log / f"memory-{rank:05d}"
-
-    def trace(self, rank: int) -> Path:
-        return self.path / "trace" / f"rank-{rank:05d}.json"
-
-    def failure(self, attempt: int, rank: int) -> Path:
-        return self.path / "failures" / f"attempt-{attempt}-rank-{rank:05d}.json"
-
     def attempt(self) -> int:
         """The number of the current attempt, from 1: one more than those put away."""
-        return 1 + sum(1 for _ in (self.path / "attempts").glob("[0-9]*"))
+        return 1 + sum(1 for path in self.put_away.found() if path.name.isdigit())
+
+    def of_attempt(self, number: int) -> RunDirectory:
+        """Where the job, plan, placement and logs of an attempt lie: here those of the current one."""
+        aside = self.put_away(number)
+        return RunDirectory(aside) if number < self.attempt() and aside.is_dir() else self
 
 
-def create_run(directory: Path, name: str) -> RunDirectory:
-    """Make the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
-
-    Raises:
-        HpcMpError: when the directory cannot be written.
-    """
-    base = directory / name
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        number = max((int(p.name) for p in _numbered(base)), default=0) + 1
-        while True:
-            path = base / f"{number:04d}"
-            try:
-                path.mkdir(mode=PRIVATE)
-                break
-            except FileExistsError:  # another launch took this number in between
-                number += 1
-        for sub in ("checkpoints", "log", "trace", "failures", "attempts"):
-            (path / sub).mkdir(mode=PRIVATE)
-    except OSError as error:
-        raise HpcMpError(f"job.directory = {directory}", f"cannot be written ({error.strerror})",
-                         "choose a directory on a file system that all nodes share and that you may write") from None
-    return RunDirectory(path)
+FILES: tuple[RunFile | RunFiles, ...] = tuple(
+    each for each in vars(RunDirectory).values() if isinstance(each, RunFile | RunFiles))
+"""Every file of a run, in the order in which they are explained."""
 
 
-def find_run(path: Path) -> RunDirectory:
-    """``path`` itself when it is a run directory, else the newest run below ``DIRECTORY/NAME``.
-
-    Raises:
-        HpcMpError: when there is none.
-    """
-    path = path.resolve()
-    if _is_run(path):
-        return RunDirectory(path)
-    runs = [run for run in _numbered(path) if _is_run(run)]
-    if not runs:
-        raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs",
-                         "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job")
-    return RunDirectory(max(runs, key=lambda run: int(run.name)))
-
-
-def prepare_resume(run: RunDirectory) -> int:
-    """Put the attempt that was away to ``attempts/K/``: copies of what it was told, and its logs; returns the new one's number.
-
-    A rank of that attempt that still lives, on a node that was cut off, goes on writing into the logs put away.
-
-    Raises:
-        HpcMpError: when the run directory cannot be written; it is then as it was.
-    """
-    attempt = run.attempt()
-    aside = run.path / "attempts" / str(attempt)
-    try:
-        aside.mkdir(mode=PRIVATE, parents=True)
-        for name in (run.job, run.placement, run.script):
-            if name.exists():
-                shutil.copy2(name, aside / name.name)
-        run.log.rename(aside / run.log.name)
-        run.log.mkdir(mode=PRIVATE)
-    except OSError as error:
-        if not run.log.exists():
-            (aside / run.log.name).rename(run.log)
-        shutil.rmtree(aside, ignore_errors=True)
-        raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "make room on its file system") from None
-    return attempt + 1
-
-
-def _is_run(path: Path) -> bool:
-    """A job file alone may be its author's own, in the directory that he launches it from."""
-    return (path / "job.toml").is_file() and (path / "placement.json").is_file()
-
-
-def _numbered(base: Path) -> list[Path]:
-    try:
-        return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+def _escaped(text: str) -> str:
+    """Text that means itself in a glob."""
+    return re.sub(r"([*?[])", r"[\1]", text)

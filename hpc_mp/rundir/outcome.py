@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir import RunDirectory, read_json, read_lines, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
+WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each is worse than those before it
 Kind = Literal["user", "error", "memory", "signal", "exit", "launcher", "lost", "peer", "hang"]
 
 # Which finding is the cause when there are several; of equal ones the earliest. A peer's complaint is an echo.
@@ -52,6 +54,8 @@ class Outcome:
         first_loss, loss: of the run's first and last step; None before the first step.
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
         checkpoint: the newest one.
+        report: the page that was drawn of the run; None where none was.
+        elements: of an array, the outcome of each of its runs; this one is then the worst of them.
     """
 
     run: Path
@@ -63,11 +67,18 @@ class Outcome:
     tokens_per_s: float | None = None
     checkpoint: Path | None = None
     cause: Cause | None = None
+    report: Path | None = None
+    elements: tuple[Outcome, ...] = ()
 
-    def document(self, report: Path | None) -> dict[str, Any]:
-        """For ``--json``. What is not finite is null: JSON knows no NaN."""
-        tree = {**asdict(self), "report": report}
-        return {key: _plain(value) for key, value in tree.items()}
+    def document(self) -> dict[str, Any]:
+        """For ``--json`` and ``outcome.json``. What is not finite is null: JSON knows no NaN."""
+        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key != "elements"}
+        return tree | ({"elements": [each.document() for each in self.elements]} if self.elements else {})
+
+
+def together(elements: Sequence[Outcome]) -> Outcome:
+    """The outcome of an array: that of its worst element, with all of them beside it."""
+    return replace(max(elements, key=lambda outcome: WORSE.index(outcome.state)), elements=tuple(elements))
 
 
 def first(causes: Iterable[Cause]) -> Cause | None:
@@ -75,7 +86,7 @@ def first(causes: Iterable[Cause]) -> Cause | None:
     return min(causes, key=lambda cause: (PRECEDENCE[cause.kind], cause.time), default=None)
 
 
-def reported(failure: Mapping[str, Any], attempt: Attempt) -> Cause:
+def reported(failure: Mapping[str, Any], attempt: AttemptReader) -> Cause:
     """What a rank wrote about its own end."""
     kind, rank, node, said = (failure[key] for key in ("kind", "rank", "node", "message"))
     message = {
@@ -89,10 +100,10 @@ def reported(failure: Mapping[str, Any], attempt: Attempt) -> Cause:
     return Cause(kind, message, rank, node, str(attempt.run.rank_log(rank)), failure["time"])
 
 
-def written(attempt: Attempt) -> tuple[State, Cause | None] | None:
+def written(attempt: AttemptReader) -> tuple[State, Cause | None] | None:
     """How the run ended in the words of whoever saw it end (``outcome.json``); None while nobody has."""
     try:
-        tree = read_json(attempt.run.path / "outcome.json")
+        tree = read_json(attempt.run.outcome)
     except (OSError, ValueError):
         return None
     if tree["attempt"] < attempt.number:
@@ -100,12 +111,19 @@ def written(attempt: Attempt) -> tuple[State, Cause | None] | None:
     return tree["state"], Cause(**tree["cause"]) if tree["cause"] else None
 
 
+def note_report(run: RunDirectory, report: Path) -> None:
+    """Write into ``outcome.json`` where the report of the run lies, where somebody has written how the run ended."""
+    path = run.outcome
+    with suppress(OSError, ValueError):
+        write_json(path, read_json(path) | {"report": str(report)})
+
+
 def finished(run: RunDirectory) -> Outcome:
     """Of a run to which there is nothing to add."""
-    return Outcome(run.path, "completed", **figures(Attempt(run, run.attempt())))
+    return Outcome(run.path, "completed", **figures(AttemptReader(run, run.attempt())))
 
 
-def figures(attempt: Attempt) -> dict[str, Any]:
+def figures(attempt: AttemptReader) -> dict[str, Any]:
     """The part of an ``Outcome`` that lies in the run directory."""
     run = attempt.run
     records = read_lines(run.metrics)

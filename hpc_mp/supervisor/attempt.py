@@ -13,18 +13,19 @@ from typing import Literal
 
 from hpc_mp.cluster.bad_nodes import Finding, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.requeue import exclude, queued_again, requeue
+from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.placement import from_dict
-from hpc_mp.rundir import TOKEN, Incarnation, LineFile, RunDirectory, history, read_incarnation, read_json, write_json
-from hpc_mp.rundir.follow import Attempt
-from hpc_mp.rundir.job_chain import cancel_successors, successors
+from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, history, read_attempt, read_json, write_json
+from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.supervisor import node_setup as node_steps
 from hpc_mp.supervisor.diagnose import Death, classify, gather
 from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
-from hpc_mp.supervisor.requeue import exclude, queued_again, requeue
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow
@@ -44,33 +45,33 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     given, script = allocation(os.environ), script_log()
     if run.stop.exists() or history.complete(run, spec.train.steps):
         return _nothing_to_do(run, given)
-    incarnation, why = begin(run, spec, placement, given, srun=command)
-    (run.path / "outcome.json").unlink(missing_ok=True)
-    hosts = ", ".join(incarnation.hosts) or "the hosts of mpirun"
-    _say(run, f"start {incarnation.attempt} ({incarnation.token}) on {hosts}; {why}")
+    attempt, why = begin(run, spec, placement, given, srun=command)
+    run.outcome.unlink(missing_ok=True)
+    hosts = ", ".join(attempt.hosts) or "the hosts of mpirun"
+    _say(run, f"start {attempt.attempt} ({attempt.token}) on {hosts}; {why}")
     stalled = _stalled(run)
     if sum(end.kind != "stopped" for end in stalled) > spec.slurm.retries:  # Slurm asks nobody when it queues a job again
         last = stalled[0]
         death = Death(last.kind, f"{last.message}; {len(stalled)} starts without a new checkpoint", (), False, "launcher")
-        return _act(run, spec, incarnation, given, death, Decision("fail", (), f"slurm.retries = {spec.slurm.retries}"), 1)
+        return _act(run, spec, attempt, given, death, Decision("fail", (), f"slurm.retries = {spec.slurm.retries}"), 1)
 
-    environ = os.environ | {TOKEN: incarnation.token, "MASTER_ADDR": incarnation.address,
-                            "MASTER_PORT": str(incarnation.port)}
+    environ = os.environ | {TOKEN: attempt.token, "MASTER_ADDR": attempt.address,
+                            "MASTER_PORT": str(attempt.port)}
     code = node_steps.start(run, spec, command, environ, signals)
     if code == 0 and signals.asked:
         code = STOPPED
     if code == 0:
-        code = follow(command, environ, run.log / "srun.log", signals, lambda: _failed(run, incarnation)).code
-    if not _current(run, incarnation):
+        code = follow(command, environ, run.srun_log, signals, lambda: _failed(run, attempt)).code
+    if not _current(run, attempt):
         return 1
     code = _telling(run, code)
     node_steps.end(run, spec, command, environ, failed=code not in (0, STOPPED))
-    ending = _ending(run, incarnation, given, code, script, signals.asked)
+    ending = _ending(run, attempt, given, code, script, signals.asked)
 
     signals.close()
     cancelled = run.stop.exists() or user_cancelled(script)
     decision = decide(ending, cancelled=cancelled, retries=spec.slurm.retries, stalled=_stalled(run))
-    return _act(run, spec, incarnation, given, ending, decision, code)
+    return _act(run, spec, attempt, given, ending, decision, code)
 
 
 def _nothing_to_do(run: RunDirectory, given: Allocation | None) -> int:
@@ -78,7 +79,7 @@ def _nothing_to_do(run: RunDirectory, given: Allocation | None) -> int:
     told = run.stop.exists()
     _say(run, f"nothing to do: the run {'was told to stop' if told else 'is complete'}")
     _conclude(run, run.attempt(), given, "stopped" if told else "completed")
-    cancel_successors(run, given.job_id if given else None)
+    withdraw(successors(run, given.job_id if given else None))
     return 0
 
 
@@ -87,42 +88,42 @@ def _stalled(run: RunDirectory) -> list[history.End]:
     return history.without_progress(history.history(run), history.saved_step(run))
 
 
-def _current(run: RunDirectory, incarnation: Incarnation) -> bool:
+def _current(run: RunDirectory, attempt: AttemptRecord) -> bool:
     """Whether no later start has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""
-    if read_incarnation(run.incarnation).token == incarnation.token:
+    if read_attempt(run.attempt_record).token == attempt.token:
         return True
-    print(f"hpc-mp: start {incarnation.attempt} ({incarnation.token}) is not the run's current one any more", flush=True)
+    print(f"hpc-mp: start {attempt.attempt} ({attempt.token}) is not the run's current one any more", flush=True)
     return False
 
 
-def _failed(run: RunDirectory, incarnation: Incarnation) -> bool:
-    return any(run.path.glob(f"failures/attempt-{incarnation.attempt}-rank-*.json"))
+def _failed(run: RunDirectory, attempt: AttemptRecord) -> bool:
+    return bool(run.failure.found(attempt.attempt))
 
 
 def _telling(run: RunDirectory, code: int) -> int:
     """srun's code is the greatest of all tasks': what the first task ended with tells more."""
-    log = run.log / "srun.log"
+    log = run.srun_log
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
     return code and (first_code(said) or code)
 
 
 def _ending(
-    run: RunDirectory, incarnation: Incarnation, given: Allocation | None, code: int, script: ScriptLog | None,
+    run: RunDirectory, attempt: AttemptRecord, given: Allocation | None, code: int, script: ScriptLog | None,
     asked: bool,
 ) -> Literal["completed", "stopped"] | Death:
     if code == 0:
         return "completed"
-    if (code in (STOPPED, *EARLY) or asked) and not _failed(run, incarnation):
+    if (code in (STOPPED, *EARLY) or asked) and not _failed(run, attempt):
         return "stopped"
-    return classify(gather(run, incarnation.attempt, given.job_id if given else None, code, script))
+    return classify(gather(run, attempt.attempt, given.job_id if given else None, code, script))
 
 
 def _act(
-    run: RunDirectory, spec: JobSpec, incarnation: Incarnation, given: Allocation | None,
+    run: RunDirectory, spec: JobSpec, attempt: AttemptRecord, given: Allocation | None,
     ending: Literal["completed", "stopped"] | Death, decision: Decision, code: int,
 ) -> int:
     """Carry the decision out, and write down what was done."""
-    if not _current(run, incarnation):
+    if not _current(run, attempt):
         return 1
     died = ending if isinstance(ending, Death) else None
     message = died.message if died else str(ending)
@@ -135,13 +136,13 @@ def _act(
     else:
         action, why = _again(run, spec, given, decision)
     with suppress(OSError):  # a full disk must not change what the job's end is
-        history.record(run, history.End(incarnation.token, incarnation.attempt, history.saved_step(run),
+        history.record(run, history.End(attempt.token, attempt.attempt, history.saved_step(run),
                                         died.kind if died else str(ending), message, died.nodes_to_blame if died else (),
                                         action, time.time()))
     if action in ("done", "fail"):
-        _conclude(run, incarnation.attempt, given, ending)
-        cancel_successors(run, given.job_id if given else None)
-    _say(run, f"start {incarnation.attempt} {'failed: ' if died else ''}{message}; {why}")
+        _conclude(run, attempt.attempt, given, ending)
+        withdraw(successors(run, given.job_id if given else None))
+    _say(run, f"start {attempt.attempt} {'failed: ' if died else ''}{message}; {why}")
     if action != "fail":
         return 0
     return code if 0 < code < 256 else 1
@@ -169,7 +170,7 @@ def _again(run: RunDirectory, spec: JobSpec, given: Allocation, decision: Decisi
 
 def _conclude(run: RunDirectory, attempt: int, given: Allocation | None, ending: Literal["completed", "stopped"] | Death) -> None:
     """``outcome.json``: how the whole run ended, for whoever asks without Slurm."""
-    numbers = figures(Attempt(run, attempt))
+    numbers = figures(AttemptReader(run, attempt))
     job_id = given.job_id if given else None
     if isinstance(ending, Death):
         cause = Cause(ending.cause, ending.message, ending.rank, ending.node, str(ending.log) if ending.log else None)
@@ -177,7 +178,7 @@ def _conclude(run: RunDirectory, attempt: int, given: Allocation | None, ending:
     else:
         outcome = Outcome(run.path, ending, job_id, **numbers)
     with suppress(OSError):
-        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": attempt})
+        write_json(run.outcome, outcome.document() | {"attempt": attempt})
 
 
 def _remember(run: RunDirectory, cluster: str, death: Death) -> None:

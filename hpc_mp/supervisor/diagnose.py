@@ -159,7 +159,7 @@ def _death(clue: Clue, clues: Sequence[Clue], evidence: Evidence) -> Death:
         message = clue.text
     elif clue.kind == "lost" and blamed:
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
-    log = evidence.log / f"node-{clue.host}.log" if evidence.log and clue.host else None
+    log = evidence.run.node_log(clue.host) if evidence.run and clue.host else None
     return Death(clue.kind, message, blamed, rule.retry, rule.cause, clue.rank, clue.host, log)
 
 

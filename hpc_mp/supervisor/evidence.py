@@ -10,10 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.jobs import largest_task
+from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.layout.placement import RankPlace, from_dict
-from hpc_mp.rundir import RunDirectory, read_incarnation, read_json, read_lines
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
+from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -49,7 +52,7 @@ class Evidence:
         pids: rank by (host, process id).
         largest: the task of greatest memory, where Slurm's accounting knows it.
         resident: bytes of memory by rank, as each wrote last.
-        log: the directory of all logs.
+        run: whose logs they are.
     """
 
     code: int = 1
@@ -64,7 +67,7 @@ class Evidence:
     pids: Mapping[tuple[str, int], int] = field(default_factory=dict)
     largest: int | None = None
     resident: Mapping[int, int] = field(default_factory=dict)
-    log: Path | None = None
+    run: RunDirectory | None = None
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Those that the placement puts there, by local rank."""
@@ -100,7 +103,7 @@ def user_cancelled(script: ScriptLog | None) -> bool:
 
 
 def gather(
-    run: RunDirectory, attempt: int, job_id: str | None, code: int, script: ScriptLog | None = None, ask: Ask = ask
+    run: RunDirectory, attempt: int, job_id: str | None, code: int, script: ScriptLog | None = None, ask: Runner = ask
 ) -> Evidence:
     """Read what there is; whatever is absent, broken or refused is left out.
 
@@ -110,15 +113,15 @@ def gather(
         script: the log of the job's script.
     """
     hosts = _hosts(run)
-    srun = _tail(run.log / "srun.log") + (_tail(script.path, script.begin) if script else ())
-    logs = _by_host(run.log, "node")
+    srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
+    logs = _by_host(run.node_log)
     announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
     return Evidence(
         code=code,
-        failures=tuple(_failure(record) for _, record in sorted(Attempt(run, attempt).failures().items())),
+        failures=tuple(_failure(record) for _, record in sorted(AttemptReader(run, attempt).failures().items())),
         srun=srun,
         logs=logs,
-        kernel=_by_host(run.log, "kernel"),
+        kernel=_by_host(run.kernel_log),
         states=_states(hosts, ask) if job_id else {},
         places=_places(run),
         hosts=hosts,
@@ -126,7 +129,7 @@ def gather(
         pids={(record["node"], record["pid"]): record["rank"] for record in announced},
         resident=_resident(run),
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
-        log=run.log,
+        run=run,
     )
 
 
@@ -137,7 +140,7 @@ def _failure(record: Mapping[str, Any]) -> Failure:
 
 def _hosts(run: RunDirectory) -> tuple[str, ...]:
     try:
-        return read_incarnation(run.incarnation).hosts
+        return read_attempt(run.attempt_record).hosts
     except (OSError, ValueError):
         return ()
 
@@ -149,9 +152,9 @@ def _places(run: RunDirectory) -> dict[int, RankPlace]:
         return {}
 
 
-def _by_host(log: Path, kind: str) -> dict[str, tuple[str, ...]]:
-    """``log/KIND-HOST.log``, by host."""
-    return {path.stem.removeprefix(f"{kind}-"): _tail(path) for path in sorted(log.glob(f"{kind}-*.log"))}
+def _by_host(logs: FilesOfRun) -> dict[str, tuple[str, ...]]:
+    """The last lines of each host's log, by host."""
+    return {logs.values(path)[0]: _tail(path) for path in logs.found()}
 
 
 def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
@@ -166,32 +169,24 @@ def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
     return tuple(lines[1:] if size - TAIL > begin else lines)
 
 
-def _states(hosts: tuple[str, ...], ask: Ask) -> dict[str, str]:
+def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:
     if not hosts:
         return {}
     try:
-        answer = ask(("sinfo", "--noheader", "--Node", "--format=%N %T", f"--nodes={','.join(hosts)}"))
-    except NoAnswer:
+        return {name: node.state for name, node in node_states(hosts, ask=ask).items()}
+    except CommandFailed:
         return {}
-    rows = (line.split() for line in answer.splitlines())
-    return {row[0]: row[1] for row in rows if len(row) == 2}
 
 
 def _resident(run: RunDirectory) -> dict[int, int]:
     found = {}
-    for path in run.log.glob("memory-*"):
+    for path in run.memory.found():
         with suppress(OSError, ValueError):
-            found[int(path.name.removeprefix("memory-"))] = int(path.read_text(encoding="ascii"))
+            found[int(run.memory.values(path)[0])] = int(path.read_text(encoding="ascii"))
     return found
 
 
-def _largest(lines: list[str], ask: Ask) -> int | None:
+def _largest(lines: list[str], ask: Runner) -> int | None:
     """Slurm ends a whole step for its memory without naming a task; its accounting knows which was the largest."""
     step = next((found[1] for line in lines if (found := OVER_LIMIT.search(line))), None)
-    if step is None:
-        return None
-    try:
-        task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step}", "--format=MaxRSSTask")).strip()
-    except NoAnswer:
-        return None
-    return int(task) if task.isdigit() else None
+    return largest_task(step, ask) if step is not None else None

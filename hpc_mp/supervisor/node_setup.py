@@ -6,34 +6,34 @@ libraries left on the node is kept when ranks failed, and the node's own directo
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 
 from hpc_mp.base.assets import asset
+from hpc_mp.cluster.slurm.steps import one_task_per_node
+from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import JobSpec
 from hpc_mp.rundir import TOKEN, RunDirectory, read_json
 from hpc_mp.rundir.history import saved_step
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import follow, one_per_node
+from hpc_mp.supervisor.srun import follow
 
-SHAPE = re.compile(r"SLURM_N?(TASKS|PROCS)(_PER_NODE)?_HET_GROUP_")
 END_S = 60.0  # a node that cannot be tidied up must not keep the others waiting
 
 
 def start(run: RunDirectory, spec: JobSpec, srun: Sequence[str], environ: Mapping[str, str], signals: Signals) -> int:
     """Prepare every node; the step's exit code, 0 also where ranks are not started by srun."""
     command = _script("slurm/node-start.sh", run, environ, *_wanted(run, spec))
-    step = one_per_node(srun, spec.job.nodes, command)
-    return follow(step, shapeless(environ), run.log / "srun.log", signals).code if step else 0
+    step = one_task_per_node(srun, spec.job.nodes, command)
+    return follow(step, one_task_environment(environ), run.srun_log, signals).code if step else 0
 
 
 def end(run: RunDirectory, spec: JobSpec, srun: Sequence[str], environ: Mapping[str, str], failed: bool) -> None:
     """Keep what tells of a failure, and tidy up; nodes that are gone do not matter."""
     command = _script("slurm/node-end.sh", run, environ, "failed" if failed else "done")
-    step = one_per_node(srun, spec.job.nodes, command)
+    step = one_task_per_node(srun, spec.job.nodes, command)
     if step:
-        follow(step, shapeless(environ), run.log / "srun.log", None, at_most=END_S)
+        follow(step, one_task_environment(environ), run.srun_log, None, at_most=END_S)
 
 
 def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:
@@ -46,11 +46,6 @@ def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:
     if spec.model.stage and spec.model.pretrained is not None and saved_step(run) == 0:  # later state is in checkpoints
         words += ["--copy", spec.model.pretrained]
     return words
-
-
-def shapeless(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without what would make srun start as many tasks in each component as the ranks' step has."""
-    return {name: value for name, value in environ.items() if not SHAPE.match(name)}
 
 
 def _script(name: str, run: RunDirectory, environ: Mapping[str, str], *arguments: str) -> list[str]:

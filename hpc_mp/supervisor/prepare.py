@@ -9,17 +9,16 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.job import JobSpec
-from hpc_mp.job.limits import grace
 from hpc_mp.layout.placement import Placement
 from hpc_mp.planner.order import settle_hosts
-from hpc_mp.rundir import Incarnation, RunDirectory, prepare_resume, read_incarnation, write_incarnation
+from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
 from hpc_mp.rundir.history import End, history, record, saved_step
 from hpc_mp.supervisor.switches import switches
 
@@ -27,8 +26,8 @@ FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
 def begin(
-    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Ask = ask, srun: Sequence[str] = ()
-) -> tuple[Incarnation, str]:
+    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Runner = ask, srun: Sequence[str] = ()
+) -> tuple[AttemptRecord, str]:
     """Make this start the run's current one, and write down what its ranks need; also why hosts are in this order.
 
     Args:
@@ -43,13 +42,13 @@ def begin(
     if earlier is not None and earlier.attempt == run.attempt():  # nobody has put it away: Slurm started this script again
         _close(run, earlier, ask)
         prepare_resume(run)
-    attempt = run.attempt()
-    token = f"{given.job_id}.{given.restart}.{attempt}" if given else f"{socket.gethostname()}.{os.getpid()}.{attempt}"
-    incarnation = Incarnation(
-        token, attempt, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
-        given.end if given else None, grace(spec))
-    write_incarnation(run.incarnation, incarnation)
-    return incarnation, why
+    number = run.attempt()
+    token = f"{given.job_id}.{given.restart}.{number}" if given else f"{socket.gethostname()}.{os.getpid()}.{number}"
+    attempt = AttemptRecord(
+        token, number, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
+        given.end if given else None, spec.grace)
+    write_attempt(run.attempt_record, attempt)
+    return attempt, why
 
 
 def port(run: Path, token: str) -> int:
@@ -57,33 +56,25 @@ def port(run: Path, token: str) -> int:
     return FIRST_PORT + zlib.crc32(f"{run} {token}".encode()) % PORTS
 
 
-def _earlier(run: RunDirectory) -> Incarnation | None:
+def _earlier(run: RunDirectory) -> AttemptRecord | None:
     try:
-        return read_incarnation(run.incarnation)
+        return read_attempt(run.attempt_record)
     except (OSError, ValueError):
         return None
 
 
-def _close(run: RunDirectory, earlier: Incarnation, ask: Ask) -> None:
+def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
     """A start without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
     if any(end.token == earlier.token for end in history(run)):
         return
-    down = _down(earlier.hosts, ask)
+    down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
     record(run, End(earlier.token, earlier.attempt, saved_step(run), "vanished",
                     f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 
-def _down(hosts: Sequence[str], ask: Ask) -> tuple[str, ...]:
-    try:
-        answer = ask(("sinfo", "--noheader", "--Node", "--responding=no", "--format=%N", f"--nodes={','.join(hosts)}"))
-    except NoAnswer:
-        return ()
-    return tuple(dict.fromkeys(answer.split()))
-
-
 def _hosts(
-    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Ask, srun: Sequence[str]
+    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Runner, srun: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
     """A host for every node of the placement, and why; with ``rank_map = "auto"`` by measured rates and by switches."""
     if given is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
 import subprocess
 import time
@@ -17,9 +16,6 @@ LOOK = 0.5  # seconds between two looks
 LAG = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
-# Options of the ranks' srun that the other steps share; a step of one task per node says the rest itself.
-SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")
-
 
 @dataclass(frozen=True, slots=True)
 class Ended:
@@ -27,15 +23,6 @@ class Ended:
 
     code: int
     forced: bool
-
-
-def one_per_node(srun: Sequence[str], nodes: int, command: Sequence[str]) -> list[str] | None:
-    """A step with one task on each node of the ranks' step; None when ranks are not started by srun."""
-    if os.path.basename(srun[0]) != "srun":
-        return None
-    shared = [word for word in srun[1:] if word.startswith(SHARED)]
-    count = [] if any(word.startswith("--het-group=") for word in shared) else [f"--ntasks={nodes}"]
-    return [srun[0], *shared, *count, "--ntasks-per-node=1", "--overlap", *command]
 
 
 def follow(

@@ -10,11 +10,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.records import SHOW_TOPOLOGY, show_topology
+from hpc_mp.cluster.slurm.steps import one_task_per_node
+from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology, read_topology
-from hpc_mp.supervisor.node_setup import shapeless
-from hpc_mp.supervisor.srun import one_per_node
 
 FILES = ("topology.yaml", "topology.conf")  # where Slurm finds the first, it passes over the second (25.05)
 FOLDER = Path("/etc/slurm")
@@ -25,12 +26,12 @@ TELL = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
 def in_a_step(argv: Sequence[str]) -> str:
-    """What the tasks of a step say. Raises NoAnswer."""
-    return ask(argv, STEP_S, shapeless(os.environ))
+    """What the tasks of a step say. Raises CommandFailed."""
+    return ask(argv, STEP_S, one_task_environment(os.environ))
 
 
 def switches(
-    hosts: Sequence[str], srun: Sequence[str], ask: Ask = ask, run: Ask = in_a_step,
+    hosts: Sequence[str], srun: Sequence[str], ask: Runner = ask, run: Runner = in_a_step,
     environ: Mapping[str, str] = os.environ, folder: Path = FOLDER,
 ) -> tuple[SwitchTree, str]:
     """The tree that ``hosts`` hang in, and who told of it; an empty one where nobody does.
@@ -41,8 +42,8 @@ def switches(
         folder: where Slurm's files lie, unless beside the one that ``SLURM_CONF`` names.
     """
     try:
-        return read_topology(ask(("scontrol", "show", "topology"))), "scontrol"
-    except (NoAnswer, HpcMpError):  # not allowed here, or in words that we do not know
+        return read_topology(show_topology(ask)), SHOW_TOPOLOGY[0]
+    except (CommandFailed, HpcMpError):  # not allowed here, or in words that we do not know
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
     for path in (where / name for where in dict.fromkeys((beside, folder)) for name in FILES):
@@ -60,14 +61,14 @@ def _of_file(path: Path) -> SwitchTree:
         return SwitchTree()
 
 
-def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Ask) -> SwitchTree:
-    step = one_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
+def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchTree:
+    step = one_task_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
     if step is None:
         return SwitchTree()
     try:
         told = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
         return from_addresses((words[1], words[2]) for words in told if len(words) == 3 and words[0] in hosts)
-    except (NoAnswer, HpcMpError):
+    except (CommandFailed, HpcMpError):
         return SwitchTree()
 
 

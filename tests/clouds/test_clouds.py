@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden, unknown_keys, unknown_settings, wish
+from other_clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden, unknown_keys, unknown_settings, wish
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
@@ -87,7 +87,7 @@ def test_the_doctor_says_the_same_of_these_machines(kind: Kind) -> None:
 def test_rendered_files_are_the_golden_ones(name: str) -> None:
     files = render(wish(name))
     for file, path in golden(name).items():
-        assert files[file] == path.read_text(encoding="utf-8"), f"{path}: python tests/support/clouds.py writes it anew"
+        assert files[file] == path.read_text(encoding="utf-8"), f"{path}: python tests/clouds/other_clouds.py writes it anew"
     scripts = asset(f"cyclecloud/other-clouds/{wish(name).size.cloud}")
     assert all(text == (scripts / file).read_text(encoding="utf-8") for file, text in files.items() if file.endswith(".sh"))
 

@@ -14,11 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from clouds import AWS_SKUS, FORMS, KEYS, VARIABLES, configuration, render, toolkit_variables, wish
+from other_clouds import AWS_SKUS, FORMS, KEYS, VARIABLES, configuration, render, toolkit_variables, wish
 
 from hpc_mp.clouds.render import VERSIONS
 
-PROBE = Path(__file__).parents[1] / "parallelcluster.py"
+PROBE = Path(__file__).with_name("parallelcluster.py")
 SPOILT = {  # what is changed in the text, and what the package must say of it
     "MinCount: 4": ("MinCuont: 4", "Unknown field"),
     "Enabled: true  # ParallelCluster attaches": ("Enabled: perhaps  # ParallelCluster attaches", "Not a valid boolean"),
@@ -53,7 +53,7 @@ def ask(python: Path, *arguments: str | Path) -> str:
 
 @pytest.mark.prove
 def test_parallelclusters_own_schema_takes_every_configuration_and_no_spoilt_one(parallelcluster: Path, tmp_path: Path) -> None:
-    assert ask(parallelcluster, "keys") == KEYS.read_text(encoding="utf-8"), "record anew: tests/support/clouds.py"
+    assert ask(parallelcluster, "keys") == KEYS.read_text(encoding="utf-8"), "record anew: tests/clouds/other_clouds.py"
     texts = {name: configuration(render(wish(name))) for name in FORMS if wish(name).size.cloud == "aws"}
     assert set(AWS_SKUS) <= set(texts)
     good = texts["p5.48xlarge"]

@@ -1,6 +1,6 @@
 """A whole cluster from the cluster-init specs: fresh machines of two distributions, hpc-mp by pip, a real training.
 
-What it stands on and what stands in for Azure: docs/cluster-init.md.
+What it stands on and what stands in for Azure: docs/admin/cluster-init.md.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
+from cyclecloud_lab.converge import words
+from cyclecloud_lab.faults import infiniband, no_infiniband
 from cyclecloud_lab.site import Machine, Site
 from cyclecloud_lab.site import why_not as why_no_machines
 from cyclecloud_lab.system import BOOKWORM, NOBLE, TORCH, System, wheels
 from cyclecloud_lab.system import why_not as why_no_system
 from cyclecloud_lab.trees import differences, tree
 from slurm_lab.lab import wait_until
-from test_cyclecloud_init import infiniband, no_infiniband, words
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTITIONS = {"hpc": ["hpc-1", "hpc-2", "hpc-3"], "htc": ["htc-1"]}
@@ -156,7 +157,7 @@ def test_healthagents_program_is_still_called_on_every_node(cluster: Cluster) ->
 def test_a_training_over_all_nodes(cluster: Cluster) -> None:
     home = cluster.site.directory / HOME[1:]
     home.mkdir()
-    (home / "text.md").write_text((ROOT / "docs/slurm.md").read_text())
+    (home / "text.md").write_text((ROOT / "docs/user/jobs.md").read_text())
     (home / "job.toml").write_text(JOB)
     for path in (home, *home.iterdir()):
         os.chown(path, 65534, 65534)

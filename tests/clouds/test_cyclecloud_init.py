@@ -16,7 +16,8 @@ import pytest
 from click.testing import CliRunner
 from cyclecloud_lab import converge as jetpack
 from cyclecloud_lab import slurm
-from cyclecloud_lab.converge import Failed, Ran
+from cyclecloud_lab.converge import Failed, words
+from cyclecloud_lab.faults import infiniband
 from cyclecloud_lab.site import Machine, Site, why_not
 from cyclecloud_lab.trees import differences, tree
 
@@ -99,10 +100,6 @@ def node() -> Iterator[tuple[Site, Machine]]:
     with Site(["hpc-1"], Path("/"), keep=HERE) as site:
         set_up(site)
         yield site, slurm.linked(site["hpc-1"])
-
-
-def words(ran: list[Ran]) -> str:
-    return "\n".join(each.said for each in ran)
 
 
 @needs_root
@@ -205,19 +202,6 @@ def test_containers_see_infiniband_and_a_missing_part_is_named(node: tuple[Site,
         machine.ask(f"{jetpack.INIT}/hpc-mp/execute/scripts/30-containers.sh")
         assert (machine.root / "etc/enroot/enroot.conf").read_text() == (
             "ENROOT_SQUASH_OPTIONS -noI\nENROOT_ROOTFS_WRITABLE y\n# end\nENROOT_RESTRICT_DEV n\nMELLANOX_VISIBLE_DEVICES all\n")
-
-
-def infiniband(machine: Machine, state: str = "1: DOWN") -> None:
-    """A port in /sys/class of the machine, until `no_infiniband`."""
-    port = "/run/class/infiniband/mlx5_ib0/ports/1"
-    machine.ask("bash", "-c", "cp -a /sys/class /run/class 2>/dev/null; mount --bind /run/class /sys/class")
-    for name, text in {"state": state, "phys_state": "3: Disabled", "link_layer": "InfiniBand",
-                       "rate": "400 Gb/sec (4X NDR)"}.items():  # fmt: skip
-        machine.write(f"{port}/{name}", f"{text}\n")
-
-
-def no_infiniband(machine: Machine) -> None:
-    machine.ask("umount", "/sys/class")
 
 
 GATE = "/usr/local/libexec/hpc-mp/hpc-mp-gate"

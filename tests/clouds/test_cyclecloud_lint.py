@@ -267,18 +267,3 @@ def test_the_command_takes_parameters_and_a_project(tmp_path: Path) -> None:
 def test_a_template_that_cannot_be_read_is_wrong_input(tmp_path: Path) -> None:
     done = call(tmp_path / "none.txt")
     assert isinstance(done.exception, HpcMpError) and "cannot be read" in str(done.exception)
-
-
-# --- the document -----------------------------------------------------------------------------------------------------
-
-ROW = re.compile(r"^\| (CC\d{3}) \| (error|warning|info) \| (.+?) \|$", re.MULTILINE)
-
-
-def test_the_table_of_the_document_has_every_rule_with_its_severity_and_no_other() -> None:
-    rows = ROW.findall((ROOT / "docs" / "cyclecloud.md").read_text(encoding="utf-8"))
-    assert [(code, severity) for code, severity, _ in rows] == [(rule.code, rule.severity) for rule in RULES]
-
-
-def test_a_rule_that_is_missing_in_the_table_would_be_seen() -> None:
-    text = "| CC101 | error | brackets |\n| CC10 | error | x |\n| CC102 | bad | x |"
-    assert ROW.findall(text) == [("CC101", "error", "brackets")]

@@ -100,3 +100,7 @@ def _run(machine: Runner, name: str, script: str, environ: Mapping[str, str], ti
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(said, encoding="utf-8")
     return Ran(f"{name}/{script}", code, said)
+
+
+def words(ran: list[Ran]) -> str:
+    return "\n".join(each.said for each in ran)

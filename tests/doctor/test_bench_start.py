@@ -14,9 +14,9 @@ import torch
 from launching import python_program
 from slurm_jobs import until
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.doctor.bench.events import MARK, Event, events
 from hpc_mp.doctor.bench.groups import split
 from hpc_mp.doctor.bench.run import follow
@@ -184,7 +184,7 @@ def test_a_node_is_called_by_a_name_that_can_be_resolved() -> None:
 
 
 def _silent(argv: object) -> str:
-    raise NoAnswer("scontrol is not on PATH")
+    raise CommandFailed("scontrol is not on PATH")
 
 
 def test_events_are_found_among_other_lines() -> None:

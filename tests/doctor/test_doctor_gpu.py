@@ -12,12 +12,12 @@ import test_doctor_gpu_memory
 import test_doctor_gpu_pcie
 import test_doctor_gpu_presence
 import test_doctor_gpu_use
+from gpu_machines import CODES, GPU_KINDS, findings, ills
 
 from hpc_mp.doctor.checks import gpu
 from hpc_mp.doctor.checks.gpu import CHECKS
 from tests.machines import rebuild_gpu
 from tests.machines.tree import MACHINES, tree
-from tests.support.gpu_machines import CODES, GPU_KINDS, findings, ills
 
 MODULES = (test_doctor_gpu_links, test_doctor_gpu_memory, test_doctor_gpu_pcie, test_doctor_gpu_presence, test_doctor_gpu_use)
 # Only where the part exists: rows or pages, pending repairs (new drivers), limits of memory (A100), IMEX (racks), AMD

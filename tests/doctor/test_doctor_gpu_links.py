@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from gpu_machines import Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.counters import Changes
 from hpc_mp.cluster.node.gpu_links import link_counters, read_topology
 from hpc_mp.doctor.checks.gpu_nvlink import errors
 from tests.machines.tree import broken, tree
-from tests.support.gpu_machines import Case, answer, findings, of, smi
 
 STATUS, MATRIX, PEERS, IMEX = "nvidia-smi nvlink -s", "nvidia-smi topo -m", "nvidia-smi topo -p2p n", "nvidia-imex-ctl -H -N"
 MANAGER = "systemctl is-active nvidia-fabricmanager"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from gpu_machines import Case, findings, of, smi
 
 from tests.machines.tree import broken
-from tests.support.gpu_machines import Case, findings, of, smi
 
 VOLATILE, AGGREGATE, ROWS = "ecc_errors/volatile", "ecc_errors/aggregate", "remapped_rows"
 BANKS = f"{ROWS}/row_remapper_histogram/row_remapper_histogram"

@@ -6,13 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from gpu_machines import Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import read_kernel_log
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
 from tests.machines.tree import broken, tree
-from tests.support.gpu_machines import Case, answer, findings, of, smi
 
 GEN = "pci/pci_gpu_link_info/pcie_gen"
 LSPCI = "lspci -D -vv -d 10de:"

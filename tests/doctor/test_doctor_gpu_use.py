@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from gpu_machines import SMI, Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_csv import read_load
 from hpc_mp.cluster.node.gpu_smi import address, parse_smi
 from hpc_mp.cluster.node.source import Unseen
 from tests.machines import rebuild_gpu
 from tests.machines.tree import broken, tree
-from tests.support.gpu_machines import SMI, Case, answer, findings, of, smi
 
 APPS = "nvidia-smi --query-compute-apps=gpu_bus_id,pid,process_name --format=csv,noheader,nounits"
 USED = "nvidia-smi --query-gpu=index,pci.bus_id,memory.used --format=csv,noheader,nounits"

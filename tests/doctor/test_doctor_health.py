@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 
 import hpc_mp
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.finding import Finding
-from hpc_mp.doctor.health import drain, lines, main, reason
-from hpc_mp.doctor.install import ARCHIVE, PACKED, SCRIPT, install, pack
+from hpc_mp.doctor.health import lines, main, reason
+from hpc_mp.doctor.install import ARCHIVE, SCRIPT, install, pack, packed
 
 SYSTEM = next((path for path in map(Path, ("/usr/bin/python3", sys.executable)) if path.exists()), Path(sys.executable))
 ERRORS = [Finding("fabric-port", "error", "mlx5_ib3 port 1", "down", "look at the cable"), Finding("shm-size", "error",
@@ -28,7 +29,7 @@ ERRORS = [Finding("fabric-port", "error", "mlx5_ib3 port 1", "down", "look at th
 
 
 def absent(argv: Sequence[str]) -> str:
-    raise NoAnswer(f"{argv[0]} is not on PATH")
+    raise CommandFailed(f"{argv[0]} is not on PATH")
 
 
 def ran(python: str, archive: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -74,10 +75,14 @@ def test_it_imports_nothing_but_itself_and_the_standard_library(archive: Path) -
 
 
 def test_its_sources_are_python_3_10() -> None:
-    root = Path(hpc_mp.__file__).parent
-    for pattern in PACKED:
-        for file in root.glob(pattern):
-            ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))
+    for file in packed():
+        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))
+
+
+def test_what_the_check_imports_is_packed_and_nothing_of_the_training() -> None:
+    names = {str(file.relative_to(Path(hpc_mp.__file__).parent)) for file in packed()}
+    assert {"__init__.py", "base/command.py", "cluster/slurm/drain.py", "doctor/checks/registry.py", "doctor/health.py"} <= names
+    assert not [name for name in names if name.startswith(("train", "launch", "cli", "job"))] and len(names) < 100
 
 
 def test_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> None:
@@ -106,14 +111,14 @@ def test_a_node_is_drained_once_and_by_its_own_name(state: str, does: bool) -> N
     def slurm(argv: Sequence[str]) -> str:
         asked.append(tuple(argv))
         return f"NodeName=n7 Arch=x86_64 State={state} Reason=disk [root]\n"
-    said = drain(reason(ERRORS[:1]), {"SLURMD_NODENAME": "n7"}, slurm)
+    said = drain("n7", reason(ERRORS[:1]), slurm)
     update = ("scontrol", "update", "NodeName=n7", "State=DRAIN", "Reason=hpc-mp:fabric-port:mlx5_ib3 port 1")
-    assert asked == [("scontrol", "-o", "show", "node", "n7"), *([update] if does else [])]
+    assert asked == [("scontrol", "show", "node", "--oneliner", "n7"), *([update] if does else [])]
     assert said == ("n7 is drained: hpc-mp:fabric-port:mlx5_ib3 port 1" if does else "n7 is drained already")
 
 
 def test_without_slurm_nothing_is_drained_and_it_says_so() -> None:
-    assert "scontrol is not on PATH" in drain("x", {}, absent)
+    assert "scontrol is not on PATH" in drain("n7", "x", absent)
 
 
 # --- the program that was there before --------------------------------------------------------------------------------
@@ -135,7 +140,7 @@ def test_the_program_that_was_there_runs_and_its_exit_code_counts(tmp_path: Path
 def test_install_chains_what_slurm_has_and_keeps_it_when_installed_again(tmp_path: Path) -> None:
     before = program(tmp_path / "health agent", f"touch {tmp_path}/ran")
     asked = f"ClusterName = x\nHealthCheckProgram      = {before}\nHealthCheckNodeState = ANY\n"
-    assert install(tmp_path / "one", None, False, lambda argv: asked).chained == str(before).split()[0]
+    assert install(tmp_path / "one", None, False, lambda argv: asked).chained == str(before)
     done = install(tmp_path / "two", str(before), False, absent)
     assert done.chained == str(before)
     again = install(tmp_path / "two", None, False, lambda argv: f"HealthCheckProgram = {done.script}\n")

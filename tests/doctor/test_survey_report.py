@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from survey_paper import RATE, Faults, Paper
+from survey_paper import RATE, Faults, made
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
@@ -19,17 +19,7 @@ from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.evidence import Absence
 from hpc_mp.doctor.survey.figures import STOPS, bars, matrix, shade, switches
 from hpc_mp.doctor.survey.page import render, write_page
-from hpc_mp.doctor.survey.procedure import survey
-from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.terminal import pictures
-
-LEAVES = ("s1", "s1", "s2", "s2", "s3", "s3")
-
-
-def made(faults: Faults, count: int = 6, cluster: str | None = "lab", steps: int | None = None) -> Report:
-    paper = Paper(count, faults, LEAVES[:count])
-    states = [*survey(paper)][:steps]
-    return Report(cluster, 1.7e9, 12.0, paper.evidence, states[-1].verdict, states[-1].diagnoses, states[-1].complete)
 
 
 def diagnosis(code: str, *members: str, certain: bool = True) -> Diagnosis:

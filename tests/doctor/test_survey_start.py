@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.survey.start import AGENT, Start, Wish, plan, without
 
@@ -18,7 +18,7 @@ INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "
 def slurm(answers: Mapping[str, str]):  # type: ignore[no-untyped-def]
     def ask(argv: Sequence[str]) -> str:
         if argv[0] not in answers:
-            raise NoAnswer(f"{argv[0]} is not on PATH")
+            raise CommandFailed(f"{argv[0]} is not on PATH")
         return answers[argv[0]]
     return ask
 
@@ -65,7 +65,7 @@ def test_nodes_that_srun_cannot_reach_are_left_out_the_next_time(wish: Wish) -> 
     assert fewer is not None and fewer.absent == {"n3": "Slurm cannot start a task there (Communication connection failure)"}
     assert "--nodes=2" in fewer.command and ("--nodelist=n[1-2]" in fewer.command or "--exclude=n3" in fewer.command)
     torn = ["srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1"]
-    assert without(fewer, torn, ["n1", "n4"]).absent["n4"] == "its task ended in the middle of the survey"  # type: ignore[union-attr]
+    assert without(fewer, torn, ["n1", "n4"]).absent["n4"] == "its task ended in the middle of the step"  # type: ignore[union-attr]
     assert without(fewer, torn) is None
     assert without(fewer, ["srun: error: Unable to allocate resources: Invalid partition"]) is None
 

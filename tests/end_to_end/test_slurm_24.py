@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 from recorded import JSON, LINES, RECORDED, answers, play, shape
-from rendering import FORMS, golden
+from rendering import CONF, FORMS, golden
 from slurm_jobs import EIGHT, close, emulated, hpc_mp, launch, losses, steps
 from slurm_lab.chroot import built, clients, why_not_built
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
-from test_render_slurm import CONF
 from test_slurm_training import (
     LONG,
     job,

@@ -182,7 +182,7 @@ class Moment:
     def __call__(self, run: RunDirectory) -> bool:
         if self._saving:
             return any(run.checkpoints.glob(".step*"))
-        if self._began is None and run.incarnation.exists():
+        if self._began is None and run.attempt_record.exists():
             self._began = time.monotonic()
         return self._began is not None and time.monotonic() - self._began > self._seconds
 
@@ -260,7 +260,7 @@ def test_a_lost_node_is_replaced_by_the_spare(lab: Cluster, job: Path, fault: st
     expected = emulated(job, three)
     run, job_id = submit(lab, job, three)
     until(lambda: steps(run) >= 12, "some steps")
-    victim = read_json(run.incarnation)["hosts"][1]
+    victim = read_json(run.attempt_record)["hosts"][1]
     began = time.time()
     if fault == "link cut":
         lab.link(victim, up=False)
@@ -277,7 +277,7 @@ def test_a_lost_node_is_replaced_by_the_spare(lab: Cluster, job: Path, fault: st
         lab.link(victim, up=True)  # what still runs there comes back, and must change nothing
     until(lambda: state(lab, job_id) in ("COMPLETED", "FAILED"), "the job's end", 240)
     assert losses(run.path) == expected, logs(job)
-    assert victim not in read_json(run.incarnation)["hosts"]
+    assert victim not in read_json(run.attempt_record)["hosts"]
     if fault == "dead":
         lab.boot(victim)
 
@@ -293,7 +293,7 @@ def test_twenty_requeues_with_exclusion_hold_no_job(lab: Cluster) -> None:
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(checkout)!r})
-from hpc_mp.supervisor.requeue import exclude, requeue
+from hpc_mp.cluster.slurm.requeue import exclude, requeue
 restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
 node = f"n{{1 + restart % 3}}"
 job_id = os.environ["SLURM_JOB_ID"]

@@ -18,7 +18,7 @@ from launching import executable, until, write_job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
@@ -195,7 +195,7 @@ def test_each_program_says_the_same(cluster: Lab, run: RunDirectory) -> None:
         late = until(lambda: (found := {job.id: job for job in queue._sacct(ids, queue.patient)}) and len(found) == 2 and found)
         assert [late[job_id].exit_code for job_id in ids[2:]] == [3, -9]
     else:
-        with pytest.raises(NoAnswer):
+        with pytest.raises(CommandFailed):
             queue._sacct(ids, queue.patient)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from machines.tree import tree
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.file_rules import LINE_RULES
@@ -147,7 +147,7 @@ def beside(folder: Path, machine: Source) -> Source:
 
 
 def silent(argv: object) -> str:
-    raise NoAnswer("no program")
+    raise CommandFailed("no program")
 
 
 def seen(case: Case, folder: Path, environ: dict[str, str], text: str) -> View:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from machines.tree import KINDS, broken, tree
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import Shown, read_machine
@@ -19,7 +19,7 @@ WANTED = {"ndv4": "azure-ndv4", "ndv5": "azure-ndv5", "ndh200v5": "azure-ndh200v
 
 
 def silent(argv: object) -> str:
-    raise NoAnswer("no program")
+    raise CommandFailed("no program")
 
 
 @pytest.mark.parametrize("kind", sorted(WANTED))

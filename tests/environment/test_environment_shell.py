@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.env import command
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.environment.profiles import profile_names
@@ -25,7 +25,7 @@ EVIL = "'\"`$(touch {folder}/evil)\\ $HOME ${{X:?}} !! ~ * ;&|<>#\t\r\n\x01\x7f\
 
 
 def silent(argv: object) -> str:
-    raise NoAnswer("no program")
+    raise CommandFailed("no program")
 
 
 def lines(environ: dict[str, str], folder: Path, profile: str = "none") -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import main
@@ -18,28 +19,6 @@ from hpc_mp.job import load_job, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 
-JOB = """\
-[job]
-name = "small"
-nodes = 1
-ranks_per_node = 8
-[model]
-config = { model_type = "llama", num_hidden_layers = 4, hidden_size = 64, num_attention_heads = 8, num_key_value_heads = 4, \
-intermediate_size = 128, vocab_size = 512, max_position_embeddings = 64 }
-[data]
-files = ["text.txt"]
-sequence_length = 32
-[parallel]
-tensor = 2
-pipeline = 2
-[train]
-steps = 10
-global_batch = 16
-[slurm]
-setup = ["true"]
-[environment]
-set = { NCCL_DEBUG = "WARN" }
-"""
 FILES = 'files = ["text.txt"]'
 LAST = 'NCCL_DEBUG = "WARN" }\n'  # the end of the file: what follows it stands in [environment]
 

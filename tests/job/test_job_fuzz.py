@@ -9,7 +9,7 @@ from typing import Any
 import tomli_w
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_job import JOB
+from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job

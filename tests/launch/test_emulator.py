@@ -13,11 +13,13 @@ from pathlib import Path
 import emulated
 import psutil
 import pytest
-from launching import HERE, environment, mark, marked, until
+from launching import environment, mark, marked, until
 
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import Ended, Exit
 from hpc_mp.rundir import RunDirectory, create_run
+
+HERE = Path(__file__).parent
 
 __all__ = ["mark"]  # a fixture
 

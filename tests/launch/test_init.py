@@ -18,10 +18,10 @@ from hpc_mp.cluster.slurm.limits import Association, Door, Quality, Terms, door,
 from hpc_mp.cluster.slurm.query import NodeKind, Partition
 from hpc_mp.cluster.slurm.site import Machine, Site
 from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job.inputs import find_files
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.first_job import job_text
 from hpc_mp.launch.render import render
-from hpc_mp.train.data.files import find_files
 
 GIB = 2**30
 LAPTOP = Machine(2, 8 * GIB, ())

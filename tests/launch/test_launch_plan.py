@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from launching import JOB, answers, executable, record, said, silent, write_job
 
-from hpc_mp.base.command import NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.node.gpus import Gpu
@@ -28,7 +28,7 @@ from hpc_mp.launch.unused_keys import PLACES, without_effect
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.rundir import create_run
-from hpc_mp.rundir.follow import Attempt, Tail
+from hpc_mp.rundir.follow import AttemptReader, Tail
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 
 GIB = 2**30
@@ -92,7 +92,7 @@ def test_where(on: str, environ: dict[str, str], table: dict[str, str], found: s
 
 def test_a_stale_allocation_is_told_in_one_line() -> None:
     def ask(argv: Any) -> str:
-        raise NoAnswer("squeue: error: no DNS\nsqueue: fatal: no controller")
+        raise CommandFailed("squeue: error: no DNS\nsqueue: fatal: no controller")
 
     assert decide("auto", {"SLURM_JOB_ID": "7"}, ask).why == (
         "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
@@ -168,7 +168,7 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     assert given.parallel.order == given.job.device == "auto"
     assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
     assert plan.placement.order == plan.spec.parallel.order and len(plan.state) == 4
-    text = describe(plan)
+    text = describe(plan, "emulated on this machine")
     for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)",
                  "cpu (nvidia-smi finds no GPU)", "tensor(2) × pipeline(1) × data(2), ZeRO-1",
                  "slurm.setup has no effect here", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
@@ -270,7 +270,7 @@ def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], ex
     run = create_run(tmp_path, "job")
     for who, (what, when) in words.items():
         said(run, who, what, when)
-    found, cause = judge(Ended(tuple(exits)), Attempt(run, 1), PLACED)
+    found, cause = judge(Ended(tuple(exits)), AttemptReader(run, 1), PLACED)
     assert found == state
     assert (cause and cause.kind, cause and cause.rank) == (kind, rank)
 
@@ -279,15 +279,15 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     said(run, 1, "peer", 2.0)
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
-    assert judge(Ended(exits, asked=True), Attempt(run, 1), PLACED) == ("stopped", None)
-    assert judge(Ended(exits, asked=False), Attempt(run, 1), PLACED)[0] == "failed"
+    assert judge(Ended(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(Ended(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
     killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
-    assert judge(Ended(killed, asked=True), Attempt(run, 1), PLACED) == ("stopped", None)
+    assert judge(Ended(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
 
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
-    attempt = Attempt(run, 1)
+    attempt = AttemptReader(run, 1)
     _, cause = judge(Ended((end(3, -9),)), attempt, PLACED)
     assert cause == Cause("signal", "rank 3 on node1 was killed by SIGKILL (the system ran out of memory, or somebody "
                           "killed it)", 3, "node1", str(run.rank_log(3)))
@@ -300,15 +300,15 @@ def test_causes_say_who_where_why(tmp_path: Path) -> None:
 
 def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
-    assert figures(Attempt(run, 1))["loss"] is None
+    assert figures(AttemptReader(run, 1))["loss"] is None
     lines = [record(1, loss=9.0), record(2), record(3, 2, 50.0), record(4, 2, 1.0), record(5, 2, 3.0, loss=0.1)]
     run.metrics.write_text("\n".join(lines) + "\n" + lines[-1][:10])
-    found = figures(Attempt(run, 2))
+    found = figures(AttemptReader(run, 2))
     assert found == {"steps": 5, "first_loss": 9.0, "loss": 0.1, "tokens_per_s": 50.0, "checkpoint": None}
 
 
 def test_a_document_holds_no_nan(tmp_path: Path) -> None:
-    text = json.dumps(Outcome(tmp_path, "failed", loss=float("nan"), first_loss=0.1 + 0.2).document(None))
+    text = json.dumps(Outcome(tmp_path, "failed", loss=float("nan"), first_loss=0.1 + 0.2).document())
     assert json.loads(text)["loss"] is None and "0.30000000000000004" in text and "NaN" not in text
 
 
@@ -330,7 +330,7 @@ def test_tail_gives_every_complete_line_once(tmp_path: Path) -> None:
 
 def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
-    attempt = Attempt(run, 2)
+    attempt = AttemptReader(run, 2)
     (run.path / "status.json").write_text(json.dumps({"attempt": 1, "phase": "training"}))
     run.metrics.write_text(record(1) + "\n" + record(2, 2) + "\n")
     said(run, 0, "error", 1.0)

@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-from launching import HERE, environment, executable, mark, record, said, the_run, until, write_job
+from launching import environment, executable, mark, record, said, the_run, until, write_job
 
 from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
+
+HERE = Path(__file__).parent
 
 __all__ = ["mark"]  # a fixture
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from layouts import write_job
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.launch.backends.mpi import mpirun
@@ -74,4 +74,4 @@ def test_an_unknown_mpirun_is_refused(job: Path) -> None:
 
 
 def _slow(argv: object) -> str:
-    raise NoAnswer("mpirun did not answer within 20 s")
+    raise CommandFailed("mpirun did not answer within 20 s")

@@ -18,7 +18,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.releases import Version, differences, releases
 from hpc_mp.job import resolve, under
-from hpc_mp.job.limits import grace, limit_seconds
+from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import Template, check_array, find_template, render, site, site_defaults
 from hpc_mp.launch.render.values import gpu_request
@@ -134,7 +134,7 @@ def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, 
     ("2", 120), ("90", 5400), ("1:30", 90), ("01:00:00", 3600), ("1-12", 129600), ("1-00:30", 88200), ("2-1:2:3", 176523),
     ("0", None)])
 def test_time_limits(written: str, seconds: int | None) -> None:
-    assert limit_seconds(written) == seconds
+    assert seconds_of(written) == seconds
 
 
 @pytest.mark.parametrize(("limit", "wanted", "expected", "warned"), [
@@ -143,7 +143,7 @@ def test_time_limits(written: str, seconds: int | None) -> None:
 def test_grace(limit: str, wanted: int, expected: int, warned: bool) -> None:
     """Never so long that Slurm, a minute early, warns ranks that are only starting."""
     spec = job(job=CPU | {"time_limit": limit}, slurm={"grace": wanted})
-    assert grace(spec) == expected
+    assert spec.grace == expected
     assert (f"--signal=USR2@{expected}" in directives(text(spec))) is warned
 
 

@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import CPU, FORMS, executable, golden, job
+from rendering import CONF, CPU, FORMS, executable, golden, job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
 
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.render import render
 
-# Nodes that exist in slurm.conf only, asleep in a cloud: sbatch --test-only counts with them.
-BIG = "CPUs=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=512000 Feature=a100,ib,big State=CLOUD"
-CONF = {"NodeName": f"h[1-4] {BIG} Gres=gpu:h100:8", f"NodeName=a[1-6] {BIG} Gres": "gpu:a100:8",
-        "PartitionName": "gpu Nodes=h[1-4] State=UP", "TopologyPlugin": "topology/none", "Licenses": "fs:4",
-        "SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": "3600"}
 # The launching interpreter, as a host program that only starts what stands behind "--".
 HOST = '#!/bin/bash\nuntil [[ $1 == -- ]]; do shift; done\nshift\n"$@"\n'
 # A rank that tells who and where it is, and its environment.

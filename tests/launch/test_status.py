@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from launching import HERE, environment, executable, mark, record, the_run, until, write_job
+from launching import environment, executable, mark, record, the_run, until, write_job
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -24,6 +24,8 @@ from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import seen
 from hpc_mp.rundir import RunDirectory, write_json
+
+HERE = Path(__file__).parent
 
 __all__ = ["mark"]  # a fixture
 

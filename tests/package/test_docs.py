@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
-import tomllib
-from collections.abc import Iterable
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import click
 import pytest
@@ -16,30 +18,15 @@ from hpc_mp.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-FOLDERS = (".", "docs", "slurm", "env", "cyclecloud", "benchmarks")
-DOCUMENTS = sorted(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md"))
-ROW = re.compile(r"^\| `(\w+\.\w+)` \| (?:`(.*?)`|–) \|", re.MULTILINE)
+FOLDERS = (".", "slurm", "env", "cyclecloud", "benchmarks")
+DOCUMENTS = sorted([*(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md")), *(ROOT / "docs").rglob("*.md")])
 FILE = re.compile(r"`((?:hpc_mp|slurm|env|cyclecloud|tests|docs|benchmarks|demo|\.ci)/[\w./-]+)`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]*)(?:#([^)]*))?\)")
-NONE = object()
 
-
-def documented(texts: Iterable[str]) -> list[tuple[str, Any]]:
-    """(key, default) of every row that describes a key; NONE where it has no default."""
-    rows = (row for text in texts for row in ROW.findall(text))
-    return [(key, tomllib.loads(f"v = {default}")["v"] if default else NONE) for key, default in rows]
-
-
-def actual() -> dict[str, Any]:
-    """The default of every key of the job file; NONE where it has no value of its own."""
-    found = {}
-    for section, field in JobSpec.model_fields.items():
-        assert isinstance(field.annotation, type)
-        for key, inner in field.annotation.model_fields.items():
-            default = inner.get_default()
-            found[f"{section}.{key}"] = NONE if inner.is_required() or default is None else (
-                list(default) if isinstance(default, tuple) else default)
-    return found
+_spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+assert _spec is not None and _spec.loader is not None
+reference = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(reference)
 
 
 def anchors(document: Path) -> set[str]:
@@ -52,15 +39,52 @@ def missing_files(text: str) -> list[str]:
     return [name for name in FILE.findall(text) if not (ROOT / name).exists()]
 
 
-def test_every_key_is_documented_once_with_its_default_and_none_is_invented() -> None:
-    rows = documented((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("job-file.md", "slurm.md"))
-    assert len(rows) == len(dict(rows)), "a key is described twice"
-    assert dict(rows) == actual()
+@pytest.mark.parametrize("page", sorted(reference.PAGES))
+def test_the_reference_is_made_from_the_code(page: str) -> None:
+    written = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    assert written == reference.page(page), "`make reference` writes it anew"
 
 
-def test_a_wrong_default_or_key_would_be_seen() -> None:
-    assert documented(["| `slurm.chain` | `1` | x |\n| `slurm.chian` | – | x |"]) == [("slurm.chain", 1), ("slurm.chian", NONE)]
-    assert actual()["slurm.chain"] == 0 and "slurm.chian" not in actual()
+def test_the_reference_holds_nothing_else() -> None:
+    assert {path.stem for path in (ROOT / "docs" / "reference").iterdir()} == set(reference.PAGES)
+
+
+def undocumented(model: type) -> list[str]:
+    """Keys of a section without a sentence of their own."""
+    texts = reference.documented(model)
+    return [key for key in model.model_fields if not texts.get(key)]  # type: ignore[attr-defined]
+
+
+def test_every_key_of_the_job_file_says_what_follows_from_it() -> None:
+    sections = [field.annotation for field in JobSpec.model_fields.values()]
+    assert [missing for section in sections if isinstance(section, type) and (missing := undocumented(section))] == []
+
+
+class Section:
+    """For the test below."""
+
+    model_fields: ClassVar = {"told": None, "untold": None}
+    told: int
+    """Said."""
+    untold: int
+
+
+def test_a_key_without_a_word_would_be_seen() -> None:
+    assert undocumented(Section) == ["untold"]
+
+
+def test_a_default_is_written_as_a_job_file_spells_it() -> None:
+    fields = JobSpec.model_fields["train"].annotation.model_fields  # type: ignore[union-attr]
+    assert [reference.default(fields[key]) for key in ("steps", "betas", "optimizer", "dropout")] == [
+        "–", "`[0.9, 0.95]`", '`"adamw"`', "–"]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+                          cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "job.nodes" in (tmp_path / "site" / "reference" / "job-file" / "index.html").read_text(encoding="utf-8")
 
 
 def test_the_readme_has_every_command_and_no_other() -> None:

@@ -8,17 +8,16 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.rundir import RunDirectory
 
-HERE = Path(__file__).parents[1]
 MARK = "HPC_MP_TEST_MARK"
 JOB = """
 [job]
@@ -64,6 +63,12 @@ def marked(mark: str) -> list[psutil.Process]:
 def environment(mark: str, path: Path | None = None, **more: str) -> dict[str, str]:
     """Ours with ``mark`` and ``more``, for a process that imports what we can; from ``path`` before all others."""
     return {**os.environ, MARK: mark, "PYTHONPATH": os.pathsep.join(map(str, filter(None, [path, *sys.path]))), **more}
+
+
+def command(job: Path, overrides: Sequence[str], *options: str) -> list[str]:
+    """The arguments of the real ``launch`` on emulated nodes, with ``overrides`` of the job file."""
+    return [sys.executable, "-m", "hpc_mp", "launch", str(job), "--on", "local", "--json", *options,
+            *(word for override in overrides for word in ("--set", override))]
 
 
 def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -120,4 +125,4 @@ def answers(table: Mapping[str, str]) -> Callable[[Any], str]:
 
 
 def silent(argv: Any) -> str:
-    raise NoAnswer(f"{argv[0]} is not on PATH")
+    raise CommandFailed(f"{argv[0]} is not on PATH")

@@ -107,6 +107,13 @@ def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     return load_job(path, overrides)
 
 
+def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, **more: object) -> list[str]:
+    """Overrides of a job: the degrees, and further keys of ``[parallel]``."""
+    settings = {"tensor": tensor, "pipeline": pipeline} | more
+    return [f"job.ranks_per_node={tensor * pipeline * data}",
+            *(f"parallel.{key}={value}" for key, value in settings.items())]
+
+
 def start(spec: JobSpec) -> RunDirectory:
     """A run directory as ``launch`` writes it."""
     run = create_run(Path(spec.job.directory), spec.job.name)

@@ -77,3 +77,21 @@ if __name__ == "__main__":
         RECORDED.mkdir(exist_ok=True)
         for file, text in answers(running).items():
             (RECORDED / file).write_text(text)
+
+
+def wrapped(number: int | None) -> dict[str, Any]:
+    """A number as 24.11 writes it."""
+    return {"set": number is not None, "infinite": False, "number": number or 0}
+
+
+def record_24(job_id: int, states: list[str], reason: str, nodes: str = "", start: int | None = None, code: int = 0,
+              signal: int | None = None, array: tuple[int, int | None, str] = (0, None, ""), het: tuple[int, int] = (0, 0),
+              restarts: int = 0, description: str = "") -> dict[str, Any]:
+    """A job of ``squeue --json`` of 24.11 (data_parser/v0.0.42)."""
+    return {
+        "job_id": job_id, "array_job_id": wrapped(array[0]), "array_task_id": wrapped(array[1]),
+        "array_task_string": array[2], "het_job_id": wrapped(het[0]), "het_job_offset": wrapped(het[1]),
+        "job_state": states, "state_reason": reason, "state_description": description, "start_time": wrapped(start),
+        "nodes": nodes, "restart_cnt": restarts,
+        "exit_code": {"status": ["ERROR" if code else "SUCCESS"], "return_code": wrapped(code),
+                      "signal": {"id": wrapped(signal), "name": ""}}}

@@ -21,6 +21,11 @@ RUN = Path("/scratch/runs/job/0001")
 PYTHON = "/opt/hpc-mp/bin/python"
 CPU = {"device": "cpu"}
 GPUS = {"device": "cuda", "nodes": 4, "ranks_per_node": 8}
+# Nodes that exist in slurm.conf only, asleep in a cloud: sbatch --test-only counts with them.
+BIG = "CPUs=128 Sockets=2 CoresPerSocket=32 ThreadsPerCore=2 RealMemory=512000 Feature=a100,ib,big State=CLOUD"
+CONF = {"NodeName": f"h[1-4] {BIG} Gres=gpu:h100:8", f"NodeName=a[1-6] {BIG} Gres": "gpu:a100:8",
+        "PartitionName": "gpu Nodes=h[1-4] State=UP", "TopologyPlugin": "topology/none", "Licenses": "fs:4",
+        "SuspendProgram": "/bin/true", "ResumeProgram": "/bin/true", "SuspendTime": "3600"}
 
 # form: what the job file says. Each is rendered for each release.
 FORMS: dict[str, dict[str, Any]] = {

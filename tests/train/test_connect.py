@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from layouts import job, run_engine, write_text
-from test_exactness import layout
+from layouts import job, layout, run_engine, write_text
 
 from hpc_mp.train.engine import groups
 

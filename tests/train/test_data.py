@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.data import documents, find_files
+from hpc_mp.job.inputs import find_files
+from hpc_mp.train.data import documents
 from hpc_mp.train.data.documents import Piece, pieces
 
 

@@ -8,11 +8,11 @@ from itertools import permutations, product
 from pathlib import Path
 
 import pytest
-from layouts import VARIANTS, Result, job, run_engine, run_plain, start, write_text
+from layouts import VARIANTS, Result, job, layout, run_engine, run_plain, start, write_text
 from safetensors import safe_open
 
 from hpc_mp.layout.models import layer_costs, read_shape
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.planner import state_bytes
 from hpc_mp.rundir import newest_complete, read_json, read_lines
 from hpc_mp.train.engine import pipeline, tensor, zero
@@ -49,12 +49,6 @@ OPTIMIZERS = {
     "adamw": [],
     "sgd": ['train.optimizer="sgd"', "train.learning_rate=0.5", "train.momentum=0.9", "train.clip=0.0"],
 }
-
-
-def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, **more: object) -> list[str]:
-    settings = {"tensor": tensor, "pipeline": pipeline} | more
-    return [f"job.ranks_per_node={tensor * pipeline * data}",
-            *(f"parallel.{key}={value}" for key, value in settings.items())]
 
 
 LAYOUTS: dict[str, list[str]] = {

@@ -24,10 +24,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job.inputs import find_files
 from hpc_mp.layout.models import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
 from hpc_mp.train.checkpoint.export import export
-from hpc_mp.train.data import IGNORE, Samples, find_files, prepare
+from hpc_mp.train.data import IGNORE, Samples, prepare
 
 TP2_PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
 TOLERANCE = {"fp32": 1e-6, "fp64": 1e-12}

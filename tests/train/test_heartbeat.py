@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launching import environment, mark, until  # noqa: F401  (mark is a fixture)
+from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
 from layouts import write_job
-from test_end_to_end import command
 
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.rank import heartbeat_server, watchdog

@@ -15,7 +15,7 @@ from layouts import job, run_engine, start, write_text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Degrees, place, to_dict
-from hpc_mp.rundir import Incarnation, RunDirectory, read_lines, write_incarnation, write_json
+from hpc_mp.rundir import AttemptRecord, RunDirectory, read_lines, write_attempt, write_json
 from hpc_mp.train.rank.mpi import check_size, world
 
 MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join((os.path.dirname(sys.executable), os.environ["PATH"])))
@@ -75,7 +75,7 @@ def test_rank_0_need_not_be_the_first_process(tmp_path: Path) -> None:
     spec, losses = forked(tmp_path, LAYOUT)
     run = start(spec)
     write_json(run.placement, to_dict(place(Degrees(2, 2, 1), "DPT", 2, (1, 0, 1, 0))))
-    write_incarnation(run.incarnation, Incarnation("7.0.1", 1, ("here", "here"), "127.0.0.1", 1))
+    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, ("here", "here"), "127.0.0.1", 1))
     done = mpiexec(4, run.job, HPC_MP_TOKEN="7.0.1", SLURMD_NODENAME="here")
     assert done.returncode == 0, done.stderr
     assert tuple(line["loss"] for line in read_lines(run.metrics)) == losses

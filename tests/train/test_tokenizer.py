@@ -15,7 +15,8 @@ import pytest
 from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_rows
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.data import bpe, find_tokenizer, load_tokens
+from hpc_mp.job.inputs import find_tokenizer
+from hpc_mp.train.data import bpe, load_tokens
 from hpc_mp.train.data.tokenizer import load
 
 

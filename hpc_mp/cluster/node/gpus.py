@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,memory.total", "--format=csv,noheader,nounits")
 _PATIENCE_S = 30.0  # without its persistence daemon the driver wakes every GPU first
@@ -21,11 +21,11 @@ class Gpu:
     memory: int | None
 
 
-def find_gpus(ask: Ask = _ask_driver) -> tuple[Gpu, ...]:
+def find_gpus(ask: Runner = _ask_driver) -> tuple[Gpu, ...]:
     """The GPUs that ``nvidia-smi`` sees; none where there is no driver."""
     try:
         answer = ask(_QUERY)
-    except NoAnswer:
+    except CommandFailed:
         return ()
     return tuple(_gpu(line) for line in answer.splitlines() if line.strip())
 

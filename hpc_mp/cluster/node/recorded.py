@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.base.command import NoAnswer
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.node.source import Source
 
 
@@ -19,11 +19,11 @@ def recorded(root: Path, commands: Mapping[str, Mapping[str, Any]]) -> Source:
     def ask(argv: Sequence[str]) -> str:
         answer = commands.get(" ".join(argv))
         if answer is None:
-            raise NoAnswer(f"{argv[0]} is not on PATH")
+            raise CommandFailed(f"{argv[0]} is not on PATH")
         if answer.get("hangs"):
             time.sleep(3600)
         if answer.get("code", 0):
-            raise NoAnswer(str(answer.get("err", "")).strip() or f"{argv[0]} exited with {answer['code']}")
+            raise CommandFailed(str(answer.get("err", "")).strip() or f"{argv[0]} exited with {answer['code']}")
         return str(answer["out"])
 
     return Source(root, ask)

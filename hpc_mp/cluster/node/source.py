@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 
 
 class Unseen(Exception):
@@ -23,7 +23,7 @@ class Source:
     """
 
     root: Path = Path("/")
-    ask: Ask = ask
+    ask: Runner = ask
 
     def path(self, name: str) -> Path:
         """Where ``/proc/…``, ``/sys/…`` lie."""
@@ -53,5 +53,5 @@ class Source:
         """What a program says. Raises Unseen."""
         try:
             return self.ask(argv)
-        except NoAnswer as error:
+        except CommandFailed as error:
             raise Unseen(str(error)) from None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.nodelist import expand
 
 
@@ -30,7 +30,7 @@ class Allocation:
     end: float | None
 
 
-def allocation(environ: Mapping[str, str], ask: Ask = ask) -> Allocation | None:
+def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | None:
     """None outside of Slurm."""
     if "SLURM_JOB_ID" not in environ:
         return None
@@ -44,7 +44,7 @@ def allocation(environ: Mapping[str, str], ask: Ask = ask) -> Allocation | None:
                       environ.get("SLURM_CLUSTER_NAME", "cluster"), _end(environ, job_id, ask))
 
 
-def _end(environ: Mapping[str, str], job_id: str, ask: Ask) -> float | None:
+def _end(environ: Mapping[str, str], job_id: str, ask: Runner) -> float | None:
     """``SLURM_JOB_END_TIME`` exists from Slurm 23.02 on; squeue tells it before."""
     given = environ.get("SLURM_JOB_END_TIME", "")
     if given.isdigit():
@@ -52,6 +52,6 @@ def _end(environ: Mapping[str, str], job_id: str, ask: Ask) -> float | None:
     try:
         said = ask(("squeue", "--noheader", "--format=%e", "--jobs", job_id)).strip().splitlines()[0]
         end = datetime.fromisoformat(said).timestamp()
-    except (NoAnswer, IndexError, ValueError):  # "NONE", "N/A", or a site that forbids squeue on its nodes
+    except (CommandFailed, IndexError, ValueError):  # "NONE", "N/A", or a site that forbids squeue on its nodes
         return None
     return end if end > time.time() else None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.query import why_silent
 
 
@@ -19,7 +19,7 @@ class Where:
     why: str
 
 
-def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Where:
+def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Where:
     """Where to run.
 
     Args:
@@ -38,13 +38,13 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> 
     return Where("local", f"{silent}; {outside}")
 
 
-def why_outside(environ: Mapping[str, str], ask: Ask) -> str | None:
+def why_outside(environ: Mapping[str, str], ask: Runner) -> str | None:
     """None inside a live allocation, else why not. ``SLURM_JOB_ID`` alone proves nothing: shells outlive their jobs."""
     job = environ.get("SLURM_JOB_ID")
     if job is None:
         return "not inside an allocation"
     try:
         state = ask(("squeue", "--noheader", "--format=%T", "--jobs", job)).strip()
-    except NoAnswer as error:
+    except CommandFailed as error:
         return f"SLURM_JOB_ID={job} is no live allocation ({str(error).splitlines()[-1]})"
     return None if state == "RUNNING" else f"the allocation {job} is {state or 'gone'}"

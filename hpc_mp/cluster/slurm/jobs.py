@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.job_parsers import LINE, RECORD, parse_json, parse_lines, parse_sacct, parse_scontrol
 
@@ -21,10 +21,10 @@ DELAYS_S = (2, 5, 10, 30)  # between two looks, the last for ever: schedulers se
 PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue
 GONE = "Invalid job id"  # how every program of Slurm says that it does not know a job
 
-patient: Ask = functools.partial(ask, timeout=PATIENCE_S)
+patient: Runner = functools.partial(ask, timeout=PATIENCE_S)
 
 
-def look(job_ids: Collection[str], ask: Ask = patient) -> dict[str, SlurmJob]:
+def look(job_ids: Collection[str], ask: Runner = patient) -> dict[str, SlurmJob]:
     """What Slurm says of each job, by the id that was asked for; never raises: see FORGOTTEN and UNKNOWN."""
     found: dict[str, SlurmJob] = {}
     denied: set[str] = set()
@@ -34,7 +34,7 @@ def look(job_ids: Collection[str], ask: Ask = patient) -> dict[str, SlurmJob]:
             break
         try:
             records = source(missing, ask)
-        except NoAnswer as error:
+        except CommandFailed as error:
             if GONE in str(error):
                 denied.update(missing)
             continue
@@ -49,7 +49,7 @@ def look(job_ids: Collection[str], ask: Ask = patient) -> dict[str, SlurmJob]:
 
 
 def wait(
-    job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None] | None = None, ask: Ask = patient
+    job_ids: Collection[str], pause: Callable[[dict[str, SlurmJob], float], None] | None = None, ask: Runner = patient
 ) -> dict[str, SlurmJob]:
     """Look at the jobs now and then until all have ended, and return what was seen last.
 
@@ -65,37 +65,46 @@ def wait(
     return now
 
 
+def largest_task(step_id: str, ask: Runner = ask) -> int | None:
+    """The task of a step (``7.0``) that used the most memory, by Slurm's accounting; None where it keeps none."""
+    try:
+        task = ask(("sacct", "--noheader", "--parsable2", f"--jobs={step_id}", "--format=MaxRSSTask")).strip()
+    except CommandFailed:
+        return None
+    return int(task) if task.isdigit() else None
+
+
 # --- the programs -----------------------------------------------------------------------------------------------------
 
 
-def _squeue(job_ids: Collection[str], ask: Ask) -> list[SlurmJob]:
+def _squeue(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
     """As lines, which squeue filters; its JSON is 5 kB for every job of the whole cluster on 22.05."""
     one_call = ("squeue", "--states=all", f"--jobs={','.join(job_ids)}")
     try:
         return parse_lines(ask((*one_call, "--noheader", f"--Format={LINE}")))
-    except (NoAnswer, ValueError) as error:
+    except (CommandFailed, ValueError) as error:
         if GONE in str(error):
             raise
     try:
         return parse_json(ask((*one_call, "--json")))
     except ValueError as error:
-        raise NoAnswer(str(error)) from None
+        raise CommandFailed(str(error)) from None
 
 
-def _scontrol(job_ids: Iterable[str], ask: Ask) -> list[SlurmJob]:
+def _scontrol(job_ids: Iterable[str], ask: Runner) -> list[SlurmJob]:
     """One question per job: it takes no list."""
     records, silent = [], None
     for job_id in job_ids:
         try:
             records += parse_scontrol(ask(("scontrol", "show", "job", "--oneliner", job_id)))
-        except NoAnswer as error:
+        except CommandFailed as error:
             silent = error
     if silent and not records:
         raise silent
     return records
 
 
-def _sacct(job_ids: Collection[str], ask: Ask) -> list[SlurmJob]:
+def _sacct(job_ids: Collection[str], ask: Runner) -> list[SlurmJob]:
     """Only of jobs that have ended: the rest it may have wrong, if the controller does not know them."""
     answer = ask(("sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}",
                   f"--format={RECORD}"))

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.records import find_record
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +65,14 @@ class Terms:
     max_wall: str | None = None
 
 
-def associations(user: str, ask: Ask = ask) -> tuple[Association, ...]:
+def associations(user: str, ask: Runner = ask) -> tuple[Association, ...]:
     """Of ``user``; none where the site keeps no accounts."""
     rows = _sacctmgr(ask, "assoc", "Account,Partition,QOS,DefaultQOS,MaxWall", f"user={user}")
     return tuple(Association(account, partition or None, tuple(filter(None, qos.split(","))), default or None, wall or None)
                  for account, partition, qos, default, wall in rows)
 
 
-def qualities(ask: Ask = ask) -> dict[str, Quality]:
+def qualities(ask: Runner = ask) -> dict[str, Quality]:
     """By name; none where the site keeps no accounts."""
     rows = _sacctmgr(ask, "qos", "Name,MaxWall,MaxTRESPerUser,MaxJobsPerUser")
     return {name: Quality(name, wall or None, {key: int(count) for key, count in re.findall(r"([^=,]+)=(\d+)", tres)},
@@ -79,12 +80,9 @@ def qualities(ask: Ask = ask) -> dict[str, Quality]:
             for name, wall, tres, jobs in rows}
 
 
-def door(partition: str, ask: Ask = ask) -> Door:
+def door(partition: str, ask: Runner = ask) -> Door:
     """Whom the partition takes; everybody when Slurm does not tell."""
-    try:
-        facts = dict(re.findall(r"(\w+)=(\S*)", ask(("scontrol", "show", "partition", "--oneliner", partition))))
-    except NoAnswer:
-        return Door()
+    facts = find_record("partition", partition, ask)
     return Door(_names(facts.get("AllowAccounts")), _names(facts.get("DenyAccounts")) or frozenset(),
                 _names(facts.get("AllowQos")), _names(facts.get("DenyQos")) or frozenset())
 
@@ -118,13 +116,13 @@ def seconds(limit: str) -> int:
     return int(days or 0) * 86400 + functools.reduce(lambda total, part: total * 60 + int(part), clock.split(":"), 0)
 
 
-def _sacctmgr(ask: Ask, what: str, columns: str, *where: str) -> list[list[str]]:
+def _sacctmgr(ask: Runner, what: str, columns: str, *where: str) -> list[list[str]]:
     try:
         answer = ask(("sacctmgr", "--noheader", "--parsable2", "show", what, *where, f"format={columns}"))
-    except NoAnswer:
+    except CommandFailed:
         return []
     return [row for line in answer.splitlines() if len(row := line.split("|")) == columns.count(",") + 1]
 
 
 def _names(text: str | None) -> frozenset[str] | None:
-    return None if text in (None, "ALL", "(null)") else frozenset(text.lower().split(","))
+    return None if text in (None, "", "ALL") else frozenset(text.lower().split(","))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.nodelist import expand
 
 
@@ -44,54 +43,53 @@ class Partition:
     kinds: tuple[NodeKind, ...]
 
 
-def why_silent(ask: Ask = ask) -> str | None:
+def why_silent(ask: Runner = ask) -> str | None:
     """None when a Slurm controller answers within 3 s, else the reason why it does not.
 
     An installed ``sbatch`` proves nothing: login images carry it without a controller.
     """
     try:
         answer = ask(("scontrol", "ping"))
-    except NoAnswer as error:
+    except CommandFailed as error:
         return str(error).splitlines()[-1]  # scontrol ends with the verdict
     return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping says nothing"
 
 
-def version(ask: Ask = ask) -> tuple[int, int] | None:
+def version(ask: Runner = ask) -> tuple[int, int] | None:
     """(23, 11) for Slurm 23.11.4; None when it cannot be told. Debian writes ``slurm-wlm 22.05.8``."""
     try:
         found = re.search(r"\b(\d+)\.(\d+)", ask(("scontrol", "--version")))
-    except NoAnswer:
+    except CommandFailed:
         return None
     return (int(found[1]), int(found[2])) if found else None
 
 
-def partitions(ask: Ask = ask) -> tuple[Partition, ...]:
+def partitions(ask: Runner = ask) -> tuple[Partition, ...]:
     """The partitions I may see, in Slurm's order.
 
     Raises:
-        NoAnswer: Slurm does not tell.
+        CommandFailed: Slurm does not tell.
     """
     answer = ask(("sinfo", "--noheader", "--exact", "--format=%P|%a|%l|%c|%m|%G|%N"))
     rows = [line.split("|") for line in answer.splitlines() if line.count("|") == 6]
     return tuple(_partition([row for row in rows if row[0] == name]) for name in dict.fromkeys(row[0] for row in rows))
 
 
-def usable_cpus(node: str, ask: Ask = ask) -> int | None:
-    """CPUs of a node that jobs may use: ``CPUEfctv``, which leaves out cores kept for the system; None when unknown."""
-    try:
-        facts = dict(re.findall(r"(\w+)=(\d+)", ask(("scontrol", "show", "node", "--oneliner", node))))
-    except NoAnswer:
-        return None
-    found = facts.get("CPUEfctv") or facts.get("CPUTot")
-    return int(found) if found else None
+def partition_names(ask: Runner = ask) -> tuple[str, ...]:
+    """The names of all partitions, those among them that a site hides and that take jobs all the same.
+
+    Raises:
+        CommandFailed: Slurm does not tell.
+    """
+    return tuple(ask(("sinfo", "--noheader", "--all", "--format=%R")).split())
 
 
-def accounts(user: str, ask: Ask = ask) -> tuple[str, ...]:
+def accounts(user: str, ask: Runner = ask) -> tuple[str, ...]:
     """The accounts ``user`` may charge, the default one first; none where the site keeps no accounts."""
     try:
         answer = ask(("sacctmgr", "--noheader", "--parsable2", "show", "user", user, "withassoc",
                       "format=DefaultAccount,Account"))
-    except NoAnswer:
+    except CommandFailed:
         return ()
     rows = [line.split("|") for line in answer.splitlines()]
     return tuple(dict.fromkeys(name for column in zip(*rows, strict=True) for name in column if name))
@@ -118,16 +116,3 @@ def _partition(rows: Sequence[Sequence[str]]) -> Partition:
         kinds=tuple(NodeKind(expand(nodes), int(cpus), int(megabytes) * 2**20, parse_gpus(gres))
                     for _, _, _, cpus, megabytes, gres, nodes in rows if nodes),
     )
-
-
-def address_of(node: str, ask: Ask = ask) -> str:
-    """A name of ``node`` that can be resolved: Slurm's own need not be one, its NodeAddr is."""
-    try:
-        socket.getaddrinfo(node, None)
-    except OSError:
-        try:
-            words = ask(("scontrol", "show", "node", "--oneliner", node)).split()
-        except NoAnswer:
-            return node
-        return next((word.removeprefix("NodeAddr=") for word in words if word.startswith("NodeAddr=")), node)
-    return node

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import psutil
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.node.gpus import Gpu, find_gpus
 from hpc_mp.cluster.slurm.limits import Terms, associations, door, qualities, terms
-from hpc_mp.cluster.slurm.query import NodeKind, Partition, accounts, partitions, usable_cpus, version, why_silent
+from hpc_mp.cluster.slurm.nodes import usable_cpus
+from hpc_mp.cluster.slurm.query import NodeKind, Partition, accounts, partitions, version, why_silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def find_machine() -> Machine:
     return Machine(len(os.sched_getaffinity(0)), psutil.virtual_memory().total, find_gpus())
 
 
-def find_site(environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Site | str:
+def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Site | str:
     """The cluster, or the reason why there is none to use.
 
     ``SBATCH_PARTITION`` and ``SBATCH_ACCOUNT`` are heeded: people set them in their profile. Else the partition is the
@@ -61,7 +62,7 @@ def find_site(environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Site |
         return silent
     try:
         found = partitions(ask)
-    except NoAnswer as error:
+    except CommandFailed as error:
         return str(error)
     usable = [partition for partition in found if partition.up and partition.kinds]
     if not usable:

@@ -10,21 +10,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import FINAL, FORGOTTEN, UNKNOWN
-from hpc_mp.cluster.slurm.variables import FOREIGN
-
-__all__ = ["FINAL", "FORGOTTEN", "UNKNOWN", "Submission", "cancel", "sbatch", "state", "step_command",
-           "step_environment"]
-
-_DEFAULTS = re.compile(r"SBATCH_|SALLOC_")  # options that sbatch and srun take from the environment
-_ACCESS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # how programs reach the controller
-_ALLOCATION = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME", "SLURM_JOB_END_TIME"})
+from hpc_mp.cluster.slurm.variables import job_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +31,8 @@ class Submission:
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
     """Give ``script`` to sbatch.
 
-    The job inherits ``environ`` without what another job, a launcher or a profile left in it (``SLURM_*``, ``SBATCH_*``
-    …): that would override the script's own directives in silence.
-
     Args:
+        environ: what the job inherits, as far as ``job_environment`` lets it.
         options: of sbatch, beside the script's own: ``("--dependency=afterany:7",)``.
 
     Raises:
@@ -49,7 +40,7 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
     """
     try:
         done = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
-                              capture_output=True, env=_keep(environ, _ACCESS), encoding="utf-8", errors="replace")
+                              capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")
     except OSError as error:
         found = shutil.which("sbatch")
         raise RunFailed(f"{found} cannot be started ({error.strerror})" if found else "sbatch is not on PATH") from None
@@ -61,24 +52,7 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
                       "\n".join([*greeting, *done.stderr.strip().splitlines()]))
 
 
-def step_command(script: Path) -> list[str]:
-    """What runs the ranks as a step of the allocation we are in: the very script, whose last word is ``exec srun``.
-
-    Start it with ``step_environment``. The process becomes srun: a SIGUSR2 to it reaches all ranks, SIGTERM ends them.
-    """
-    return ["bash", str(script)]
-
-
-def step_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """``environ`` for ``step_command``: of Slurm's variables only those that name the allocation.
-
-    The others describe the shell or notebook step we are in, and srun would take them for its options. Ours overlaps
-    that step, which holds the CPUs and GPUs and would else let srun wait for ever.
-    """
-    return _keep(environ, _ACCESS | _ALLOCATION) | {"SLURM_OVERLAP": "1"}
-
-
-def state(job_id: str, ask: Ask = queue.patient) -> str:
+def state(job_id: str, ask: Runner = queue.patient) -> str:
     """The job's state in Slurm's words (``PENDING``, ``RUNNING``, ``COMPLETED`` …), or FORGOTTEN or UNKNOWN."""
     return queue.look([job_id], ask)[job_id].state
 
@@ -92,10 +66,12 @@ def cancel(job_ids: str | Sequence[str], signal: str | None = None) -> None:
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
         queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *named))
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise RunFailed(f"scancel refused job {' '.join(named)}:\n{error}") from None
 
 
-def _keep(environ: Mapping[str, str], names: frozenset[str]) -> dict[str, str]:
-    return {name: value for name, value in environ.items()
-            if name in names or not (FOREIGN.match(name) or _DEFAULTS.match(name))}
+def withdraw(job_ids: Sequence[str], ask: Runner = ask) -> None:
+    """Cancel jobs that would find nothing to do; where a site forbids scancel on its nodes they start and end at once."""
+    if job_ids:
+        with suppress(CommandFailed):
+            ask(("scancel", *job_ids))

@@ -1,8 +1,43 @@
-"""Environment variables that a scheduler or a launcher sets for its own ranks."""
+"""Environment variables of schedulers and launchers: which of them a new job, or a step of this allocation, may inherit."""
 
+from __future__ import annotations
+
+import os
 import re
+from collections.abc import Collection, Mapping
 
 # What a scheduler or another launcher left around us says nothing about our ranks.
 FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PALS_|TORCHELASTIC_|"
                      r"HPC_MP_(EMULATED|LISTEN_FD|TOKEN|MPI|LOCAL|STAGED|RUN)$|"
                      r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)$")
+_DEFAULTS = re.compile(r"SBATCH_|SALLOC_")  # options that sbatch and srun take from the environment
+_ACCESS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # how programs reach the controller
+_ALLOCATION = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME", "SLURM_JOB_END_TIME"})
+_COMPONENT_TASKS = re.compile(r"SLURM_N?(TASKS|PROCS)(_PER_NODE)?_HET_GROUP_")
+
+
+def job_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``environ`` for a job of its own, without what another job, a launcher or a profile left in it.
+
+    ``SLURM_*`` and ``SBATCH_*`` would override the job's own options in silence.
+    """
+    return _keep(environ, _ACCESS)
+
+
+def step_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """``environ`` for a step of this allocation: of Slurm's variables only those that name the allocation.
+
+    The others describe the shell or notebook step we are in, and srun would take them for its options. Ours overlaps
+    that step, which holds the CPUs and GPUs and would else let srun wait for ever.
+    """
+    return _keep(environ, _ACCESS | _ALLOCATION) | {"SLURM_OVERLAP": "1"}
+
+
+def one_task_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` without what makes srun start as many tasks in each component as the ranks' step has."""
+    return {name: value for name, value in environ.items() if not _COMPONENT_TASKS.match(name)}
+
+
+def _keep(environ: Mapping[str, str], names: Collection[str]) -> dict[str, str]:
+    return {name: value for name, value in environ.items()
+            if name in names or not (FOREIGN.match(name) or _DEFAULTS.match(name))}

@@ -12,7 +12,7 @@ from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.collectives import Expectation, expect, expect_tcp, nic_share
 from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
 
-# What the model is off by on healthy systems (docs/bench.md has the residuals): where bandwidth decides, and elsewhere.
+# What the model is off by on healthy systems (docs/user/bench.md has the residuals): where bandwidth decides, and elsewhere.
 REACH = 0.8  # share of what an endless payload gets: from here on bandwidth decides
 TOLERANCE = 0.15
 TOLERANCE_OF_LATENCY = 0.5

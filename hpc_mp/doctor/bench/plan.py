@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.node.gpus import Gpu, find_gpus
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.site import Site, find_site
-from hpc_mp.cluster.slurm.submit import step_environment
+from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
 from hpc_mp.doctor.bench.sizes import sweep
@@ -22,7 +22,6 @@ from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.busbw import ALIGN
 
-ACCESS = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")  # how programs reach the controller
 SIZES: dict[Backend, tuple[int, int, int]] = {  # where the user names none: first, last, factor
     "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4), "mpi": (2**10, 2**24, 4)}
 GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-\w+)=")
@@ -74,7 +73,7 @@ class BenchPlan:
 
 
 def plan(
-    wish: Wish, where: Where, environ: Mapping[str, str] = os.environ, ask: Ask = ask,
+    wish: Wish, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
     gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], Site | str] = find_site,
 ) -> BenchPlan:
     """Raises HpcMpError for what cannot be measured. ``gpus``, ``site``: who tells what is here."""
@@ -94,7 +93,7 @@ def plan(
     return _job(wish, environ, ask, site)
 
 
-def _job(wish: Wish, environ: Mapping[str, str], ask: Ask, site: Callable[[Mapping[str, str]], Site | str]) -> BenchPlan:
+def _job(wish: Wish, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], Site | str]) -> BenchPlan:
     """A job of its own, on whole nodes: neighbours would share their network."""
     given = _given(wish)
     named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)
@@ -107,8 +106,7 @@ def _job(wish: Wish, environ: Mapping[str, str], ask: Ask, site: Callable[[Mappi
                f"--cpus-per-task={max(1, there.cpus // spec.ranks_per_node)}"]
     if spec.backend == "nccl" and not any(map(GPU_OPTIONS.match, given)):
         options.append(f"--gpus-per-node={spec.ranks_per_node}")
-    kept = {name: value for name, value in step_environment(environ).items() if name in ACCESS or not name.startswith("SLURM_")}
-    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], kept, ask))
+    return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], job_environment(environ), ask))
 
 
 def _given(wish: Wish) -> list[str]:

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.cluster.slurm.query import address_of
+from hpc_mp.cluster.slurm.nodes import address_of
+from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.doctor.bench.events import TOLD, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
@@ -110,13 +111,13 @@ class _NewLines:
         return complete.decode(errors="replace").splitlines()
 
 
-def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Ask = ask) -> Iterator[Event]:
+def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
     """One srun: a step of the allocation we are in, or a job of its own; ``environ`` and ``options`` say which.
 
     Rank 0's node and port go from it to us and from us to all ranks, on the standard input of srun. Raises RunFailed.
     """
-    command = ["srun", f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}",
-               "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options, *_rank(spec)]
+    shape = [f"--nodes={spec.nodes}", f"--ntasks={spec.world}", f"--ntasks-per-node={spec.ranks_per_node}"]
+    command = srun([*shape, "--distribution=block:block", "--kill-on-bad-exit=1", "--export=ALL", *options], _rank(spec))
     token = secrets.token_hex(8)
 
     def answer(event: Event) -> str:
@@ -125,7 +126,7 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
     return _follow(command, {"OMP_NUM_THREADS": "1", **environ, TOLD: "1"}, answer)
 
 
-def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Ask = ask_mpirun) -> Iterator[Event]:
+def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
     """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
     words = family(ask, "put another one first on PATH")
     kept = {name: value for name, value in environ.items() if not FOREIGN.match(name) or name.startswith("OMPI_MCA_")}
@@ -162,7 +163,7 @@ def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable
                     yield event
             if not found and line.strip():
                 last.append(line)
-                if source == "error" and line.startswith("srun: job"):
+                if source == "error" and is_queue_notice(line):
                     yield {"event": "note", "text": line}
         code = process.wait()
     finally:

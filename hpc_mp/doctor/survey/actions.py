@@ -9,6 +9,7 @@ from statistics import median
 
 from hpc_mp.cluster.bad_nodes import Finding, ledger, record
 from hpc_mp.cluster.bandwidth import Measured, where, write_measured
+from hpc_mp.cluster.slurm.drain import drain_command
 from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
 from hpc_mp.doctor.survey.node_report import faulty
 from hpc_mp.doctor.survey.report import Report
@@ -60,7 +61,7 @@ def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
 
 def drain_commands(diagnoses: Iterable[Diagnosis]) -> list[str]:
     """For an administrator's shell; monitors can read the reason: ``hpc-mp:CODE:evidence``."""
-    return [f"scontrol update NodeName={node} State=DRAIN Reason='hpc-mp:{diagnosis.code}:{_plain(diagnosis.evidence)}'"
+    return [drain_command(node, f"hpc-mp:{diagnosis.code}:{_plain(diagnosis.evidence)}")
             for node, diagnosis in to_avoid(diagnoses).items()]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.steps import is_queue_notice
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology
 from hpc_mp.doctor.survey.agents import Crew
 from hpc_mp.doctor.survey.evidence import Absence, Evidence
@@ -53,7 +54,7 @@ def _with(crew: Crew, start: Start, show: Show) -> tuple[Report | None, tuple[st
     """The report, None when srun could start no agent; and the nodes of the step, in srun's order."""
     moment, begin = time.time(), time.monotonic()
     hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S,
-                           lambda words: show(words if words.startswith("srun: job") else "starting agents", None))
+                           lambda words: show(words if is_queue_notice(words) else "starting agents", None))
     if not crew.alive:
         return None, ()
     tools, cluster = _instruments(crew, hellos, start)

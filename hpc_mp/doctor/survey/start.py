@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import why_outside
 from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.query import why_silent
-from hpc_mp.cluster.slurm.submit import step_environment
+from hpc_mp.cluster.slurm.steps import failed_nodes, srun
+from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 
 AGENT = "hpc_mp.doctor.survey.agent"
 MINUTES = 20  # of a job of its own: it ends as soon as the survey does
-ALLOCATION = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST")
-FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
-TORN = re.compile(r"io error with slurmstepd on node (\d+)")
-UNUSABLE = re.compile(r"down|drain|fail|maint|power|unk|inval|\*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +72,20 @@ class Start:
     @property
     def command(self) -> list[str]:
         wish = self.wish
-        words = ["srun", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--cpu-bind=none",
-                 "--export=ALL", *wish.options]
+        options = ["--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--cpu-bind=none",
+                   "--export=ALL", *wish.options]
         if self.inside:
-            words += ["--overlap"]
+            options += ["--overlap"]
         else:
-            words += ["--exclusive", f"--time={MINUTES}", "--job-name=hpc-mp-doctor"]
-            words += [f"--partition={wish.partition}"] if wish.partition else []
-        words += [f"--gpus-per-node={wish.gpus}"] if wish.gpus else []
-        words += [f"--nodes={self.count}", f"--ntasks={self.count}"]
+            options += ["--exclusive", f"--time={MINUTES}", "--job-name=hpc-mp-doctor"]
+            options += [f"--partition={wish.partition}"] if wish.partition else []
+        options += [f"--gpus-per-node={wish.gpus}"] if wish.gpus else []
+        options += [f"--nodes={self.count}", f"--ntasks={self.count}"]
         if wish.nodelist:
-            words += [f"--nodelist={compress(self.there)}"]
+            options += [f"--nodelist={compress(self.there)}"]
         elif self.absent:
-            words += [f"--exclude={compress(self.absent)}"]
-        return [*words, sys.executable, "-m", AGENT, *wish.interfaces]
+            options += [f"--exclude={compress(self.absent)}"]
+        return srun(options, [sys.executable, "-m", AGENT, *wish.interfaces])
 
     def __call__(self) -> subprocess.Popen[str]:
         """srun, in a session of its own: an interrupt from the terminal is ours."""
@@ -97,7 +94,7 @@ class Start:
                                 start_new_session=True)
 
 
-def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Ask = ask) -> Start:
+def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Start:
     """How to start the agents.
 
     Raises:
@@ -110,13 +107,11 @@ def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Ask = ask) ->
     if not (wish.nodelist or wish.nodes or inside):
         raise HpcMpError("doctor", "is not told which nodes to survey",
                          "give --nodes or --nodelist, or run it inside an allocation")
-    environment = step_environment(environ)
     if inside and not wish.nodelist:
         here = expand(environ["SLURM_JOB_NODELIST"])[: wish.nodes]
         wish = replace(wish, nodes=None, nodelist=here)
-    if not inside:
-        environment = {name: value for name, value in environment.items() if name not in ALLOCATION}
-    return Start(wish, inside, environment, _unusable(wish.nodelist, ask))
+    environment = step_environment(environ) if inside else job_environment(environ)
+    return Start(wish, inside, environment, _not_ready(wish.nodelist, ask))
 
 
 def without(start: Start, words: Sequence[str], nodes: Sequence[str] = ()) -> Start | None:
@@ -125,23 +120,18 @@ def without(start: Start, words: Sequence[str], nodes: Sequence[str] = ()) -> St
     Args:
         nodes: of the step, in srun's order: it tells the number of one that it has lost.
     """
-    failed = {found[1]: f"Slurm cannot start a task there ({found[2]})" for found in map(FAILED.search, words) if found}
-    numbers = {int(found[1]) for found in map(TORN.search, words) if found}
-    failed |= {nodes[number]: "its task ended in the middle of the survey" for number in numbers if number < len(nodes)}
+    failed = failed_nodes(words, nodes)
     if not failed:
         return None
     fewer = replace(start.wish, nodes=start.wish.nodes - len(failed) if start.wish.nodes else None)
     return Start(fewer, start.inside, start.environ, {**start.absent, **failed})
 
 
-def _unusable(nodes: tuple[str, ...], ask: Ask) -> dict[str, str]:
+def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
     """Those that Slurm would let us wait for; none where it does not say."""
-    if not nodes:
-        return {}
     try:
-        rows = ask(("sinfo", "--noheader", "--Node", f"--nodes={compress(nodes)}", "--format=%N|%T|%E")).splitlines()
-    except NoAnswer:
+        states = node_states(nodes, ask=ask) if nodes else {}
+    except CommandFailed:
         return {}
-    states = {name: (state, reason) for name, state, reason in (row.split("|", 2) for row in rows if row.count("|") >= 2)}
-    return {node: f"Slurm calls it {state}" + (f" ({reason})" if reason != "none" else "")
-            for node, (state, reason) in states.items() if node in nodes and UNUSABLE.search(state)}
+    return {node: f"Slurm calls it {found.state}" + (f" ({found.reason})" if found.reason else "")
+            for node, found in states.items() if node in nodes and not found.ready}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import signal
 import socket
+import threading
 from contextlib import suppress
+from typing import Any
 
 WATCHED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 
 
 class Interrupts:
-    """While entered (in the main thread), the watched signals only make this object readable.
+    """While entered, the watched signals only make this object readable.
 
-    A SIGHUP that was ignored before stays ignored: that is what nohup is for.
+    Python gives signals to the main thread alone: entered in another thread, this object hears of none. A SIGHUP that was
+    ignored before stays ignored: that is what nohup is for.
     """
 
     def __init__(self) -> None:
@@ -37,6 +40,9 @@ class Interrupts:
         return self._count - before
 
     def __enter__(self) -> Interrupts:
+        self._old: dict[int, Any] = {}
+        if threading.current_thread() is not threading.main_thread():
+            return self
         self._old_fd = signal.set_wakeup_fd(self._ringer.fileno(), warn_on_full_buffer=False)
         kept = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
         self._old = {number: signal.signal(number, lambda *_: None) for number in WATCHED - kept}
@@ -45,6 +51,7 @@ class Interrupts:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._old.items():
             signal.signal(number, handler)
-        signal.set_wakeup_fd(self._old_fd)
+        if self._old:
+            signal.set_wakeup_fd(self._old_fd)
         self._bell.close()
         self._ringer.close()

@@ -6,11 +6,11 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.backends.watch import Ended, Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.layout.placement import Placement
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, Kind, State, first, reported
 
 
-def judge(ended: Ended, attempt: Attempt, placement: Placement) -> tuple[State, Cause | None]:
+def judge(ended: Ended, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
     """The state of an emulated attempt, and its first cause when it failed."""
     words = attempt.failures()
     causes = [
@@ -25,7 +25,7 @@ def judge(ended: Ended, attempt: Attempt, placement: Placement) -> tuple[State, 
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: Attempt, placement: Placement) -> Cause:
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement) -> Cause:
     """The end of a rank that wrote nothing about it."""
     node = node_name(placement.ranks[end.rank].node)
     kind: Kind = "hang" if end.ours else "signal" if end.code < 0 else "exit"

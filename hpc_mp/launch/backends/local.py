@@ -5,58 +5,53 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.progress import progress_for
 from hpc_mp.launch.backends.watch import watch
 from hpc_mp.launch.emulator.emulator import ENTRY, Emulator, Task
 from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
-from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir import LineFile, write_json
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
 
-def launch_local(
-    plan: Plan, resumed: Resumed | None, check: Callable[[], None], say: Callable[[str], None], entry: str = ENTRY
-) -> Outcome:
+def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     """Start every rank, follow them to their end and say what became of them.
 
+    The last check is made while the ranks' modules are imported.
+
     Args:
-        resumed: the run to go on with; None for a new one.
-        check: the last check before anything is written, made while the ranks' modules are imported.
-        say: told where the run lies.
         entry: what a rank calls, ``"module:function"``.
 
     Raises:
-        HpcMpError: what ``check`` finds; the run directory cannot be written; not Linux.
+        HpcMpError: what the check finds; the run directory cannot be written; not Linux.
     """
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
+    plan, listener = launch.plan, launch.listener
     spec = plan.spec
     modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)))
     with ExitStack() as stack:
         emulator = stack.enter_context(Emulator(modules, environment))
-        check()
+        launch.check()
         interrupts = stack.enter_context(Interrupts())
-        run, number, lock = stack.enter_context(begin(plan, resumed))
-        say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.ranks)))
-        told = rank_environments(spec, plan.placement, os.getpid(), listener.getsockname()[1])
-        attempt = Attempt(run, number)
+        run, number, lock = stack.enter_context(begin(plan, launch.resumed))
+        listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.ranks)))
+        told = rank_environments(spec, plan.placement, os.getpid(), server.getsockname()[1])
+        attempt = AttemptReader(run, number)
         tasks = [Task(run.rank_log(rank), environment) for rank, environment in enumerate(told)]
-        emulator.start(tasks, run.job, listener, lock, entry)
-        with progress_for(spec.train.steps) as progress:
-            ended = watch(emulator, spec.ranks, attempt, interrupts, progress)
+        emulator.start(tasks, run.job, server, lock, entry)
+        with listener.following(spec.train.steps):
+            ended = watch(emulator, spec.ranks, attempt, interrupts, listener)
     state, cause = judge(ended, attempt, plan.placement)
     if cause is not None:
         log = LineFile(run.main_log)
@@ -64,5 +59,5 @@ def launch_local(
         log.close()
     outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
     with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.path / "outcome.json", outcome.document(report=None) | {"attempt": number})
+        write_json(run.outcome, outcome.document() | {"attempt": number})
     return outcome

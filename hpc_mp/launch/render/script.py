@@ -8,7 +8,7 @@ from pathlib import Path
 from hpc_mp.cluster.slurm.options import check_options, options_of
 from hpc_mp.cluster.slurm.releases import differences
 from hpc_mp.job import JobSpec
-from hpc_mp.job.limits import grace, limit_seconds
+from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.profile import check_shown, profile_lines
@@ -41,7 +41,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     checks.check_forms(spec, facts)
     check_options(spec, facts.version)
     profile = profile_lines(spec)
-    seconds = limit_seconds(spec.job.time_limit)
+    seconds = seconds_of(spec.job.time_limit)
     script = fill(template or shipped(), {
         "spec": spec,
         "runs": list(map(str, runs)),
@@ -51,8 +51,8 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "parts": values.parts(spec, facts),
         "cpus": values.cpus_per_task(spec, facts),
         "threads": values.threads(spec, facts),
-        "grace": grace(spec),
-        "warned": seconds is None or seconds - grace(spec) >= values.EARLY + values.START,
+        "grace": spec.grace,
+        "warned": seconds is None or seconds - spec.grace >= values.EARLY + values.START,
         "here": differences(facts.version),
         "step_options": {name: value for name, value in options_of(spec, "step").items() if value is not False},
         "profile": profile,

@@ -11,6 +11,7 @@ from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import Verbatim, literal
+from hpc_mp.rundir import RunDirectory
 
 GPU_REQUESTS = {"auto": "gpus-per-node={}", "gpus-per-node": "gpus-per-node={}", "gres": "gres=gpu:{}"}
 EARLY = 60  # seconds by which Slurm may send --signal before its time (man sbatch)
@@ -103,7 +104,8 @@ def slurm_log(run: Path, *, array: bool) -> str:
 
     It lies outside of ``log/``, whose files move away with each attempt, as Slurm keeps this one open.
     """
-    return f"{literal(run)}/slurm-{'%A_%a' if array else '%j'}.log"
+    name = RunDirectory.slurm_log.name.format(job="%A_%a" if array else "%j")
+    return f"{literal(run)}/{name}"
 
 
 def rank_python(spec: JobSpec, python: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 
 SYSTEM = (Path("/usr"), Path("/usr/local"))  # on every node's own disk, and too much to pack
@@ -48,7 +48,7 @@ class Interpreter:
         return tuple(path for path in self.base.glob("lib/python*/site-packages") if path not in self.libraries)
 
 
-def interpreter(python: Sequence[str], run: Ask = lambda argv: ask(argv, ASK_S)) -> Interpreter:
+def interpreter(python: Sequence[str], run: Runner = lambda argv: ask(argv, ASK_S)) -> Interpreter:
     """Ask the ranks' interpreter what it is.
 
     Args:
@@ -59,7 +59,7 @@ def interpreter(python: Sequence[str], run: Ask = lambda argv: ask(argv, ASK_S))
     """
     try:
         answer = json.loads(run((*python, "-I", "-c", QUESTION)))
-    except (NoAnswer, ValueError) as error:
+    except (CommandFailed, ValueError) as error:
         raise HpcMpError(f"environment.stage: the interpreter {python[0]}", f"does not say what it is ({error})",
                          "name a working one in slurm.python, slurm.venv or slurm.conda") from None
     prefix, base, version, executable, *libraries = answer

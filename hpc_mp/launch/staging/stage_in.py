@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from rich.console import Console
-from rich.progress import Progress
-
 from hpc_mp.job import JobSpec
+from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.render.values import rank_python
 from hpc_mp.launch.staging.archive import pack
 from hpc_mp.launch.staging.interpreter import interpreter
 from hpc_mp.rundir import RunDirectory, write_json
 
 
-def stage_environment(spec: JobSpec, *runs: RunDirectory) -> None:
-    """Pack the ranks' Python environment if the job wants that, and note in its runs, for the host, where the archive lies.
+def stage_environment(spec: JobSpec, listener: Listener, *runs: RunDirectory) -> None:
+    """Pack the ranks' Python environment if the job wants that, and note in its runs, for the supervisor, where the archive
+    lies. The listener hears how many bytes are packed.
 
     Raises:
         HpcMpError: the environment cannot be packed.
@@ -23,10 +22,11 @@ def stage_environment(spec: JobSpec, *runs: RunDirectory) -> None:
     if not spec.environment.stage:
         return
     shared = spec.model_copy(update={"environment": spec.environment.model_copy(update={"stage": False})})
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("packing the Python environment", total=None)
-        packed = pack(interpreter([rank_python(shared, sys.executable)]), runs[0].cache,
-                      lambda done, size: bar.update(task, completed=done, total=size))
+
+    def show(done: int, size: int) -> None:
+        listener.update({"phase": "packing the Python environment", "detail": "", "done": done, "total": size}, ())
+
+    with listener.following(spec.train.steps):
+        packed = pack(interpreter([rank_python(shared, sys.executable)]), runs[0].cache, show)
     for run in runs:
         write_json(run.environment, {"archive": str(packed.archive), "prefix": str(packed.prefix), "bytes": packed.size})

@@ -5,12 +5,10 @@ from __future__ import annotations
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models.checks import check_layout, chunk_sizes
-from hpc_mp.layout.models.costs import LayerCosts, layer_costs
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.gpt2 import GPT2
 from hpc_mp.layout.models.llama import LLAMA
-from hpc_mp.layout.models.shape import ModelShape, read_config
+from hpc_mp.layout.models.shape import LayerCosts, ModelShape, check_layout, chunk_sizes, layer_costs, read_config
 
 __all__ = [
     "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "chunk_sizes", "family_of",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -107,3 +108,56 @@ class ConfigReader:
             both = " and ".join(f"{name} = {value}" for name, value in given.items())
             raise HpcMpError(f"the model's {both}", "are two names of one size and differ", "leave one of them out")
         return next(iter(given.values()), default)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCosts:
+    """Forward floating-point operations per token of the embedding, of each block, and of norm + head + loss."""
+
+    embedding: float
+    blocks: tuple[float, ...]
+    head: float
+
+
+def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
+    """Two operations per weight of every matrix product and token, plus the attention products with half the sequence
+    (causal), as in the appendix of "Training Compute-Optimal Large Language Models" (arXiv:2203.15556). The embedding
+    is a look-up and costs nothing by that count.
+    """
+    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.intermediate
+    weights = shape.hidden * (q + 2 * kv) + q * shape.hidden + mlp
+    attention = 2 * 2 * q * sequence_length / 2
+    return LayerCosts(0.0, (2.0 * weights + attention,) * shape.layers, 2.0 * shape.hidden * shape.vocabulary)
+
+
+def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
+    """How ``torch.chunk`` cuts: ceil(size / parts) each while some is left; the last parts may be smaller or empty."""
+    step = -(-size // parts)
+    return tuple(max(0, min(step, size - part * step)) for part in range(parts))
+
+
+def check_layout(shape: ModelShape, spec: JobSpec) -> None:
+    """Raises HpcMpError, with the arithmetic, when the model cannot be cut as ``spec.parallel`` asks."""
+    tensor, pipeline, partition = spec.parallel.tensor, spec.parallel.pipeline, spec.parallel.partition
+    if spec.data.sequence_length > shape.positions:
+        raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}",
+                         f"is longer than the model's {shape.positions} positions",
+                         f"use at most {shape.positions}, or a model with more positions")
+    if pipeline > shape.layers:
+        raise HpcMpError(f"parallel.pipeline = {pipeline}", f"is more stages than the model's {shape.layers} layers",
+                         f"use at most {shape.layers} stages")
+    if partition != "auto" and sum(partition) != shape.layers:
+        raise HpcMpError(f"parallel.partition = {shown(partition)}",
+                         f"has {sum(partition)} layers, the model has {shape.layers}",
+                         "change the layers of a stage so that the sum is right")
+    for what, count in (("attention heads", shape.heads), ("key-value heads", shape.kv_heads)):
+        if count % tensor:
+            raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {count} {what}",
+                             f"use a divisor of {math.gcd(shape.heads, shape.kv_heads)}: heads are never split")
+    for what, size in (("vocabulary", shape.vocabulary), ("intermediate size", shape.intermediate)):
+        empty = chunk_sizes(size, tensor).count(0)
+        if empty:
+            raise HpcMpError(f"parallel.tensor = {tensor}", f"cuts the {what} of {size} into pieces of "
+                             f"{-(-size // tensor)}, so that {empty} of {tensor} ranks get nothing",
+                             "use fewer tensor ranks")

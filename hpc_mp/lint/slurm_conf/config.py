@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from hpc_mp.base.command import Ask, NoAnswer, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.slurm.records import Words, read_config, show_config, show_records, show_topology
 from hpc_mp.cluster.topology import SwitchTree, Topology, read_topologies
 from hpc_mp.cluster.topology.model import chosen
-
-Words = Mapping[str, str]
-NOTHING = ("(null)", "N/A", "n/a", "(null type)")
-_SETTING = re.compile(r"([\w.]+(?:\[\d+\])?)\s*=(.*)")
-_RECORD = re.compile(r"(\w[\w:/]*)=(.*?)(?=\s+\w[\w:/]*=|\s*$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,49 +68,23 @@ class Told:
             return SwitchTree()
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """``scontrol show config`` in its parts."""
-
-    config: Words
-    sections: Mapping[str, Words] = field(default_factory=dict)
-
-
-def read_config(text: str) -> Settings:
-    """``KEY = VALUE`` lines; a line that ends in a colon begins a section, such as "Cgroup Support Configuration"."""
-    tables: dict[str, dict[str, str]] = {"": {}}
-    section = ""
-    for line in text.splitlines():
-        if line.endswith(":") and "=" not in line:
-            section = line[:-1]
-            tables[section] = {}
-        elif found := _SETTING.fullmatch(line.strip()):
-            tables[section][found[1]] = _value(found[2])
-    return Settings(tables.pop(""), tables)
-
-
-def read_records(text: str) -> tuple[Words, ...]:
-    """What ``--oneliner`` prints of nodes or partitions: a line each of ``KEY=VALUE``, whose values may hold blanks."""
-    return tuple({key: _value(value) for key, value in _RECORD.findall(line)} for line in text.splitlines() if "=" in line)
-
-
-def ask_slurm(ask: Ask = ask) -> Told:
-    """Raises NoAnswer: Slurm does not show its configuration."""
-    settings = read_config(ask(("scontrol", "show", "config")))
+def ask_slurm(ask: Runner = ask) -> Told:
+    """Raises CommandFailed: Slurm does not show its configuration."""
+    settings = show_config(ask)
     unseen: list[str] = []
 
-    def records(what: str) -> tuple[Words, ...]:
+    def records(what: Literal["node", "partition"]) -> tuple[Words, ...]:
         try:
-            return read_records(ask(("scontrol", "show", what, "--oneliner")))
-        except NoAnswer as error:
+            return show_records(what, ask=ask)
+        except CommandFailed as error:
             unseen.append(f"{what}s: {str(error).splitlines()[-1]}")
             return ()
 
     partitions, nodes = records("partition"), records("node")
     topologies: tuple[Topology, ...] | None = None
     try:
-        topologies = read_topologies(ask(("scontrol", "show", "topology")))
-    except (NoAnswer, HpcMpError) as error:
+        topologies = read_topologies(show_topology(ask))
+    except (CommandFailed, HpcMpError) as error:
         unseen.append(f"topology: {str(error).splitlines()[-1]}")
     folder = Path(settings.config.get("SLURM_CONF") or "/etc/slurm/slurm.conf").parent
     cgroup = next((words for name, words in settings.sections.items() if name.lower().startswith("cgroup")), None)
@@ -121,11 +92,6 @@ def ask_slurm(ask: Ask = ask) -> Told:
         cgroup = read_config(re.sub(r"#.*", "", text)).config
     return Told(settings.config, cgroup, partitions, nodes, topologies, _file(folder / "gres.conf"),
                 noted(settings.config.get("ClusterName")), tuple(unseen))
-
-
-def _value(text: str) -> str:
-    plain = text.strip()
-    return "" if plain in NOTHING else plain
 
 
 def _file(path: Path) -> str | None:

@@ -11,9 +11,10 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
+from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.lint.slurm_conf import rules_jobs, rules_site
-from hpc_mp.lint.slurm_conf.config import Told, Words, number
+from hpc_mp.lint.slurm_conf.config import Told, number
 from hpc_mp.lint.slurm_conf.misfit import WEIGHT, Misfit
 
 RULES = (*rules_site.RULES, *rules_jobs.RULES)

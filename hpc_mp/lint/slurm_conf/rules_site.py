@@ -10,10 +10,11 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
+from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
-from hpc_mp.lint.slurm_conf.config import Told, Words, number
+from hpc_mp.lint.slurm_conf.config import Told, number
 from hpc_mp.lint.slurm_conf.misfit import Rule
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 

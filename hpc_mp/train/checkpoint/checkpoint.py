@@ -20,12 +20,11 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hpc_mp.rundir import Manifest, read_json, sync, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
+from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.train.engine.optimizer import Optimizer
 from hpc_mp.train.engine.shard_layout import Saved
 from hpc_mp.train.engine.stage import Stage
 from hpc_mp.train.rank.fencing import Claim, Stale
-
-COUNTERS = "state.json"
 
 
 class SaveFailed(Exception):

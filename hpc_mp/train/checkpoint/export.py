@@ -7,8 +7,10 @@ file's tensors. Names are Hugging Face's already; optimizer state stays behind.
 from __future__ import annotations
 
 import shutil
+import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, TensorStorageMetadata
@@ -24,9 +27,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import family_of, read_config
-from hpc_mp.rundir import RunDirectory, newest_complete, problem, write_json
-from hpc_mp.rundir.checkpoints import PREFIX, checkpoint_name, complete_steps
-from hpc_mp.train.checkpoint.publish import check_output, publishing
+from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
+from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.engine.stage import hugging_face_config
 
@@ -106,7 +108,7 @@ def export(
             if path.name != SUMS:
                 shutil.copyfile(path, made / path.name)
     return Exported(
-        output=output, checkpoint=checkpoint, step=int(checkpoint.name.removeprefix(PREFIX)),
+        output=output, checkpoint=checkpoint, step=step_of(checkpoint),
         files=tuple(split.filename_to_tensors), parameters=sum(shape.numel() for shape in shapes.values()), bytes=total,
         dtype=str(config.dtype).removeprefix("torch."), tokenizer=tokenizer, skipped=skipped)
 
@@ -117,7 +119,7 @@ def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
         path = run.checkpoints / checkpoint_name(step)
         reason = problem(path) if path.is_dir() else "it is not there"
         if reason is not None:
-            steps = [str(int(p.name.removeprefix(PREFIX))) for p in complete_steps(run.checkpoints)]
+            steps = [str(step_of(p)) for p in complete_steps(run.checkpoints)]
             raise HpcMpError(f"--step {step}", f"there is no complete checkpoint {path}: {reason}",
                              f"choose from the steps {', '.join(steps)}" if steps else "train the run first")
         return path, ()
@@ -131,7 +133,7 @@ def _choose(run: RunDirectory, step: int | None) -> tuple[Path, Skipped]:
 
 def _tokenizer(run: RunDirectory) -> Path | None:
     """The directory of the run's tokenizer, also when the run was moved together with its cache."""
-    given = Path((run.path / "tokenizer.path").read_text(encoding="utf-8"))
+    given = Path(run.tokenizer.read_text(encoding="utf-8"))
     return next((path for path in (given, run.cache / given.name) if path.is_dir()), None)
 
 
@@ -196,3 +198,55 @@ def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, made: Path)
         shutil.copyfile(given, made / GENERATION)
     else:
         GenerationConfig.from_model_config(config).save_pretrained(made)
+
+
+def check_output(output: Path, force: bool) -> None:
+    """May a model directory be put at ``output``? With ``force`` also where one is.
+
+    Raises:
+        HpcMpError: something is there that must not be replaced.
+    """
+    value = f"--output {output}"
+    try:
+        entries = list(output.iterdir())
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise HpcMpError(value, "is a file, or lies below one", "name a directory") from None
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "name another directory") from None
+    if entries and not force:
+        raise HpcMpError(value, "is not empty", "name another directory, or add --force to replace a model there")
+    if entries and (any(entry.is_dir() for entry in entries) or not (output / "config.json").exists()):
+        raise HpcMpError(value, "is no model directory (a config.json and other files, no directories), and --force "
+                         "replaces nothing else", "name another directory")
+
+
+@contextmanager
+def publishing(output: Path) -> Iterator[Path]:
+    """A temporary directory beside ``output`` that takes its place when the block ends well; else nothing is left.
+
+    Raises:
+        HpcMpError: it cannot be written (full disk, exceeded quota, no permission …).
+    """
+    made = output.with_name(f".{output.name}.{uuid.uuid4().hex}")
+    old = made.with_name(f"{made.name}.old")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        made.mkdir()
+        yield made
+        for path in (*made.iterdir(), made):
+            sync(path)
+        if output.exists():
+            output.rename(old)
+        made.rename(output)
+        sync(output.parent)
+    except (OSError, SafetensorError) as error:
+        if old.exists() and not output.exists():
+            old.rename(output)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise HpcMpError(f"--output {output}", f"cannot be written ({reason})",
+                         "name a directory that you may write to, on a file system with enough room") from None
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

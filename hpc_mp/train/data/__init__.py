@@ -4,9 +4,7 @@
 samples are NumPy arrays.
 """
 
-from hpc_mp.train.data.files import find_files
 from hpc_mp.train.data.sampler import IGNORE, Samples, positions
-from hpc_mp.train.data.tokenizer import find_tokenizer
 from hpc_mp.train.data.tokens import TokenSet, load_tokens, prepare
 
-__all__ = ["IGNORE", "Samples", "TokenSet", "find_files", "find_tokenizer", "load_tokens", "positions", "prepare"]
+__all__ = ["IGNORE", "Samples", "TokenSet", "load_tokens", "positions", "prepare"]

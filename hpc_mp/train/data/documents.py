@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.data.files import Kind, kind
+from hpc_mp.job.inputs import Kind, kind
 
 # Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
 # keeps many cores busy, large enough that the cuts do not show in the tokens.

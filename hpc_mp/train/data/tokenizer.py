@@ -17,12 +17,11 @@ import tokenizers
 from tokenizers import models
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.inputs import VOCABULARY_FILES, files_there, find_tokenizer
 from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, write_json
 from hpc_mp.train.data.cache import entry, file_hash, key
 
-# Where one of the first lies, there is a tokenizer; the others go with it.
-VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-                    "sentencepiece.bpe.model", "tekken.json")
+# What goes with one of ``VOCABULARY_FILES``.
 SIDE_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja")
 
 GPT2 = {"eos_token": END, "add_prefix_space": False}  # what GPT-2's two files leave unsaid
@@ -40,20 +39,6 @@ class Tokenizer:
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without the special tokens that the tokenizer's template would add."""
         return [e.ids for e in self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
-
-
-def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
-    """The directory whose tokenizer is used: the given one, else the checkpoint's if tokenizer files lie there.
-
-    Cheap enough for a login node. None means that a tokenizer is trained on the job's files.
-
-    Raises:
-        HpcMpError: ``given`` holds no tokenizer.
-    """
-    if given is not None and not _present(given, VOCABULARY_FILES):
-        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
-                         "name a directory that holds tokenizer.json, or leave data.tokenizer out to train one")
-    return given or (pretrained if pretrained and _present(pretrained, VOCABULARY_FILES) else None)
 
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
@@ -105,7 +90,7 @@ def load(directory: Path) -> Tokenizer:
 
 def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """GPT-2's kind of tokenizer, and nothing that only has the same files."""
-    found = _present(directory, (*VOCABULARY_FILES, "added_tokens.json"))
+    found = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
     kind = config.get("tokenizer_class") or _json(directory / "config.json").get("model_type", "gpt2")
     if found != ["vocab.json", "merges.txt"] or not str(kind).lower().startswith("gpt2"):
         raise HpcMpError(f"tokenizer {directory}",
@@ -120,7 +105,7 @@ def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
 
 def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
     """Copy a tokenizer into the cache, completed so that AutoTokenizer loads it without the model's config.json."""
-    names = _present(tokenizer.directory, VOCABULARY_FILES + SIDE_FILES)
+    names = files_there(tokenizer.directory, VOCABULARY_FILES + SIDE_FILES)
 
     def build(made: Path) -> None:
         for name in names:
@@ -152,7 +137,3 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, AttributeError) as error:
         raise HpcMpError(f"tokenizer file {path}", f"cannot be read ({error})",
                          "save the tokenizer again with save_pretrained") from None
-
-
-def _present(directory: Path, names: Sequence[str]) -> list[str]:
-    return [name for name in names if (directory / name).exists()]

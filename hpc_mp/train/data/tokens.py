@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.inputs import Kind, kind
 from hpc_mp.train.data.cache import entry, file_hash, key
 from hpc_mp.train.data.documents import Piece, pieces, unreadable
-from hpc_mp.train.data.files import Kind, kind
 from hpc_mp.train.data.tokenizer import Tokenizer, resolve
 
 FORMAT = 1  # raised when the same text and tokenizer give other files

@@ -17,6 +17,7 @@ the global batch before backward, so every reduction here is a plain sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,7 +26,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from hpc_mp.train.engine.precision import Precision
 from hpc_mp.train.engine.stage import Stage
 from hpc_mp.train.engine.tensor import local
 
@@ -127,3 +127,18 @@ class Sharded:
 
     def reduce(self) -> None:
         pass  # FSDP2 has summed them inside the backward
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """``master``: parameters, gradient sums and optimizer state; ``compute``: activations and matrix products."""
+
+    master: torch.dtype
+    compute: torch.dtype
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp64": Precision(torch.float64, torch.float64),  # for proofs
+    "fp32": Precision(torch.float32, torch.float32),
+    "bf16": Precision(torch.float32, torch.bfloat16),
+}

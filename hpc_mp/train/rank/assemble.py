@@ -13,24 +13,24 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
+from hpc_mp.job.inputs import find_files
 from hpc_mp.layout.models import ModelShape, family_of, layer_costs, read_config
 from hpc_mp.layout.schedule import build as build_schedule
 from hpc_mp.layout.schedule import validate
-from hpc_mp.layout.schedule.stages import stage_layers
+from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
 from hpc_mp.rundir.staged import stage_directory, staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
-from hpc_mp.train.data import TokenSet, find_files, load_tokens, prepare
+from hpc_mp.train.data import TokenSet, load_tokens, prepare
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.optimizer import Optimizer
 from hpc_mp.train.engine.pipeline import Pipeline
-from hpc_mp.train.engine.precision import PRECISIONS
 from hpc_mp.train.engine.stage import Part, Stage, hugging_face_config
 from hpc_mp.train.engine.tensor import TensorGroup
-from hpc_mp.train.engine.zero import shard
+from hpc_mp.train.engine.zero import PRECISIONS, shard
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import Seat
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
@@ -96,7 +96,7 @@ def _tokenize(spec: JobSpec, shape: ModelShape, seat: Seat, asked: Callable[[], 
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None,
     )
-    (seat.run.path / "tokenizer.path").write_text(str(tokens.tokenizer_directory), encoding="utf-8")
+    seat.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     return tokens
 
 

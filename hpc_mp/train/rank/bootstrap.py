@@ -16,7 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
-from hpc_mp.rundir import Incarnation, LineFile, RunDirectory, create_run, read_json, write_json
+from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
 from hpc_mp.train.rank import mpi
 from hpc_mp.train.rank.failures import Seat
 from hpc_mp.train.rank.fencing import Claim, claim
@@ -31,7 +31,7 @@ class Start:
 
     Attributes:
         run, placement: as a launcher wrote them; None for ranks started by hand.
-        incarnation: what a launcher that counts starts wrote down for this one.
+        record: what a launcher that counts starts wrote down for this one.
     """
 
     who: Identity
@@ -39,13 +39,13 @@ class Start:
     claim: Claim
     run: RunDirectory | None
     placement: Placement | None
-    incarnation: Incarnation | None
+    record: AttemptRecord | None
 
     def seat(self, run: RunDirectory, placement: Placement) -> Seat:
         """``run``, ``placement``: this start's own, or those that rank 0 made."""
-        attempt = self.incarnation.attempt if self.incarnation else run.attempt()
-        collected = self.incarnation is not None  # srun labels what ranks print and writes it to a file per node
-        return Seat(self.who, run, attempt, placement, self.claim, self.incarnation, Log(run, self.who, collected))
+        attempt = self.record.attempt if self.record else run.attempt()
+        collected = self.record is not None  # srun labels what ranks print and writes it to a file per node
+        return Seat(self.who, run, attempt, placement, self.claim, self.record, Log(run, self.who, collected))
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
@@ -58,13 +58,13 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
     beside = RunDirectory(job_file.resolve().parent)
     run = beside if beside.placement.exists() else None
     placement = from_dict(read_json(run.placement)) if run else None
-    mine, incarnation = claim(run, environ)
-    where = rendezvous(incarnation, environ)
-    hosts = known_hosts(incarnation)
+    mine, record = claim(run, environ)
+    where = rendezvous(record, environ)
+    hosts = known_hosts(record)
     if environ.get(mpi.MPI) == "1":
         laid_out = placement or lay_out(load_job(job_file))
         with mpi.world() as comm:
-            address = (incarnation.address or None) if incarnation else None
+            address = (record.address or None) if record else None
             who, where = mpi.come_up(comm, laid_out, hosts, node_name(environ), where.token, address, environ)
     elif placement is not None and hosts is not None:
         if "SLURM_LOCALID" not in environ:
@@ -72,12 +72,12 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
         who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
     else:
         who = identity(environ)
-    return Start(who, where, mine, run, placement, incarnation)
+    return Start(who, where, mine, run, placement, record)
 
 
-def known_hosts(incarnation: Incarnation | None) -> tuple[str, ...] | None:
+def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:
     """Of each node of the placement; None when nobody has named them before the ranks came up."""
-    return (incarnation.hosts or None) if incarnation else None
+    return (record.hosts or None) if record else None
 
 
 def lay_out(spec: JobSpec) -> Placement:
@@ -142,5 +142,5 @@ def status(seat: Seat, phase: str, detail: str = "", done: int = 0, total: int =
     """What rank 0 is doing, for whoever watches."""
     if seat.who.rank == 0:
         with suppress(OSError):  # a full disk must not stop training
-            write_json(seat.run.path / "status.json", {"attempt": seat.attempt, "phase": phase, "detail": detail,
-                                                       "done": done, "total": total, "time": time.time()})
+            write_json(seat.run.status, {"attempt": seat.attempt, "phase": phase, "detail": detail,
+                                         "done": done, "total": total, "time": time.time()})

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.rundir import Incarnation, LineFile, RunDirectory, read_json, write_json
+from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, read_json, write_json
 from hpc_mp.train.rank.fencing import Claim
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import Identity
@@ -28,7 +28,7 @@ class Seat:
 
     Attributes:
         attempt: counts the starts of the run, from 1.
-        incarnation: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
+        record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
     """
 
     who: Identity
@@ -36,7 +36,7 @@ class Seat:
     attempt: int
     placement: Placement
     claim: Claim
-    incarnation: Incarnation | None
+    record: AttemptRecord | None
     log: Log
 
     @property
@@ -123,7 +123,7 @@ def record_failure(seat: Seat, error: BaseException) -> str:
 
 def cause_known(run: RunDirectory, attempt: int) -> bool:
     """Whether a rank has written down a failure of its own: what others notice of it is then no news."""
-    for path in run.path.glob(f"failures/attempt-{attempt}-rank-*.json"):
+    for path in run.failure.found(attempt):
         try:
             if read_json(path)["kind"] != "peer":
                 return True
@@ -146,7 +146,7 @@ def die(seat: Seat, error: Exception) -> NoReturn:
 
 def _first(run: RunDirectory, attempt: int) -> bool:
     try:
-        os.close(os.open(run.path / "failures" / f"attempt-{attempt}-first", os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(run.first_failure(attempt), os.O_CREAT | os.O_EXCL, 0o600))
     except OSError:
         return False
     return True

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.rundir import TOKEN, Incarnation, RunDirectory, read_incarnation
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt
 
 
 class Stale(Exception):
@@ -39,7 +39,7 @@ class Claim:
 
 
 class TokenClaim(Claim):
-    """Holds while ``incarnation.json`` has this rank's token. A file system that does not answer says nothing of it."""
+    """Holds while ``attempt.json`` has this rank's token. A file system that does not answer says nothing of it."""
 
     def __init__(self, path: Path, token: str) -> None:
         self.path = path
@@ -58,14 +58,14 @@ class TokenClaim(Claim):
 
     def confirm(self) -> None:
         try:
-            current = read_incarnation(self.path).token
+            current = read_attempt(self.path).token
         except (OSError, ValueError):
             return
         if current != self.token:
             raise Stale(f"this rank belongs to start {self.token} of the run, its current start is {current}")
 
 
-def claim(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> tuple[Claim, Incarnation | None]:
+def claim(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> tuple[Claim, AttemptRecord | None]:
     """What this rank may claim, and what its launcher wrote down for it; None without such a launcher.
 
     Args:
@@ -79,10 +79,10 @@ def claim(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> 
     if run is None or token is None:
         return Claim(), None
     try:
-        incarnation = read_incarnation(run.incarnation)
+        record = read_attempt(run.attempt_record)
     except (OSError, ValueError) as error:
-        raise HpcMpError(f"{TOKEN} = {token}", f"belongs to {run.incarnation}, which cannot be read here ({error})",
+        raise HpcMpError(f"{TOKEN} = {token}", f"belongs to {run.attempt_record}, which cannot be read here ({error})",
                          "keep job.directory on a file system that all nodes see, and start ranks with hpc-mp launch") from None
-    mine = TokenClaim(run.incarnation, token)
+    mine = TokenClaim(run.attempt_record, token)
     mine.confirm()
-    return mine, incarnation
+    return mine, record

@@ -90,7 +90,7 @@ def _run(job_file: Path, begun: Start, stop: StopFlag) -> int:
             raise
         except Exception as error:  # every end of a rank is recorded, whatever its cause
             kind = record_failure(seat, error)
-            if kind == "peer" and seat.incarnation is not None:
+            if kind == "peer" and seat.record is not None:
                 time.sleep(LINGER)
             return 2 if kind == "user" else 1
     seat.log.flush()
@@ -105,7 +105,7 @@ def leave() -> None:
 
 def _check_seat(seat: Seat, spec: JobSpec) -> None:
     """Before the first word with others: host, local rank and coordinates are those of the placement."""
-    check_place(seat.placement, seat.who, known_hosts(seat.incarnation))
+    check_place(seat.placement, seat.who, known_hosts(seat.record))
     check_coordinates(seat.placement, spec.shard_degree, seat.who.rank)
 
 
@@ -126,7 +126,7 @@ def _train(
     spec: JobSpec, shape: ModelShape, seat: Seat, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
 ) -> Ended:
     """Everything between meeting the others and leaving them."""
-    pace, given = Pace(), seat.incarnation
+    pace, given = Pace(), seat.record
     lookout = Lookout(stop, pace, seat.run.stop, given.end if given else None, given.grace if given else 0.0)
     looks = [seat.claim.check, lookout.look] if seat.who.rank == 0 else []
     watchdog = Watchdog(spec.job.step_timeout, partial(die, seat))

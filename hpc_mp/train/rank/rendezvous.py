@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from hpc_mp.rundir import Incarnation
+from hpc_mp.rundir import AttemptRecord
 from hpc_mp.train.rank.rank_env import Identity
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet
@@ -35,10 +35,10 @@ class Rendezvous:
     hosted: bool = True
 
 
-def rendezvous(incarnation: Incarnation | None, environ: Mapping[str, str] = os.environ) -> Rendezvous:
+def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.environ) -> Rendezvous:
     """As the launcher wrote it down, else as MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD say."""
-    if incarnation is not None:
-        return Rendezvous(incarnation.address, incarnation.port, incarnation.token)
+    if record is not None:
+        return Rendezvous(record.address, record.port, record.token)
     listening = environ.get("HPC_MP_LISTEN_FD")
     starts = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
     return Rendezvous(environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0")), ".".join(starts),

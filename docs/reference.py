@@ -1,0 +1,199 @@
+"""Writes docs/reference: pages made from the code, so that no key, check, rule, file or command is described twice.
+
+``make reference`` writes them; tests/package/test_docs.py compares them with what lies there.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from hpc_mp.cli import main as command_line  # noqa: E402
+from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
+from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
+from hpc_mp.doctor.container_diff import ITEMS  # noqa: E402
+from hpc_mp.doctor.drift import TRAITS  # noqa: E402
+from hpc_mp.job import spec  # noqa: E402
+from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
+from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
+from hpc_mp.rundir.layout import FILES  # noqa: E402
+
+NOTICE = "<!-- made by docs/reference.py: `make reference` writes it anew -->"
+TITLES = {
+    "job-file": """The job file
+
+A job file is TOML. `hpc-mp init` writes one that runs; `hpc-mp launch` prints every default that it takes, and writes the
+resolved file, with all of them, into the run directory. `--set KEY=VALUE` overrides a key for one start. Relative paths are
+seen from the file. A key that does not exist is answered with the nearest one that does. Keys that do nothing where the job runs
+(emulated nodes, mpirun, a step of an allocation) are named when it is launched. “–” means: no value.""",
+    "run-directory": """The run directory
+
+`job.directory`/NAME/0001, 0002 …: everything that the launcher and the ranks tell each other, as readable files.
+Only you can read it.""",
+    "checks": """The doctor's checks
+
+“Grew” means: within the last three hours, or within a second where there is no earlier reading.""",
+    "rules": """The linters' rules
+
+A code never changes its meaning. An error is wrong on any cluster; what depends on the site or the case is at most a warning.""",
+    "queue-reasons": """Why Slurm lets a job wait
+
+`hpc-mp status` and `launch --wait` show these words beside Slurm's reason. Names are as `squeue --format=%r` prints them.""",
+    "commands": """Commands
+
+Every command exits 0 (done), 1 (the run or a check failed) or 2 (the input is wrong: the value, the rule and the remedy on
+standard error). `--json` prints exactly one JSON document.""",
+}
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown; line breaks and bars of a cell are kept out of its way."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(_cell(text) for text in row) + " |" for row in lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return re.sub(r"(?<!\\)\|", r"\\|", " ".join(text.split())) or "–"
+
+
+# --- the job file ----------------------------------------------------------------------------------------------------
+
+
+def documented(model: type) -> dict[str, str]:
+    """The string below every field of a class."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(model)).body if isinstance(node, ast.ClassDef))
+    return {
+        field.target.id: inspect.cleandoc(text.value.value)
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant) and isinstance(text.value.value, str)
+    }
+
+
+def default(field: Any) -> str:
+    """As a job file would spell it; a dash where there is none."""
+    value = field.get_default()
+    if field.is_required() or value is None:
+        return "–"
+    return f"`{_toml(value)}`"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return str(value)
+
+
+def job_file() -> str:
+    text = []
+    for name, section in spec.JobSpec.model_fields.items():
+        model = section.annotation
+        assert isinstance(model, type)
+        texts = documented(model)
+        text += [f"## [{name}]", "", inspect.cleandoc(model.__doc__ or ""), "",
+                 table(("key", "default", "what follows"),
+                       ((f"`{name}.{key}`", default(field), texts[key]) for key, field in model.model_fields.items()))]
+    return "\n".join(text)
+
+
+# --- the run directory -----------------------------------------------------------------------------------------------
+
+
+def run_directory() -> str:
+    rows = ((f"`{file.name}`", file.holds, file.writer, file.readers) for file in FILES)
+    return table(("file", "holds", "written by", "read by"), rows)
+
+
+# --- checks and rules ------------------------------------------------------------------------------------------------
+
+
+def checks() -> str:
+    passive = [(f"`{check.code}`", check.reads, check.rule, check.remedy) for check in PASSIVE]
+    inside = [(f"`{item.code}`", item.reads, f"{item.grave}: less of it than on the host", item.remedy) for item in ITEMS]
+    drift = [(f"`drift-{trait}`", what, "warning: nodes differ", remedy) for trait, (what, remedy) in TRAITS.items()]
+    head = ("check", "reads", "complains unless", "what to do")
+    return "\n".join(["## On a node", "", table(head, passive), "## Inside of a container", "", table(head, inside),
+                      "## Nodes that differ", "", table(head, drift)])
+
+
+def rules() -> str:
+    def blank(text: str) -> str:
+        return re.sub(r"\{\w+\}", "…", text)
+
+    def rows(table_of: Iterable[Any]) -> list[tuple[str, ...]]:
+        return [(f"`{rule.code}`", rule.severity, blank(rule.message), blank(rule.fix)) for rule in table_of]
+
+    site = [(f"`{rule.code}`", rule.severity, rule.why, rule.remedy) for rule in SLURM_CONF]
+    head = ("code", "severity", "what is found", "what to do")
+    return "\n".join(["## Scripts for sbatch", "", table(head, rows(SBATCH)), "## A Slurm cluster", "", table(head, site),
+                      "## Templates of Azure CycleCloud", "", table(head, rows(AZURE))])
+
+
+def queue_reasons() -> str:
+    reasons = tomllib.loads((ROOT / "slurm" / "queue-reasons.toml").read_text(encoding="utf-8"))
+    return table(("reason", "means", "what to do"), ((f"`{name}`", *texts) for name, texts in reasons.items()))
+
+
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def commands() -> str:
+    text: list[str] = []
+    context = click.Context(command_line.cli, info_name="hpc-mp")
+    for name in command_line.cli.list_commands(context):
+        command = command_line.cli.get_command(context, name)
+        assert command is not None
+        text += _command(command, click.Context(command, info_name=name, parent=context), 2)
+    return "\n".join(text)
+
+
+def _command(command: click.Command, context: click.Context, depth: int) -> list[str]:
+    usage = " ".join(piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
+    text = [f"{'#' * depth} {context.command_path} {usage}".rstrip(), "", inspect.cleandoc(command.help or ""), ""]
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            if inner is not None and not inner.hidden:
+                text += _command(inner, click.Context(inner, info_name=name, parent=context), depth + 1)
+        return text
+    records = [parameter.get_help_record(context) for parameter in command.params]
+    options = [(f"`{record[0]}`", record[1]) for record in records if record]
+    return text + ([table(("option", "does"), options)] if options else [])
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "job-file": job_file, "run-directory": run_directory, "checks": checks, "rules": rules, "queue-reasons": queue_reasons,
+    "commands": commands,
+}
+
+
+def page(name: str) -> str:
+    """The whole text of a page."""
+    return f"# {TITLES[name]}\n\n{NOTICE}\n\n{PAGES[name]().strip()}\n"
+
+
+def main() -> None:
+    folder = ROOT / "docs" / "reference"
+    folder.mkdir(exist_ok=True)
+    for name in PAGES:
+        (folder / f"{name}.md").write_text(page(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

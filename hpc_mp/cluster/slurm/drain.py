@@ -1,0 +1,23 @@
+"""Take a node out of service. The health check is packed with this file: it needs the standard library alone."""
+
+from __future__ import annotations
+
+from hpc_mp.base.command import CommandFailed, Runner
+from hpc_mp.cluster.slurm.records import show_records
+
+
+def drain(node: str, reason: str, ask: Runner) -> str:
+    """Drain a node, unless somebody has: their reason stays. Returns what was done, in words."""
+    try:
+        record = next(iter(show_records("node", node, ask)), {})
+        if "DRAIN" in record.get("State", ""):
+            return f"{node} is drained already"
+        ask(("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"))
+    except CommandFailed as error:
+        return f"{node} could not be drained: {error}"
+    return f"{node} is drained: {reason}"
+
+
+def drain_command(node: str, reason: str) -> str:
+    """The same for an administrator's shell. ``reason`` must hold no quote."""
+    return f"scontrol update NodeName={node} State=DRAIN Reason='{reason}'"

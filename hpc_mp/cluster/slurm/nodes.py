@@ -1,0 +1,70 @@
+"""Nodes as Slurm sees them: their states and addresses, what jobs may use of them, and how one is taken out of service."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.cluster.slurm.records import find_record
+
+_OUT_OF_SERVICE = re.compile(r"down|drain|fail|maint|unk|inval", re.IGNORECASE)
+_ASLEEP = re.compile(r"power|\*", re.IGNORECASE)  # a node that is powered down or rebooting, or that does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """``state`` as sinfo writes it (``idle``, ``down*``); ``reason`` is the administrator's, empty without one."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def in_service(self) -> bool:
+        """Whether Slurm gives this node to a job, if only after it has been switched on."""
+        return not _OUT_OF_SERVICE.search(self.state)
+
+    @property
+    def ready(self) -> bool:
+        """Whether a step can start there now."""
+        return self.in_service and not _ASLEEP.search(self.state)
+
+
+def node_states(nodes: Collection[str] = (), partition: str | None = None, ask: Runner = ask) -> dict[str, NodeState]:
+    """The states of these nodes, else of a partition's, else of all; by name.
+
+    Raises:
+        CommandFailed: Slurm does not tell.
+    """
+    chosen = [*([f"--nodes={compress(nodes)}"] if nodes else []), *([f"--partition={partition}"] if partition else [])]
+    lines = ask(("sinfo", "--noheader", "--Node", "--format=%N|%T|%E", *chosen)).splitlines()
+    rows = (line.split("|", 2) for line in lines if line.count("|") >= 2)
+    return {name: NodeState(state, "" if reason == "none" else reason) for name, state, reason in rows}
+
+
+def unresponsive_nodes(nodes: Collection[str], ask: Runner = ask) -> tuple[str, ...]:
+    """Those of ``nodes`` whose daemons do not answer; none when Slurm does not tell."""
+    try:
+        answer = ask(("sinfo", "--noheader", "--Node", "--responding=no", "--format=%N", f"--nodes={compress(nodes)}"))
+    except CommandFailed:
+        return ()
+    return tuple(dict.fromkeys(answer.split()))
+
+
+def usable_cpus(node: str, ask: Runner = ask) -> int | None:
+    """CPUs of a node that jobs may use: ``CPUEfctv``, which leaves out cores kept for the system; None when unknown."""
+    record = find_record("node", node, ask)
+    found = record.get("CPUEfctv") or record.get("CPUTot")
+    return int(found) if found else None
+
+
+def address_of(node: str, ask: Runner = ask) -> str:
+    """A name of ``node`` that can be resolved: Slurm's own need not be one, its NodeAddr is."""
+    try:
+        socket.getaddrinfo(node, None)
+    except OSError:
+        return find_record("node", node, ask).get("NodeAddr") or node
+    return node

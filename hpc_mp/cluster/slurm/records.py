@@ -1,0 +1,79 @@
+"""What ``scontrol show`` prints, read into tables of words: Slurm's settings, and its records of nodes, partitions and jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from hpc_mp.base.command import CommandFailed, Runner, ask
+
+Words = Mapping[str, str]
+SHOW_CONFIG = ("scontrol", "show", "config")
+SHOW_TOPOLOGY = ("scontrol", "show", "topology")
+NOTHING = ("(null)", "N/A", "n/a", "(null type)")  # how Slurm writes that a field has no value; here an empty text
+_SETTING = re.compile(r"([\w.]+(?:\[\d+\])?)\s*=(.*)")
+_RECORD = re.compile(r"(\w[\w:/]*)=(.*?)(?=\s+\w[\w:/]*=|\s*$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The answer to ``scontrol show config``: Slurm's own settings, and its further sections by their titles."""
+
+    config: Words
+    sections: Mapping[str, Words] = field(default_factory=dict)
+
+
+def show_config(ask: Runner = ask) -> Settings:
+    """Raises CommandFailed: Slurm does not show its settings."""
+    return read_config(ask(SHOW_CONFIG))
+
+
+def show_topology(ask: Runner = ask) -> str:
+    """The switches, as Slurm prints them. Raises CommandFailed: it does not."""
+    return ask(SHOW_TOPOLOGY)
+
+
+def show_records(what: Literal["node", "partition", "job"], name: str | None = None, ask: Runner = ask) -> tuple[Words, ...]:
+    """The record of one node, partition or job, or of all. Raises CommandFailed: Slurm does not know it, or does not answer."""
+    return read_records(ask(("scontrol", "show", what, "--oneliner", *([name] if name is not None else []))))
+
+
+def find_record(what: Literal["node", "partition"], name: str, ask: Runner = ask) -> Words:
+    """The record of one node or partition; an empty one when Slurm does not tell."""
+    try:
+        return next(iter(show_records(what, name, ask)), {})
+    except CommandFailed:
+        return {}
+
+
+def find_settings(ask: Runner = ask) -> Words:
+    """Slurm's own settings; none when it does not tell."""
+    try:
+        return show_config(ask).config
+    except CommandFailed:
+        return {}
+
+
+def read_config(text: str) -> Settings:
+    """Read ``KEY = VALUE`` lines; a line that ends in a colon begins a section, such as "Cgroup Support Configuration"."""
+    tables: dict[str, dict[str, str]] = {"": {}}
+    section = ""
+    for line in text.splitlines():
+        if line.endswith(":") and "=" not in line:
+            section = line[:-1]
+            tables[section] = {}
+        elif found := _SETTING.fullmatch(line.strip()):
+            tables[section][found[1]] = _value(found[2])
+    return Settings(tables.pop(""), tables)
+
+
+def read_records(text: str) -> tuple[Words, ...]:
+    """Read what ``--oneliner`` prints: a line for each record, of ``KEY=VALUE``, whose values may hold blanks."""
+    return tuple({key: _value(value) for key, value in _RECORD.findall(line)} for line in text.splitlines() if "=" in line)
+
+
+def _value(text: str) -> str:
+    plain = text.strip()
+    return "" if plain in NOTHING else plain

@@ -1,0 +1,112 @@
+"""Have Slurm queue this very job again, without the nodes that failed.
+
+Called by the job's script on its first node while the job still runs, under an ignored SIGTERM: Slurm sends that as soon
+as the job is requeued.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hpc_mp.base.command import CommandFailed, Runner
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.records import Words, show_records
+
+UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
+PATIENCE_S = 300.0  # for a controller that is being restarted: the run hangs on its answer
+SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
+
+
+def persistent(argv: Sequence[str], ask: Runner = queue.patient, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Ask for as long as Slurm cannot be reached. Raises CommandFailed when it says no, or after ``PATIENCE_S``."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return ask(argv)
+        except CommandFailed as error:
+            if not any(sign in str(error) for sign in UNREACHABLE) or time.monotonic() > deadline:
+                raise
+        sleep(5.0)
+
+
+def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> bool:
+    """Whether the job has been queued again since it was started for the ``restart``-th time: Slurm does so after a node
+    failure. A job with another script is somebody's session, of which we are a step."""
+    try:
+        job = _job(job_id, ask)
+    except CommandFailed:
+        return False
+    return int(job.get("Restarts") or 0) > restart and _is_own(job, job_id, script)
+
+
+def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:
+    """Queue the job again; None when that was done, else why it was not.
+
+    Args:
+        restart: how often it was queued again before.
+        script: the run's own; of an array's elements the first one's is all their script. A step inside somebody's session
+            must not have that session started again.
+    """
+    try:
+        job = _job(job_id, ask)
+        state = job.get("JobState") or "unknown"
+        if state != "RUNNING":
+            return f"the job is {state}: Slurm or its user ended it"
+        if not _is_own(job, job_id, script):
+            return "this allocation is not the job's own"
+        ask(("scontrol", "requeue", job_id))
+    except CommandFailed as error:
+        return None if queued_again(job_id, restart, script, ask) else str(error)  # an answer that was lost
+    return None
+
+
+def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Runner = persistent) -> str | None:
+    """Keep the job that has just been queued again from these nodes; None when that was done, else why it was not.
+
+    The job is never held for that: a requeued job does not start at once, and while it pends its list of excluded nodes
+    can be changed. Should that fail, the job runs where Slurm puts it, which is better than a job that is held for ever.
+    While the old start is being ended Slurm may refuse: it is asked again for some seconds.
+
+    Args:
+        needed: how many nodes must be left; those excluded earlier are taken back when they are too few.
+    """
+    deadline = time.monotonic() + SETTLING_S
+    while True:
+        try:
+            job = _job(job_id, ask)
+            listed = next((each for each in (union(job, nodes), tuple(nodes)) if _left(job, each, ask) >= needed), None)
+            if listed is None:
+                return "too few others are there"
+            ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(listed)}"))
+            return None
+        except CommandFailed as error:
+            if time.monotonic() > deadline:
+                return str(error)
+        time.sleep(0.2)
+
+
+def union(job: Words, nodes: Sequence[str]) -> tuple[str, ...]:
+    """The job's list of excluded nodes with more of them: ``scontrol update`` replaces the old list."""
+    return tuple(dict.fromkeys((*expand(job.get("ExcNodeList", "")), *nodes)))
+
+
+def _left(job: Words, excluded: Sequence[str], ask: Runner) -> int:
+    """How many nodes of the job's partition remain."""
+    states = node_states(partition=job.get("Partition"), ask=ask)
+    return len({node for node, state in states.items() if state.in_service} - set(excluded))
+
+
+def _job(job_id: str, ask: Runner) -> Words:
+    return next(iter(show_records("job", job_id, ask)), {})
+
+
+def _is_own(job: Words, job_id: str, script: Path) -> bool:
+    """Whether the job's script is this one; for an element of an array (``7_2``) that of a run beside it."""
+    if not job.get("Command"):
+        return False
+    command, own = Path(job["Command"]).resolve(), script.resolve()
+    return command == own or ("_" in job_id and command.name == own.name and command.parent.parent == own.parent.parent)

@@ -1,0 +1,65 @@
+"""Steps of an allocation: the srun commands that start tasks on its nodes, and what srun says of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_mp.base.command import CommandFailed, Runner, ask
+
+_SHARED = ("--export=", "--nodes=", "--relative=", "--het-group=")  # options of the ranks' srun that other steps keep
+_LAUNCH_FAILED = re.compile(r"launch for \S+ failed on node (\S+?): (.*)")
+_CONNECTION_LOST = re.compile(r"io error with slurmstepd on node (\d+)")
+
+
+def srun(options: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Start ``command`` as the tasks of one step, or of a job of its own where there is no allocation."""
+    return ["srun", *options, *command]
+
+
+def srun_options(ask: Runner = ask) -> frozenset[str] | None:
+    """The long options that srun knows, those of the site's plug-ins among them; None when it does not tell."""
+    try:
+        return frozenset(re.findall(r"--([a-z][a-z-]+)", ask(("srun", "--help"))))
+    except CommandFailed:
+        return None
+
+
+def one_task_per_node(step: Sequence[str], nodes: int, command: Sequence[str]) -> list[str] | None:
+    """Start ``command`` once on each node of the ranks' step; None when the ranks are not started by srun.
+
+    Args:
+        step: the ranks' command, of whose options this step keeps what names the nodes.
+        nodes: of that step.
+    """
+    if os.path.basename(step[0]) != "srun":
+        return None
+    shared = [word for word in step[1:] if word.startswith(_SHARED)]
+    count = [] if any(word.startswith("--het-group=") for word in shared) else [f"--ntasks={nodes}"]
+    return [step[0], *shared, *count, "--ntasks-per-node=1", "--overlap", *command]
+
+
+def script_command(script: Path) -> list[str]:
+    """What runs the ranks as a step of the allocation we are in: the very script, whose last word is ``exec srun``.
+
+    Start it with ``variables.step_environment``. The process becomes srun: a SIGUSR2 to it reaches all ranks, SIGTERM ends them.
+    """
+    return ["bash", str(script)]
+
+
+def is_queue_notice(line: str) -> bool:
+    """Whether srun says with this line that its job waits, or that it no longer does."""
+    return line.startswith("srun: job")
+
+
+def failed_nodes(lines: Sequence[str], nodes: Sequence[str] = ()) -> dict[str, str]:
+    """The nodes that srun could not reach or has lost, by its own words, and why.
+
+    Args:
+        nodes: of the step, in srun's order: srun names a node that it has lost by its number.
+    """
+    failed = {found[1]: f"Slurm cannot start a task there ({found[2]})" for found in map(_LAUNCH_FAILED.search, lines) if found}
+    numbers = {int(found[1]) for found in map(_CONNECTION_LOST.search, lines) if found}
+    return failed | {nodes[number]: "its task ended in the middle of the step" for number in numbers if number < len(nodes)}

@@ -1,0 +1,100 @@
+"""Which files a job trains on, and whose tokenizer it uses. Nothing is read here, so that a login node can check it at once."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from hpc_mp.base.errors import HpcMpError
+
+Kind = Literal["text", "jsonl"]
+
+KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl"}  # every other suffix that is not refused is text
+
+# suffix: (the rule it breaks, the remedy)
+REFUSED: dict[str, tuple[str, str]] = {
+    ".parquet": ("parquet is not built yet", 'write its rows as JSON lines, {"text": …} each, into a .jsonl file'),
+    **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".tgz"),
+                    ("a compressed file or an archive is not read", "unpack it and name the text files inside")),
+    **dict.fromkeys((".arrow", ".bin", ".npy", ".npz", ".pkl", ".pt", ".pth", ".safetensors", ".h5", ".sqlite", ".pyc",
+                     ".so", ".o", ".a", ".pdf", ".doc", ".docx", ".png", ".jpg", ".jpeg", ".gif", ".mp3", ".mp4"),
+                    ("a binary file is not text", "name text or .jsonl files only, with a narrower pattern")),
+}
+
+# Where one of these lies in a directory, there is a tokenizer.
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+                    "sentencepiece.bpe.model", "tekken.json")
+
+
+def kind(path: Path) -> Kind:
+    """How a file is read: ``jsonl`` (one JSON object per line) by its suffix, else ``text``."""
+    return KINDS.get(path.suffix.lower(), "text")
+
+
+def find_files(patterns: Sequence[str]) -> tuple[Path, ...]:
+    """The files that absolute ``patterns`` name, sorted by path, each file once.
+
+    A pattern is a path or a glob (``*``, ``?``, ``[…]``, ``**`` for any depth). Its leading parts that exist as they
+    are written are taken literally, so that a directory called ``runs [old]`` is no pattern. Directories that a glob
+    matches are passed over.
+
+    Raises:
+        HpcMpError: a pattern matches no file, or names a directory, an unreadable file or a kind that is not read.
+    """
+    files: dict[tuple[int, int], Path] = {}
+    for name in sorted({name for pattern in patterns for name in _matches(pattern)}):
+        files.setdefault(_identity(name), Path(name))
+    return tuple(files.values())
+
+
+def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
+    """The directory whose tokenizer is used: the given one, else the checkpoint's if tokenizer files lie there.
+
+    Cheap enough for a login node. None means that a tokenizer is trained on the job's files.
+
+    Raises:
+        HpcMpError: ``given`` holds no tokenizer.
+    """
+    if given is not None and not files_there(given, VOCABULARY_FILES):
+        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
+                         "name a directory that holds tokenizer.json, or leave data.tokenizer out to train one")
+    return given or (pretrained if pretrained and files_there(pretrained, VOCABULARY_FILES) else None)
+
+
+def files_there(directory: Path, names: Sequence[str]) -> list[str]:
+    return [name for name in names if (directory / name).exists()]
+
+
+def _matches(pattern: str) -> list[str]:
+    root = next(path for path in (Path(pattern), *Path(pattern).parents) if os.path.lexists(path))
+    if root == Path(pattern):
+        return [str(root)]
+    rest = str(Path(pattern).relative_to(root))
+    names = (os.path.join(root, name) for name in glob.iglob(rest, root_dir=root, recursive=True))
+    files = [name for name in names if not os.path.isdir(name)]
+    if not files:
+        raise HpcMpError(f"data.files: {pattern}", f"matches no file (looked in {root})",
+                         "check the path; ** stands for any depth: corpus/**/*.txt")
+    return files
+
+
+def _identity(name: str) -> tuple[int, int]:
+    """Device and inode of a file that can be read and is of a kind that is."""
+    value, suffix = f"data.files: {name}", os.path.splitext(name)[1].lower()
+    try:
+        status = os.stat(name)
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "mend the link or name another file") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise HpcMpError(value, "is a directory", f"name the files in it, for example {name}/*.txt")
+    if not stat.S_ISREG(status.st_mode):
+        raise HpcMpError(value, "is not a regular file", "write its text into a file and name that")
+    if suffix in REFUSED:
+        raise HpcMpError(value, *REFUSED[suffix])
+    if not os.access(name, os.R_OK):
+        raise HpcMpError(value, "cannot be read (permission denied)", "make it readable or name another file")
+    return status.st_dev, status.st_ino

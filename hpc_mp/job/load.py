@@ -1,0 +1,165 @@
+"""From a job file to a ``JobSpec`` and back: TOML, ``--set`` overrides, absolute paths, and every check of values.
+
+``load_job`` checks everything that needs neither the model's shape nor the machine. ``dump_job`` writes the resolved job: a file
+that reproduces the run.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from itertools import starmap
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeGuard
+
+import tomli_w
+from pydantic import ValidationError
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.checks import check_arithmetic, check_built
+from hpc_mp.job.errors import explain
+from hpc_mp.job.spec import JobSpec
+from hpc_mp.job.values import check_values
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
+    """Read a job file.
+
+    Args:
+        overrides: ``"a.b=value"`` strings, the value TOML or else a plain string.
+        defaults: tables under those of the file: what its site decides.
+
+    Raises:
+        HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
+    """
+    return _overridden(under(defaults, _parse(path)), overrides, path.resolve().parent)
+
+
+def load_array(
+    job: Path | JobSpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[JobSpec, ...]:
+    """The jobs of ``slurm.array``: each the file with that element's overrides. Without an array the one job.
+
+    Args:
+        job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
+
+    Raises:
+        HpcMpError: as ``load_job`` does, and for an element that changes more than its script can say.
+    """
+    written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True) if isinstance(job, JobSpec) else _parse(job)
+    base = Path.cwd() if isinstance(job, JobSpec) else job.resolve().parent
+    tree = under(defaults, written)
+    spec = _overridden(tree, overrides, base)
+    for number, element in enumerate(spec.slurm.array):
+        for key in element:
+            if key.startswith(("job.", "slurm.", "environment.")) or "." not in key:
+                raise HpcMpError(f"slurm.array[{number}].{key}", "cannot differ between the elements of an array, which "
+                                 "share one script", 'name keys of other tables, for example {"train.seed" = 1}')
+    return tuple(_overridden(tree, (*overrides, *starmap(_as_override, element.items())), base)
+                 for element in spec.slurm.array) or (spec,)
+
+
+def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
+    """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
+    check_values(tree)
+    try:
+        spec = JobSpec.model_validate(tree)
+    except ValidationError as error:
+        raise explain(error, JobSpec) from None
+    spec = _absolute(spec, base)
+    check_built(spec)
+    check_arithmetic(spec)
+    return spec
+
+
+def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """``tree`` with what it leaves out from ``defaults``; tables are joined key by key."""
+    joined = {**defaults, **tree}
+    return joined | {name: under(defaults[name], tree[name]) for name in defaults.keys() & tree.keys()
+                     if isinstance(defaults[name], dict) and isinstance(tree[name], dict)}
+
+
+def dump_job(spec: JobSpec) -> str:
+    """The resolved job as TOML: every default explicit, every path absolute."""
+    parallel = spec.parallel.model_copy(update={"microbatches": spec.microbatches})
+    return tomli_w.dumps(spec.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_none=True))
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    value = f"job file {path}"
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
+    except UnicodeDecodeError:
+        raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise HpcMpError(value, f"is not valid TOML ({error})", "mend that line") from None
+    except ValueError:  # from Python's int
+        raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
+    except RecursionError:
+        raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
+
+
+def _overridden(tree: Mapping[str, Any], overrides: Sequence[str], base: Path) -> JobSpec:
+    changed = deepcopy(dict(tree))
+    for override in overrides:
+        _override(changed, override)
+    return resolve(changed, base)
+
+
+def _override(tree: dict[str, Any], text: str) -> None:
+    """Put ``"a.b=value"`` into a parsed job file; text that is no TOML value is taken as it is."""
+    key, equals, raw = text.partition("=")
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
+        raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
+    try:
+        parsed = tomllib.loads(f"v = {raw}")
+    except (ValueError, RecursionError):
+        parsed = {}
+    table = tree
+    for part in parts[:-1]:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key of a table")
+    table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
+
+
+def _as_override(key: str, value: Any) -> str:
+    return f"{key}={tomli_w.dumps({'v': value}).removeprefix('v = ').strip()}"
+
+
+def is_image(container: str | None) -> TypeGuard[str]:
+    """Whether a container is the path of an image, and not its name in a registry."""
+    return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
+
+
+def _absolute(spec: JobSpec, base: Path) -> JobSpec:
+    def at(path: str) -> str:
+        try:
+            return str(base / Path(path).expanduser())
+        except RuntimeError:
+            raise HpcMpError(f"the path {path}", "begins with the home directory of an unknown user",
+                             "write the directory itself") from None
+
+    def maybe(path: str | None) -> str | None:
+        return None if path is None else at(path)
+
+    def within(path: str | None) -> str | None:
+        """A path, or a name that its program looks up: an image of a registry, an environment of conda."""
+        return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
+
+    job, model, data, checkpoint, slurm = spec.job, spec.model, spec.data, spec.checkpoint, spec.slurm
+    return spec.model_copy(update={
+        "job": job.model_copy(update={"directory": at(job.directory)}),
+        "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
+        "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
+        "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
+        "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
+                                          "venv": maybe(slurm.venv), "python": within(slurm.python),
+                                          "conda": within(slurm.conda)}),
+        "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
+    })

@@ -1,0 +1,27 @@
+"""``--on slurm`` or ``auto`` inside an allocation: the job script as a step of that allocation."""
+
+from __future__ import annotations
+
+import os
+
+from hpc_mp.cluster.slurm.steps import script_command
+from hpc_mp.cluster.slurm.variables import step_environment
+from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
+from hpc_mp.launch.run_files import begin
+from hpc_mp.launch.staging.stage_in import stage_environment
+from hpc_mp.rundir.outcome import Outcome
+
+
+def start(launch: Launch) -> Outcome:
+    """Run the script in the allocation that ``SLURM_JOB_ID`` names, to its end.
+
+    Raises:
+        HpcMpError: the run directory cannot be written.
+    """
+    launch.check()
+    job_id = os.environ["SLURM_JOB_ID"]
+    with begin(launch.plan, launch.resumed) as begun:
+        stage_environment(launch.plan.spec, launch.listener, begun.run)
+        log = begun.run.slurm_log(job_id)
+        return follow(SupervisorCommand(script_command(begun.run.script), step_environment(), log, job_id), begun, launch)

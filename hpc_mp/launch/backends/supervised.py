@@ -1,0 +1,69 @@
+"""Run the supervisor (``hpc_mp.supervisor``) as a child of the launch: what the back ends ``step`` and ``mpi`` share."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.interrupts import Interrupts
+from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.run_files import Begun
+from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures, written
+
+POLL_S = 1.0  # between two looks at the child
+# An interrupt: the signal to the supervisor, and what it does there (see hpc_mp.supervisor.signals.Signals).
+ON_INTERRUPT = (
+    (signal.SIGUSR2, "saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills"),
+    (signal.SIGINT, "killed: steps since the last checkpoint are lost"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorCommand:
+    """``argv`` with the environment ``environ`` becomes the supervisor; ``log`` gets what it prints.
+
+    ``job_id``: the Slurm job whose allocation it runs in; None outside of Slurm.
+    """
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    log: Path
+    job_id: str | None = None
+
+
+def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
+    """Run it to its end, with progress; the first interrupt saves and stops, the second kills."""
+    launch.listener.say(f"run       {begun.run.path}")
+    attempt = AttemptReader(begun.run, begun.attempt)
+    with open(command.log, "ab") as output, Interrupts() as interrupts, launch.listener.following(launch.plan.spec.train.steps):
+        child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                 start_new_session=True, pass_fds=[begun.lock])
+        code = _until_its_end(child, attempt, interrupts, launch.listener)
+    if code == STOPPED:
+        return Outcome(begun.run.path, "stopped", command.job_id, **figures(attempt))
+    unsaid = Cause("launcher", f"the job {ending(code)}; its log is {command.log}")
+    state, cause = written(attempt) or (("failed", unsaid) if code else ("completed", None))
+    return Outcome(begun.run.path, state, command.job_id, cause=cause, **figures(attempt))
+
+
+def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:
+    """Show progress and pass interrupts on until the child has ended; its exit code, ``STOPPED`` after interrupts."""
+    pressed = 0
+    with selectors.DefaultSelector() as selector:
+        selector.register(interrupts, selectors.EVENT_READ)
+        while (code := child.poll()) is None:
+            selector.select(listener.interval or POLL_S)
+            for _ in range(interrupts.received()):
+                number, meaning = ON_INTERRUPT[min(pressed, 1)]
+                pressed += 1
+                listener.note(meaning)
+                child.send_signal(number)
+            listener.update(attempt.status(), attempt.steps())
+    return STOPPED if pressed and code else code

@@ -1,0 +1,207 @@
+"""``hpc_mp.run_job``: plan, place, render and start a job, and say what became of it. ``hpc-mp launch`` is its command line."""
+
+from __future__ import annotations
+
+import shlex
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.inside import decide
+from hpc_mp.cluster.slurm.releases import Version
+from hpc_mp.job import JobSpec, load_array
+from hpc_mp.job.inputs import find_files, find_tokenizer
+from hpc_mp.launch.backends import BACKENDS, Launch
+from hpc_mp.launch.listener import Listener, Teller
+from hpc_mp.launch.model_check import check_model
+from hpc_mp.launch.plan import Plan, compose
+from hpc_mp.launch.render import Script, check_array, find_template, site_defaults
+from hpc_mp.launch.resume import Resumed, resuming
+from hpc_mp.launch.run_files import next_run, script
+from hpc_mp.launch.summary import describe
+from hpc_mp.layout.models import read_config
+from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.outcome import Outcome, finished, note_report
+
+On = Literal["auto", "slurm", "local", "mpi"]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What is to be launched, and how.
+
+    Attributes:
+        job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
+        on: Slurm, emulated nodes of this machine or mpirun; "auto" is a step inside a live allocation, else Slurm if it
+            answers, else emulated nodes.
+        overrides: ``"train.steps=20"`` strings, as ``--set`` takes them.
+        wait: whether to wait for the end of a Slurm job; all others are always waited for.
+        resume: go on with the newest run of this job, on this or another layout.
+        slurm_version: the release to write the job script for, in place of the one found.
+    """
+
+    job: Path | JobSpec
+    on: On = "auto"
+    overrides: tuple[str, ...] = ()
+    wait: bool = True
+    resume: bool = False
+    slurm_version: Version | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a launch would start: a plan for every element of an array, the first run's directory, the script of all."""
+
+    plans: tuple[Plan, ...]
+    run: Path
+    script: Script
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {"run": str(self.run), "state": "planned", "job_id": None, "where": self.plans[0].where.place,
+                "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations}
+
+
+def run_job(
+    job: Path | str | JobSpec, *, on: On = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
+    say: Callable[[str], object] | None = None,
+) -> Outcome:
+    """Launch a job and return what became of it; nothing is printed.
+
+    ::
+
+        outcome = hpc_mp.run_job("job.toml", on="local", overrides=["train.steps=20"], say=print)
+        if outcome.state == "completed":
+            print(outcome.loss, outcome.checkpoint, outcome.report)
+        else:
+            print(outcome.cause)
+
+    A run that fails is an outcome too: its ``state`` is "failed", and ``cause`` says why. A first Ctrl-C lets the ranks save
+    and stop ("stopped"), a second one kills them; while a Slurm job is waited for it ends the waiting ("submitted").
+
+    Args:
+        job: a job file, or a job made in Python (``hpc_mp.job.JobSpec``), whose relative paths are seen from the current
+            directory.
+        on: "auto", "slurm", "local" (emulated nodes of this machine) or "mpi"; as ``hpc-mp launch --on``.
+        overrides: ``"train.steps=20"`` strings, as ``hpc-mp launch --set`` takes them.
+        wait: whether to wait for the end of a Slurm job; all others are always waited for.
+        resume: go on with the newest run of this job, on this or another layout.
+        say: called with every text that ``hpc-mp launch`` would print: the plan, where the run lies, warnings.
+
+    Raises:
+        HpcMpError: the job, the machine or the cluster cannot do it; nothing has been started or written.
+    """
+    request = LaunchRequest(Path(job) if isinstance(job, str) else job, on, tuple(overrides), wait, resume)
+    return launch(request, Listener() if say is None else Teller(say))
+
+
+def launch(request: LaunchRequest, listener: Listener) -> Outcome:
+    """As ``run_job``; the listener also hears the progress of the ranks."""
+    plans = plan_job(request)
+    backend = BACKENDS[plans[0].where.place]
+    if len(plans) > 1 and request.resume:
+        raise HpcMpError("--resume", "goes on with one run, and slurm.array makes several",
+                         "launch the element that you want to go on with as a job of its own")
+    with _resumed(plans[0], request) as resumed:
+        listener.say(describe(plans[0], backend.title))
+        if resumed is not None and not resumed.left:
+            listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
+            outcome = finished(resumed.run)
+        else:
+            check = _check_models(plans, listener)
+            outcome = backend.start(Launch(plans, resumed, request.wait, check, listener))
+    return _with_report(outcome, listener)
+
+
+def preview(request: LaunchRequest, listener: Listener) -> Preview:
+    """Check everything and render the job script; start and write nothing."""
+    plans = plan_job(request)
+    with _resumed(plans[0], request) as resumed:
+        _check_models(plans, listener)()
+        listener.say(describe(plans[0], BACKENDS[plans[0].where.place].title))
+        run = resumed.run.path if resumed else next_run(plans[0].spec)
+        others = (run.with_name(f"{int(run.name) + number:04d}") for number in range(1, len(plans)))
+        return Preview(plans, run, script(plans[0], run, *others))
+
+
+def plan_job(request: LaunchRequest) -> tuple[Plan, ...]:
+    """The plan of the job, or of every element of its array where the back end takes arrays; checked, but for what only
+    transformers knows of its model.
+
+    Raises:
+        HpcMpError: a value that is wrong, files that are not there, a layout that the model, the machine or the cluster
+            does not have.
+    """
+    project = request.job.absolute().parent if isinstance(request.job, Path) else Path.cwd()
+    elements = load_array(request.job, request.overrides, site_defaults(project))
+    where, template = decide(request.on), find_template(project)
+    if not BACKENDS[where.place].arrays:
+        elements = elements[:1]
+    plans = tuple(replace(compose(given, where, request.slurm_version), template=template) for given in elements)
+    check_array([plan.spec for plan in plans])
+    data = elements[0].data
+    find_files(data.files)
+    find_tokenizer(given=Path(data.tokenizer) if data.tokenizer else None, pretrained=None)
+    return plans
+
+
+def again(request: LaunchRequest, run: Path) -> str:
+    """The command that goes on with a run of this request. Values of variables are left out: they may be passwords."""
+    if isinstance(request.job, JobSpec):
+        return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), "--resume"])
+    on = ["--on", request.on] if request.on != "auto" else []
+    return shlex.join(["hpc-mp", "launch", str(request.job), *on, *(f"--set={_shown(text)}" for text in request.overrides),
+                       "--resume"])
+
+
+def _shown(override: str) -> str:
+    key, _, _ = override.partition("=")
+    return f"{key}=…" if key.strip().startswith("environment") else override
+
+
+@contextmanager
+def _resumed(plan: Plan, request: LaunchRequest) -> Iterator[Resumed | None]:
+    """The run to go on with, held; None for a new one."""
+    if not request.resume:
+        yield None
+        return
+    with resuming(plan.spec) as resumed:
+        yield resumed
+
+
+def _check_models(plans: Sequence[Plan], listener: Listener) -> Callable[[], None]:
+    """What asks transformers about the models: it imports transformers, which takes seconds."""
+
+    def check() -> None:
+        for plan in plans:
+            config = read_config(plan.given)
+            for text in check_model(config, plan.shape.vocabulary, written_here=plan.given.model.config is not None):
+                listener.note(f"warning: {text}")
+
+    return check
+
+
+def _with_report(outcome: Outcome, listener: Listener) -> Outcome:
+    """The outcome with the page that is drawn of each run that has ended and trained; a run is no worse for lack of one."""
+    if outcome.elements:
+        elements = tuple(_with_report(element, listener) for element in outcome.elements)
+        return replace(elements[outcome.elements.index(replace(outcome, elements=()))], elements=elements)
+    if outcome.state == "submitted" or not outcome.steps:
+        return outcome
+    from hpc_mp.report import write_report  # it takes a while to import, and many a launch ends without one
+
+    run = RunDirectory(outcome.run)
+    try:
+        report = write_report(run)
+    except Exception as error:
+        listener.note(f"warning: no report ({type(error).__name__}: {error}); {run.main_log} says where")
+        log = LineFile(run.main_log)
+        log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
+        log.close()
+        return outcome
+    note_report(run, report)
+    return replace(outcome, report=report)

@@ -1,0 +1,54 @@
+"""Who hears what a launch does: a terminal, a notebook, or nobody. A launch itself prints nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+
+class Listener:
+    """Hears nothing; a subclass overrides the methods whose news it wants.
+
+    Attributes:
+        interval: seconds between two calls of ``update`` while ranks run; None: only when something happens.
+    """
+
+    interval: float | None = None
+
+    def say(self, text: str) -> None:
+        """Called with what is decided and done, a line or several lines at a time."""
+
+    def note(self, text: str) -> None:
+        """Called with what a user must read at once: a warning, why a job waits, what an interrupt does."""
+
+    def begin(self, steps: int) -> None:
+        """Called before the ranks of a run with so many optimizer steps are followed."""
+
+    def update(self, status: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> None:
+        """Called while they are followed: ``status`` is the document of status.json (None: nothing yet), ``steps`` are the
+        new records of metrics.jsonl."""
+
+    def end(self) -> None:
+        """Called when they are no longer followed, however that came."""
+
+    @contextmanager
+    def following(self, steps: int) -> Iterator[None]:
+        """``begin`` … ``end`` around a block."""
+        self.begin(steps)
+        try:
+            yield
+        finally:
+            self.end()
+
+
+class Teller(Listener):
+    """Passes all text to one function, ``print`` for instance."""
+
+    def __init__(self, tell: Callable[[str], object]) -> None:
+        self._tell = tell
+
+    def say(self, text: str) -> None:
+        self._tell(text)
+
+    note = say

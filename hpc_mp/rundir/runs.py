@@ -1,0 +1,92 @@
+"""How runs are numbered, made and found, and how an attempt is put away before the next one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.rundir.layout import RunDirectory
+
+PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
+
+
+def create_run(directory: Path, name: str) -> RunDirectory:
+    """Make the next free ``directory/name/NNNN`` (mode 700) with its sub-directories.
+
+    Raises:
+        HpcMpError: when the directory cannot be written.
+    """
+    base = directory / name
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        number = max((int(p.name) for p in _numbered(base)), default=0) + 1
+        while True:
+            path = base / f"{number:04d}"
+            try:
+                path.mkdir(mode=PRIVATE)
+                break
+            except FileExistsError:  # another launch took this number in between
+                number += 1
+        run = RunDirectory(path)
+        for folder in (run.checkpoints, run.log, run.traces, run.failures, run.attempts):
+            folder.mkdir(mode=PRIVATE)
+    except OSError as error:
+        raise HpcMpError(f"job.directory = {directory}", f"cannot be written ({error.strerror})",
+                         "choose a directory on a file system that all nodes share and that you may write") from None
+    return run
+
+
+def find_run(path: Path) -> RunDirectory:
+    """``path`` itself when it is a run directory, else the newest run below ``DIRECTORY/NAME``.
+
+    Raises:
+        HpcMpError: when there is none.
+    """
+    path = path.resolve()
+    if _is_run(path):
+        return RunDirectory(path)
+    runs = [run for run in _numbered(path) if _is_run(run)]
+    if not runs:
+        raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs",
+                         "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job")
+    return RunDirectory(max(runs, key=lambda run: int(run.name)))
+
+
+def prepare_resume(run: RunDirectory) -> int:
+    """Put the attempt that was away to ``attempts/K/``: copies of what it was told, and its logs; returns the new one's number.
+
+    A rank of that attempt that still lives, on a node that was cut off, goes on writing into the logs put away.
+
+    Raises:
+        HpcMpError: when the run directory cannot be written; it is then as it was.
+    """
+    attempt = run.attempt()
+    aside = RunDirectory(run.put_away(attempt))
+    try:
+        aside.path.mkdir(mode=PRIVATE, parents=True)
+        for now, then in ((run.job, aside.job), (run.placement, aside.placement), (run.script, aside.script)):
+            if now.exists():
+                shutil.copy2(now, then)
+        run.log.rename(aside.log)
+        run.log.mkdir(mode=PRIVATE)
+    except OSError as error:
+        if not run.log.exists():
+            aside.log.rename(run.log)
+        shutil.rmtree(aside.path, ignore_errors=True)
+        raise HpcMpError(f"run {run.path}", f"cannot be written ({error.strerror})", "make room on its file system") from None
+    return attempt + 1
+
+
+def _is_run(path: Path) -> bool:
+    """A job file alone may be its author's own, in the directory that he launches it from."""
+    run = RunDirectory(path)
+    return run.job.is_file() and run.placement.is_file()
+
+
+def _numbered(base: Path) -> list[Path]:
+    try:
+        return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,264 @@
+"""Facts about machines: host lists against Slurm's own, GPUs, and what Slurm's programs answer, well or badly."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_mp.base.command import CommandFailed, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import usable_cpus
+from hpc_mp.cluster.slurm.query import (
+    NodeKind,
+    Partition,
+    accounts,
+    parse_gpus,
+    partitions,
+    version,
+    why_silent,
+)
+from hpc_mp.cluster.slurm.site import Site, find_machine, find_site
+
+GIB = 2**30
+
+
+class Answers:
+    """An ``ask`` with canned answers, by the words that a question begins with; without one the program is absent."""
+
+    def __init__(self, answers: Mapping[str, str | CommandFailed]) -> None:
+        self.answers = answers
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        question = " ".join(argv)
+        answer = next((answer for start, answer in self.answers.items() if question.startswith(start)), None)
+        if answer is None:
+            raise CommandFailed(f"{argv[0]} is not on PATH")
+        if isinstance(answer, CommandFailed):
+            raise answer
+        return answer
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+
+
+def test_ask_returns_what_was_written() -> None:
+    assert ask(["sh", "-c", "echo $WHO; echo noise >&2"], environ=os.environ | {"WHO": "ünï"}) == "ünï\n"
+
+
+@pytest.mark.parametrize(("argv", "message"), [
+    (["no-such-program"], "no-such-program is not on PATH"),
+    (["/"], "/ cannot be started"),
+    (["sleep", "9"], "sleep did not answer within 0.2 s"),
+    (["sh", "-c", "echo 'in its\nown words' >&2; exit 3"], "in its\nown words"),
+    (["sh", "-c", "exit 3"], "sh exited with 3"),
+])
+def test_ask_says_why_there_is_no_answer(argv: list[str], message: str) -> None:
+    with pytest.raises(CommandFailed, match=f"^{re.escape(message)}"):
+        ask(argv, timeout=0.2)
+
+
+# --- host lists -------------------------------------------------------------------------------------------------------
+
+# Written by `scontrol show hostnames` and `scontrol show hostlist` of Slurm 22.05.8: a list, its hosts, the list again.
+SLURM_LISTS = """
+n[1-4] | n1 n2 n3 n4 | n[1-4]
+n[3-4,1-2] | n3 n4 n1 n2 | n[3-4,1-2]
+b1,a1 | b1 a1 | b1,a1
+rack[1-2]n[1-2] | rack1n1 rack1n2 rack2n1 rack2n2 | rack1n[1-2],rack2n[1-2]
+n[008-011] | n008 n009 n010 n011 | n[008-011]
+n1,n01,n2,n02,x,x2,n9,n10,n11,n099,n100 | n1 n01 n2 n02 x x2 n9 n10 n11 n099 n100 | n[1,01,2,02],x,x2,n[9-11,099-100]
+"""
+
+HOST = st.from_regex(r"[a-c-]{0,2}(0?[0-9]{1,2})?", fullmatch=True).filter(bool)
+
+
+@pytest.mark.parametrize("line", SLURM_LISTS.strip().splitlines())
+def test_host_lists_as_slurm_reads_and_writes_them(line: str) -> None:
+    text, hosts, again = line.split(" | ")
+    assert expand(text) == tuple(hosts.split())
+    assert compress(hosts.split()) == again
+
+
+@given(st.lists(HOST))
+def test_a_compressed_list_expands_to_the_same_hosts_in_the_same_order(hosts: list[str]) -> None:
+    assert expand(compress(hosts)) == tuple(hosts)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 300))
+def test_a_run_of_numbers_is_one_range(first: int, count: int) -> None:
+    hosts = [f"node{number:07d}" for number in range(first, first + count)]
+    assert compress(hosts) == (hosts[0] if count == 1 else f"node[{first:07d}-{first + count - 1:07d}]")
+
+
+@pytest.mark.parametrize("text", [
+    "n[1", "n1]", "n[4-1]", "a,,b", "n[a]", "n[]", " n1", "n[1-]", "n[-1]", "n[1-2-3]", ","])
+def test_what_is_no_host_list(text: str) -> None:
+    with pytest.raises(HpcMpError, match="bracket form"):
+        expand(text)
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def test_gpus_of_this_machine() -> None:
+    seen = find_gpus(Answers({"nvidia-smi --query-gpu=index,name,memory.total":
+                              "0, NVIDIA H200, 143771\n1, NVIDIA GB10, [N/A]\n"}))
+    assert seen == (Gpu(0, "NVIDIA H200", 143771 * 2**20), Gpu(1, "NVIDIA GB10", None))
+
+
+def test_without_a_driver_there_are_no_gpus() -> None:
+    assert find_gpus(Answers({})) == ()
+    assert find_gpus(Answers({"nvidia-smi": CommandFailed("NVIDIA-SMI has failed")})) == ()
+
+
+@pytest.mark.parametrize(("gres", "expected"), [
+    ("(null)", ()),
+    ("gpu:4", ((None, 4),)),
+    ("gpu", ((None, 1),)),
+    ("gpu:h100:8(S:0-1)", (("h100", 8),)),
+    ("nvme:1,gpu:a100_1g.5gb:7(S:0,2),shard:4", (("a100_1g.5gb", 7),)),
+    ("gpu:v100:2,gpu:k80:2", (("v100", 2), ("k80", 2))),
+])
+def test_gres(gres: str, expected: tuple[tuple[str | None, int], ...]) -> None:
+    assert parse_gpus(gres) == expected
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------------
+
+SINFO = """\
+debug*|up|30:00|4|16000|(null)|login[1-2]
+gpu|up|1-00:00:00|128|1031000|gpu:h100:8(S:0-1)|g[01-04]
+gpu|up|1-00:00:00|64|515000|gpu:a100:4|a1
+old|down|infinite|8|32000|gpu:2|x[1,3]
+empty|up|infinite|0|0|(null)|
+"""
+UP = "Slurmctld(primary) at ctl is UP\n"
+SITE: dict[str, str | CommandFailed] = {
+    "scontrol ping": UP,
+    "scontrol --version": "slurm-wlm 22.05.8\n",
+    "sinfo --noheader --exact": SINFO,
+    "scontrol show node --oneliner g01": "NodeName=g01 CPUAlloc=0 CPUEfctv=126 CPUTot=128 RealMemory=1031000\n",
+    "sacctmgr --noheader --parsable2 show user": "proj|other\nproj|proj\n",
+}
+
+
+def test_partitions() -> None:
+    found = partitions(Answers(SITE))
+    assert [partition.name for partition in found] == ["debug", "gpu", "old", "empty"]
+    assert [partition.name for partition in found if partition.default] == ["debug"]
+    assert [partition.name for partition in found if not partition.up] == ["old"]
+    assert [partition.time_limit for partition in found] == ["30:00", "1-00:00:00", None, None]
+    assert found[1].kinds == (
+        NodeKind(("g01", "g02", "g03", "g04"), 128, 1031000 * 2**20, (("h100", 8),)),
+        NodeKind(("a1",), 64, 515000 * 2**20, (("a100", 4),)))
+    assert (found[1].kinds[0].gpu_count, found[1].kinds[0].gpu_type) == (8, "h100")
+    assert found[3].kinds == ()
+
+
+def test_a_node_that_mixes_gpus_has_no_type() -> None:
+    kind = NodeKind(("n1",), 1, GIB, (("v100", 2), ("k80", 2)))
+    assert (kind.gpu_count, kind.gpu_type) == (4, None)
+
+
+@pytest.mark.parametrize(("answers", "why"), [
+    ({"scontrol ping": UP}, None),
+    ({"scontrol ping": "Slurmctld(primary) at a is DOWN\nSlurmctld(backup) at b is UP\n"}, None),
+    ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN\n"}, "Slurmctld(primary) at ctl is DOWN"),
+    ({"scontrol ping": ""}, "scontrol ping says nothing"),
+    ({"scontrol ping": CommandFailed("scontrol: error: a\nscontrol: fatal: b")}, "scontrol: fatal: b"),
+    ({}, "scontrol is not on PATH"),
+])
+def test_why_slurm_is_silent(answers: dict[str, str | CommandFailed], why: str | None) -> None:
+    assert why_silent(Answers(answers)) == why
+
+
+def test_a_hanging_controller_is_given_up_after_three_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nexec sleep 30\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert why_silent() == "scontrol did not answer within 3 s"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    ("slurm 23.11.4\n", (23, 11)), ("slurm-wlm 22.05.8\n", (22, 5)), ("slurm 26.05.0-0rc1\n", (26, 5)), ("?\n", None)])
+def test_version(text: str, expected: tuple[int, int] | None) -> None:
+    assert version(Answers({"scontrol --version": text})) == expected
+
+
+def test_usable_cpus_leave_out_those_of_the_system() -> None:
+    assert usable_cpus("g01", Answers(SITE)) == 126
+    assert usable_cpus("n1", Answers({"scontrol show node": "NodeName=n1 CPUTot=8 CPULoad=0.81\n"})) == 8
+    assert usable_cpus("n1", Answers({})) is None
+
+
+@pytest.mark.parametrize(("answer", "expected"), [
+    ("proj|other\nproj|proj\n", ("proj", "other")), ("|a\n|b\n", ("a", "b")), ("\n", ()), ("", ()),
+    (CommandFailed("no"), ())])
+def test_accounts(answer: str | CommandFailed, expected: tuple[str, ...]) -> None:
+    assert accounts("me", Answers({"sacctmgr": answer})) == expected
+
+
+def test_what_slurm_cannot_tell_is_no_crash() -> None:
+    silent = Answers({})
+    assert version(silent) is None
+    with pytest.raises(CommandFailed):
+        partitions(silent)
+
+
+# --- what is here -----------------------------------------------------------------------------------------------------
+
+
+def test_this_machine() -> None:
+    machine = find_machine()
+    assert 1 <= machine.cores <= (os.cpu_count() or 1)
+    assert machine.memory > GIB // 2
+
+
+def test_the_site_of_a_first_job() -> None:
+    site = find_site({}, Answers(SITE))
+    assert isinstance(site, Site)
+    assert site.chosen.name == "gpu", "the default partition has no GPUs"
+    assert site.kind.gpu_type == "h100"
+    assert (site.version, site.cpus, site.accounts) == ((22, 5), 126, ("proj", "other"))
+
+
+def test_the_users_own_defaults_are_heeded() -> None:
+    site = find_site({"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "mine"}, Answers(SITE))
+    assert isinstance(site, Site)
+    assert site.chosen.name == "debug"
+    assert site.accounts == ("mine", "proj", "other")
+
+
+@pytest.mark.parametrize("rows", list(itertools.permutations((
+    "debug|up|30:00|4|16|(null)|d1", "g1|up|1:00:00|4|16|gpu:1|a1", "g2*|up|1:00:00|4|16|gpu:1|b1"))))
+def test_the_default_partition_is_chosen_if_it_has_gpus(rows: tuple[str, ...]) -> None:
+    site = find_site({}, Answers(SITE | {"sinfo --noheader --exact": "\n".join(rows)}))
+    assert isinstance(site, Site)
+    assert site.chosen.name == "g2"
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    ({"scontrol ping": "Slurmctld(primary) at ctl is DOWN"}, "is DOWN"),
+    ({"sinfo --noheader --exact": CommandFailed("sinfo: error: x")}, "sinfo: error: x"),
+    ({"sinfo --noheader --exact": "old|down|infinite|8|32000|gpu:2|x1\n"}, "no partition that is up"),
+])
+def test_no_site_and_why(change: dict[str, str | CommandFailed], why: str) -> None:
+    site = find_site({}, Answers(SITE | change))
+    assert isinstance(site, str)
+    assert why in site
+
+
+def test_a_partition_without_gpus() -> None:
+    site = find_site({}, Answers(SITE | {"sinfo --noheader --exact": "cpu*|up|infinite|4|8000|(null)|n[1-3]\n"}))
+    assert isinstance(site, Site)
+    assert site.chosen == Partition("cpu", True, True, None, (NodeKind(("n1", "n2", "n3"), 4, 8000 * 2**20, ()),))
+    assert site.cpus == 4

@@ -1,0 +1,262 @@
+"""What Slurm says about jobs: answers of several releases as they were recorded, and who is asked when."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded import record_24, wrapped
+
+from hpc_mp.base.assets import asset
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm import submit as slurm
+from hpc_mp.cluster.slurm.job import FINAL, FORGOTTEN, REASONS, UNKNOWN, SlurmJob, explained
+from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines, parse_sacct, parse_scontrol
+
+GONE = CommandFailed("slurm_load_jobs error: Invalid job id specified")
+BUSY = CommandFailed("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")
+OFF = CommandFailed("Slurm accounting storage is disabled")
+Asked = list[tuple[str, ...]]
+
+
+def program(answers: Mapping[str, Any], asked: Asked | None = None) -> Callable[[Sequence[str]], str]:
+    """Programs by name (``squeue --json`` by that name); each answers, or fails with a CommandFailed."""
+    def ask(argv: Sequence[str]) -> str:
+        if asked is not None:
+            asked.append(tuple(argv))
+        name = "squeue --json" if "--json" in argv else argv[0]
+        answer = answers.get(name, CommandFailed(f"{argv[0]} is not on PATH"))
+        if isinstance(answer, CommandFailed):
+            raise answer
+        return str(answer)
+
+    return ask
+
+
+# --- answers, as recorded -----------------------------------------------------------------------------------------
+
+# 22.05.8, shortened to the fields that mean something; it ignores --jobs and lists every job of the cluster.
+JSON_22 = json.dumps({"meta": {}, "errors": [], "jobs": [
+    {"job_id": 1, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
+     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n[1-2]",
+     "restart_cnt": 2, "exit_code": 0},
+    {"job_id": 3, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
+     "job_state": "FAILED", "state_reason": "NonZeroExitCode", "state_description": "", "start_time": 1795172615,
+     "nodes": "n1", "restart_cnt": 0, "exit_code": 768},
+    {"job_id": 4, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
+     "job_state": "PENDING", "state_reason": "JobHeldUser", "state_description": "", "start_time": 0, "nodes": "",
+     "restart_cnt": 0, "exit_code": 0},
+    {"job_id": 8, "array_job_id": 2, "array_task_id": 0, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
+     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n1",
+     "restart_cnt": 0, "exit_code": 0},
+    {"job_id": 2, "array_job_id": 2, "array_task_id": None, "array_task_string": "1-2%1", "het_job_id": 0, "het_job_offset": 0,
+     "job_state": "PENDING", "state_reason": "JobArrayTaskLimit", "state_description": "", "start_time": 0, "nodes": "",
+     "restart_cnt": 0, "exit_code": 0},
+    {"job_id": 5, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 5, "het_job_offset": 0,
+     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n1",
+     "restart_cnt": 0, "exit_code": 0},
+    {"job_id": 6, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 5, "het_job_offset": 1,
+     "job_state": "RUNNING", "state_reason": "None", "state_description": "", "start_time": 1795172615, "nodes": "n2",
+     "restart_cnt": 0, "exit_code": 0},
+    {"job_id": 7, "array_job_id": 0, "array_task_id": None, "array_task_string": "", "het_job_id": 0, "het_job_offset": 0,
+     "job_state": "FAILED", "state_reason": "JobLaunchFailure", "state_description": "", "start_time": 1795172615,
+     "nodes": "n3", "restart_cnt": 0, "exit_code": 9},
+]})
+
+
+JSON_24 = json.dumps({"jobs": [
+    record_24(1, ["RUNNING"], "None", "n[1-2]", 1795172615, restarts=2),
+    record_24(3, ["FAILED"], "NonZeroExitCode", "n1", 1795172615, code=3),
+    record_24(4, ["PENDING"], "JobHeldUser"),
+    record_24(8, ["RUNNING"], "None", "n1", 1795172615, array=(2, 0, "")),
+    record_24(2, ["PENDING"], "JobArrayTaskLimit", array=(2, None, "1-2%1")),
+    record_24(5, ["RUNNING"], "None", "n1", 1795172615, het=(5, 0)),
+    record_24(6, ["RUNNING"], "None", "n2", 1795172615, het=(5, 1)),
+    record_24(7, ["FAILED"], "JobLaunchFailure", "n3", 1795172615, signal=9),
+], "last_backfill": wrapped(1795172600), "errors": [], "warnings": []})
+
+# squeue --Format of 22.05.8
+LINES = """\
+1|RUNNING|{start}|n[1-2]|2|0|None|
+3|FAILED|{start}|n1|0|768|NonZeroExitCode|
+4|PENDING|N/A||0|0|JobHeldUser|
+2_0|RUNNING|{start}|n1|0|0|None|
+2_[1-2%1]|PENDING|N/A||0|0|JobArrayTaskLimit|
+5+0|RUNNING|{start}|n1|0|0|None|
+5+1|RUNNING|{start}|n2|0|0|None|
+7|FAILED|{start}|n3|0|9|JobLaunchFailure|
+""".format(start=datetime.fromtimestamp(1795172615).isoformat())
+
+
+def test_three_forms_say_the_same() -> None:
+    old, new, lines = parse_json(JSON_22), parse_json(JSON_24), parse_lines(LINES)
+    assert old == new == lines
+    running, failed, held, *_, killed = old
+    assert (running.id, running.state, running.nodes, running.restarts, running.start) == (
+        "1", "RUNNING", ("n1", "n2"), 2, 1795172615)
+    assert running.reason == "" and running.exit_code is None
+    assert (failed.exit_code, killed.exit_code) == (3, -9)
+    assert (held.reason, held.remedy, held.start) == ("JobHeldUser", "scontrol release 4", None)
+    assert [job.id for job in old] == ["1", "3", "4", "2_0", "2_[1-2%1]", "5+0", "5+1", "7"]
+
+
+def test_a_job_that_clears_up_has_not_ended() -> None:
+    [job] = parse_json(json.dumps({"jobs": [record_24(1, ["COMPLETED", "COMPLETING"], "None", "n1", 5)]}))
+    assert job.state == "COMPLETING" and not job.ended
+
+
+def test_a_reason_may_name_nodes() -> None:
+    [job] = parse_json(json.dumps({"jobs": [record_24(
+        1, ["PENDING"], "ReqNodeNotAvail", description="ReqNodeNotAvail, UnavailableNodes:n3")]}))
+    assert job.reason == "ReqNodeNotAvail, UnavailableNodes:n3" and "sinfo -R" in job.remedy
+
+
+@pytest.mark.parametrize("text", ["", "slurm", "[]", "{}", '{"jobs": [{}]}', '{"jobs": 3}', '{"jobs": [{"job_state": 1}]}'])
+def test_what_is_no_answer_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_json(text)
+
+
+SCONTROL = ("JobId=8 ArrayJobId=2 ArrayTaskId=0 JobName=w x JobState=RUNNING Reason=None Restarts=1 ExitCode=0:0 "
+            "StartTime=2026-11-20T11:03:35 ReqNodeList=(null) NodeList=n1 BatchHost=n1\n"
+            "JobId=2 ArrayJobId=2 ArrayTaskId=1-2%1 JobState=PENDING Reason=JobArrayTaskLimit StartTime=Unknown NodeList= \n"
+            "JobId=6 HetJobId=5 HetJobOffset=1 JobState=FAILED Reason=RaisedSignal:9(Killed) ExitCode=0:9 NodeList=(null)\n")
+
+
+def test_scontrol() -> None:
+    running, waiting, failed = parse_scontrol(SCONTROL)
+    assert (running.id, running.restarts, running.nodes, running.exit_code) == ("2_0", 1, ("n1",), None)
+    assert (waiting.id, waiting.reason) == ("2_[1-2%1]", "JobArrayTaskLimit")
+    assert (failed.id, failed.exit_code, failed.nodes) == ("5+1", -9, ())
+    assert "signal" in failed.meaning
+
+
+def test_sacct() -> None:
+    done, killed = parse_sacct("7|COMPLETED|2026-11-20T11:03:35|n[1-2]|0:0\n8|CANCELLED by 0|None|None assigned|0:15\n")
+    assert (done.state, done.nodes, done.exit_code) == ("COMPLETED", ("n1", "n2"), 0)
+    assert (killed.state, killed.nodes, killed.exit_code) == ("CANCELLED", (), -15)
+
+
+# --- who is asked -------------------------------------------------------------------------------------------------
+
+
+def test_one_question_for_all_jobs() -> None:
+    asked: Asked = []
+    jobs = queue.look(["1", "3", "2", "5"], program({"squeue": LINES}, asked))
+    assert len(asked) == 1 and "--jobs=1,3,2,5" in asked[0]
+    assert [jobs[each].state for each in ("1", "3", "2", "5")] == ["RUNNING", "FAILED", "RUNNING", "RUNNING"]
+    assert [part.id for part in jobs["2"].parts] == ["2_0", "2_[1-2%1]"]
+    assert jobs["5"].nodes == ("n1", "n2")
+
+
+@pytest.mark.parametrize("broken", [CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n"])
+@pytest.mark.parametrize("text", [JSON_22, JSON_24])
+def test_json_where_lines_fail(broken: Any, text: str) -> None:
+    jobs = queue.look(["3", "2_2"], program({"squeue": broken, "squeue --json": text}))
+    assert jobs["3"].exit_code == 3
+    assert jobs["2_2"].state == "PENDING"  # it waits as one of 2_[1-2%1]
+
+
+@pytest.mark.parametrize(("answers", "state"), [
+    ({"squeue": "7|RUNNING|N/A|n1|0|0|None|"}, "RUNNING"),
+    ({"squeue": "\n", "scontrol": "JobId=7 JobName=x JobState=COMPLETED Reason=None"}, "COMPLETED"),
+    ({"squeue": BUSY, "squeue --json": BUSY, "scontrol": "JobId=7 JobState=RUNNING Reason=None"}, "RUNNING"),
+    ({"squeue": GONE, "scontrol": GONE, "sacct": "7|CANCELLED by 0|Unknown|n1|0:0\n"}, "CANCELLED"),
+    ({"squeue": GONE, "scontrol": GONE, "sacct": "7|RUNNING|Unknown|n1|0:0\n"}, FORGOTTEN),  # sacct cannot know better
+    ({"squeue": GONE, "scontrol": GONE, "sacct": OFF}, FORGOTTEN),
+    ({"squeue": GONE, "scontrol": GONE}, FORGOTTEN),
+    ({"squeue": BUSY, "squeue --json": BUSY, "scontrol": BUSY}, UNKNOWN),
+    ({"squeue": BUSY, "squeue --json": BUSY, "scontrol": BUSY, "sacct": "7|COMPLETED|Unknown|n1|0:0\n"}, "COMPLETED"),
+    ({}, UNKNOWN),
+])
+def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
+    assert queue.look(["7"], program(answers))["7"].state == state
+    assert slurm.state("7", program(answers)) == state
+
+
+def test_jobs_that_squeue_has_dropped_are_asked_for_alone() -> None:
+    asked: Asked = []
+    jobs = queue.look(["1", "9"], program({"squeue": LINES, "scontrol": GONE, "sacct": "9|TIMEOUT|Unknown|n1|0:0"}, asked))
+    assert (jobs["1"].state, jobs["9"].state) == ("RUNNING", "TIMEOUT")
+    assert [argv[0] for argv in asked] == ["squeue", "scontrol", "sacct"] and asked[2].count("--jobs=9") == 1
+
+
+# --- waiting ------------------------------------------------------------------------------------------------------
+
+
+def test_wait_looks_ever_more_rarely_and_ends_with_the_last_state() -> None:
+    states = ["PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "PENDING", "RUNNING", "RUNNING", "TIMEOUT"]
+    answers = iter(f"7|{state}|N/A||0|0|None|" for state in states)
+    pauses: list[tuple[str, float]] = []
+    last = queue.wait(["7"], lambda jobs, seconds: pauses.append((jobs["7"].state, seconds)), lambda argv: next(answers))
+    assert last["7"].state == "TIMEOUT"
+    assert [state for state, _ in pauses] == states[:-1]
+    seconds = [seconds for _, seconds in pauses]
+    assert seconds == sorted(seconds) and all(each >= 30 for each in seconds[3:])
+
+
+def test_wait_outlives_a_controller_that_is_away() -> None:
+    looks: list[float] = []
+
+    def ask(argv: Sequence[str]) -> str:
+        if not looks:
+            raise BUSY
+        return "7|COMPLETED|N/A||0|0|None|\n"
+
+    assert queue.wait(["7"], lambda jobs, seconds: looks.append(seconds), ask)["7"].state == "COMPLETED"
+    assert len(looks) == 1
+
+
+def test_wait_waits_for_all() -> None:
+    answers = iter(["1|COMPLETED|N/A||0|0|None|\n2|RUNNING|N/A||0|0|None|",
+                    "1|COMPLETED|N/A||0|0|None|\n2|FAILED|N/A||0|256|NonZeroExitCode|"])
+    ended = queue.wait(["1", "2"], lambda jobs, seconds: None, lambda argv: next(answers))
+    assert [job.state for job in ended.values()] == ["COMPLETED", "FAILED"] and ended["2"].exit_code == 1
+
+
+# --- reasons ------------------------------------------------------------------------------------------------------
+
+NAMED = re.findall(r"\w+", """
+QOSMaxGRESPerUser QOSMaxJobsPerUserLimit AssocGrpGRES AssocGrpCPUMinutesLimit AssocGrpJobsLimit AssocMaxJobsLimit ReqNodeNotAvail
+PartitionTimeLimit PartitionNodeLimit PartitionDown BadConstraints Priority Resources Dependency DependencyNeverSatisfied
+JobHeldUser JobHeldAdmin BeginTime Reservation ReservationDeleted Licenses NodeDown InvalidAccount InvalidQOS QOSUsageThreshold
+JobArrayTaskLimit FrontEndDown Cleaning
+""")
+
+
+@pytest.mark.parametrize("reason", [*NAMED, "launch failed requeued held", "launch_failed_requeued_held"])
+def test_a_known_reason_has_a_meaning_and_a_remedy(reason: str) -> None:
+    job = explained(SlurmJob("7", "PENDING", reason))
+    assert job.reason == reason and job.meaning and job.remedy
+
+
+def test_the_table_is_sound() -> None:
+    table = tomllib.loads(asset(REASONS).read_text(encoding="utf-8"))
+    assert len(table) >= 35
+    for meaning, remedy in table.values():
+        assert meaning and remedy and not meaning.endswith(".") and not remedy.endswith(".")
+
+
+def test_an_unknown_reason_passes_through() -> None:
+    job = explained(SlurmJob("7", "PENDING", "SiteHasMoved"))
+    assert (job.reason, job.meaning, job.remedy) == ("SiteHasMoved", "", "")
+
+
+# --- arrays -------------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from(["RUNNING", "PENDING", "COMPLETED", "FAILED", "COMPLETING", "TIMEOUT"]), min_size=2))
+def test_an_array_ends_with_its_last_task_and_is_done_when_all_are(states: list[str]) -> None:
+    text = "".join(f"9_{task}|{state}|N/A||0|0|None|\n" for task, state in enumerate(states))
+    job = queue.look(["9"], program({"squeue": text}))["9"]
+    assert job.ended == all(state in FINAL for state in states)
+    assert (job.state == "COMPLETED") == (set(states) == {"COMPLETED"})
+    assert job.waits == (not {"RUNNING", "COMPLETING"} & set(states) and "PENDING" in states)

@@ -1,0 +1,60 @@
+"""Slurm's programs are named, and so started, in one room."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hpc_mp
+
+ROOT = Path(hpc_mp.__file__).parent
+PROGRAMS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scancel", "scontrol", "scrontab", "sdiag", "sinfo",
+            "sprio", "squeue", "sreport", "srun", "sshare", "sstat", "strigger")
+ROOM = "cluster/slurm/"
+OTHERS = {
+    "lab/": "it is a Slurm of its own: it starts the daemons, and asks them while they come up",
+    "lint/sbatch/": "it reads job scripts, in which these words are text",
+}
+COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")
+
+
+def commands(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of the strings that name one of Slurm's programs as a command: alone, with arguments, or in a shell's line."""
+    tree = ast.parse(source)
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings: they are for people
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts and COMMAND.search(node.value):
+            yield node.lineno, node.value
+
+
+def test_only_one_room_names_slurms_programs() -> None:
+    found = [f"{path.relative_to(ROOT)}:{line}: {text!r}" for path in sorted(ROOT.rglob("*.py"))
+             if not str(path.relative_to(ROOT)).startswith((ROOM, *OTHERS))
+             for line, text in commands(path.read_text(encoding="utf-8"))]
+    assert not found, "ask hpc_mp.cluster.slurm instead:\n" + "\n".join(found)
+
+
+@pytest.mark.parametrize("room", [ROOM, *OTHERS])
+def test_the_rooms_that_may_do_so_do(room: str) -> None:
+    assert any(True for path in (ROOT / room).rglob("*.py") for _ in commands(path.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("spelling", [
+    'ask(("scontrol", "show", "node"))', 'run(["/usr/bin/squeue", "--json"])', 'Popen("srun --nodes=2 hostname", shell=True)',
+    'shutil.which("sbatch")', '"scancel 7".split()', 'f"sinfo --nodes={nodes}"', '("srun", *options)',
+    'ask(("bash", "-c", "cd /x && sacct -j 7"))', '["sh", "-c", "exec srun python"]', '"n=$(scontrol show hostnames)"',
+])
+def test_every_spelling_is_seen(spelling: str) -> None:
+    assert list(commands(f"it = {spelling}"))
+
+
+@pytest.mark.parametrize("text", [
+    '"start ranks with srun, mpirun or torchrun"', '"srun.log"', '"srun: error: x"', '"`scontrol reconfigure`"', '"sbatchd"',
+    'def f():\n    """sbatch is called here."""',
+])
+def test_what_people_read_is_no_command(text: str) -> None:
+    assert not list(commands(text if text.startswith("def") else f"it = {text}"))

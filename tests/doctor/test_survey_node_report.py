@@ -1,0 +1,98 @@
+"""What the nodes of a survey say of themselves: equal findings together, how nodes differ, and which of it keeps a node out."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from machines.tree import broken, tree
+from survey_paper import Faults, made
+
+from hpc_mp.doctor.compute import Result
+from hpc_mp.doctor.drift import traits
+from hpc_mp.doctor.finding import Finding
+from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
+from hpc_mp.doctor.node import diagnose
+from hpc_mp.doctor.survey.actions import findings
+from hpc_mp.doctor.survey.gpu_pair import WARM_UPS
+from hpc_mp.doctor.survey.gpus import sent
+from hpc_mp.doctor.survey.node_report import Look, conclusions, faulty, look
+from hpc_mp.doctor.survey.page import render
+
+DOWN = Finding("fabric-port", "error", "mlx5_ib3 port 1", "state 1: DOWN", "look at its cable")
+LIMIT = Finding("limit-memlock", "warning", "", "64 KiB", "raise it")
+USUAL = traits(tree("ndv5"))
+GPU = Result("", "cuda:0", "H100", "torch", {"matmul bf16": 600.0}, digests={"fp32": "a"})
+
+
+def looks(count: int = 4, **odd: Look) -> dict[str, Look]:
+    return {f"n{node}": odd.get(f"n{node}", Look((LIMIT,), USUAL, (replace(GPU, host=f"n{node}"),))) for node in range(count)}
+
+
+def test_equal_findings_stand_together_and_the_gravest_first() -> None:
+    found = conclusions(looks(n2=Look((DOWN, LIMIT), USUAL)))
+    assert [(noted.who, noted.nodes, noted.finding.code) for noted in found] == [
+        ("n2", ("n2",), "fabric-port"), ("n[0-3]", ("n0", "n1", "n2", "n3"), "limit-memlock")]
+    both = conclusions(looks(n2=Look((DOWN, replace(DOWN, subject="mlx5_ib4 port 1")), USUAL)))
+    assert both[0].finding.evidence == "mlx5_ib3 port 1: state 1: DOWN (and 1 more)"
+
+
+def test_nodes_that_differ_are_named() -> None:
+    other = traits(broken("ndv5", {"/proc/sys/kernel/osrelease": "6.1.0"}))
+    found = conclusions(looks(n1=Look((LIMIT,), other)))
+    [drift] = [noted for noted in found if noted.finding.code.startswith("drift")]
+    assert (drift.finding.code, drift.who, drift.nodes) == ("drift-kernel", "n1", ("n1",))
+
+
+def test_a_device_that_computes_something_else_or_slowly_is_named() -> None:
+    wrong = replace(GPU, host="n3", digests={"fp32": "b"})
+    slow = replace(GPU, host="n1", rates={"matmul bf16": 300.0})
+    found = {noted.finding.code: noted for noted in conclusions(looks(n3=Look((), USUAL, (wrong,)), n1=Look((), USUAL, (slow,))))}
+    assert found["compute-unequal"].who == "n3 cuda:0" and found["compute-slow"].nodes == ("n1",)
+    assert {node for node, _ in faulty(tuple(found.values()), 4)} == {"n1", "n3"}
+
+
+def test_what_most_nodes_have_keeps_none_of_them_out() -> None:
+    def kept_out(count: int) -> list[str]:
+        report = made(Faults(looks={node: Look((DOWN,), USUAL) for node in range(count)}))
+        assert not report.sound and not report.diagnoses
+        return [finding.node for finding in findings(report)]
+
+    assert kept_out(2) == ["n0", "n1"] and kept_out(5) == []
+
+
+def test_the_document_and_the_page_tell_it() -> None:
+    report = made(Faults(looks={2: Look((DOWN,), USUAL), 3: Look((), USUAL)}))
+    [check] = report.document()["checks"]
+    assert check["nodes"] == ["n2"] and check["code"] == "fabric-port" and json.dumps(check)
+    assert "state 1: DOWN" in render(report) and "nodes with errors" in render(report)
+    assert made(Faults(looks={2: Look((LIMIT,), USUAL)})).sound
+
+
+def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
+    order = {"size": 1 << 30, "messages": 5}
+    ends = [{"rail": rail, "direction": direction, "rate": 1e9} for rail in (0, 1) for direction in (0, 1)]
+    assert sent(ends, 0, order) == sent(ends, 1, order) == 2 * (5 + WARM_UPS) << 30
+    assert sent([{"rail": 0, "direction": 0, "why": "cut"}], 0, order) == 0
+    still = read_port_bytes(tree("ndv4"))
+    [error] = judge_ports(still, still, sent(ends, 0, order))
+    assert (error.code, error.outcome) == ("nccl-ports", "error")
+    twice = Look((LIMIT,), USUAL).and_also([error]).and_also([error])
+    assert {*twice.findings} == {LIMIT, error} and len(twice.findings) == 2
+
+
+def test_the_step_of_the_agent_itself_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one task; what it is granted is no fault of the node."""
+    machine = broken("ndv5", {"/proc/self/environ": "SLURM_CPUS_ON_NODE=999\0"})
+    assert "cgroup-cpus" in [finding.code for finding in diagnose(machine) if finding.outcome == "error"]
+    monkeypatch.setattr("hpc_mp.doctor.survey.node_report.here", lambda: machine)
+    assert "error" not in [finding.outcome for finding in look("n1", 0.0).findings]
+
+
+def test_this_machine_says_it_over_the_wire() -> None:
+    seen = look("n7", 0.02)
+    assert str(Look.read(json.loads(json.dumps(seen.document())))) == str(seen)
+    [result] = seen.results
+    assert result.host == "n7" and not result.error and result.rates and result.digests
+    assert "kernel" in seen.traits and all(finding.outcome in ("error", "warning") for finding in seen.findings)

@@ -1,0 +1,165 @@
+"""The real command from launch to resume: killed ranks, other layouts, and file systems that fill up."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
+from layouts import write_job
+
+from hpc_mp.rundir import RunDirectory, read_lines
+from hpc_mp.rundir.checkpoints import complete_steps
+
+EXACT = 1e-12
+TP2PP2 = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
+DP4 = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=1", "parallel.pipeline=1", "parallel.zero=1"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    return write_job(tmp_path / "with a space", more="\n[checkpoint]\nevery = 4\n")
+
+
+def launch(job: Path, mark: str, overrides: Sequence[str], *options: str, code: int = 0) -> dict[str, Any]:  # noqa: F811
+    done = subprocess.run(command(job, overrides, *options), env=environment(mark), capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def losses(run: str | Path) -> list[float]:
+    lines = read_lines(RunDirectory(Path(run)).metrics)
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    return [line["loss"] for line in lines]
+
+
+def kill_one_rank(job: Path, mark: str, overrides: Sequence[str]) -> tuple[dict[str, Any], float]:  # noqa: F811
+    """Launch, kill -9 rank 2 after some steps; returns the launcher's document and how long it took to end."""
+    started = subprocess.Popen(command(job, overrides), env=environment(mark), stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    run = job.parent / "runs" / "exact" / "0002"
+    until(lambda: len(read_lines(run / "metrics.jsonl")) >= 6, 60)
+    pid = next(line["pid"] for line in read_lines(run / "ranks.jsonl") if line["rank"] == 2)
+    killed = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    out, err = started.communicate(timeout=60)
+    assert started.returncode == 1, err
+    assert "rank 2" in err and "node1" in err and "SIGKILL" in err
+    return json.loads(out), time.monotonic() - killed
+
+
+def test_a_killed_rank_ends_the_run_and_a_resume_goes_on_exactly(job: Path, mark: str) -> None:  # noqa: F811
+    whole = losses(launch(job, mark, [*TP2PP2, "train.steps=80"])["run"])
+    failed, seconds = kill_one_rank(job, mark, [*TP2PP2, "train.steps=100000"])
+    assert failed["state"] == "failed" and seconds < 15
+    assert 6 <= len(losses(failed["run"])) < 60, "killed in the middle"
+    kept = shutil.copytree(failed["run"], job.parent / "kept")
+    for after, apart in ((TP2PP2, 0.0), (DP4, EXACT)):
+        shutil.rmtree(failed["run"])
+        shutil.copytree(kept, failed["run"])
+        resumed = launch(job, mark, [*after, "train.steps=80"], "--resume")
+        assert resumed["run"] == failed["run"] and resumed["state"] == "completed"
+        found = losses(resumed["run"])
+        assert len(found) == len(whole)
+        assert max(abs(a - b) for a, b in zip(found, whole, strict=True)) <= apart
+
+
+def isolated(script: str) -> list[str]:
+    """A shell of its own mount name space, where a small tmpfs can be mounted without touching the system."""
+    return ["unshare", *(["-m"] if os.geteuid() == 0 else ["-rm"]), "sh", "-ec", script, "sh"]
+
+
+def can_mount(directory: Path) -> bool:
+    if shutil.which("unshare") is None:
+        return False
+    script = 'mount -t tmpfs -o size=64k none "$1"'
+    return subprocess.run([*isolated(script), str(directory)], capture_output=True).returncode == 0
+
+
+FILL = """
+mount -t tmpfs -o size=$2,mode=700 none "$1"
+cp -a "$3"/. "$1"/
+dd if=/dev/zero of="$1/ballast" bs=1k 2>/dev/null || true
+( while ! grep -q "$4" "$5" 2>/dev/null; do sleep 0.05; done; rm -f "$1/ballast" ) &
+shift 5
+set +e
+"$@"
+code=$?
+kill $! 2>/dev/null
+ls -A "$MOUNTED" >&2
+cat "$MOUNTED/metrics.jsonl" 2>/dev/null >&2
+exit $code
+"""
+
+
+@pytest.mark.parametrize("freed", [True, False], ids=["freed", "stays full"])
+def test_a_full_checkpoint_directory_fails_saves_but_not_training(
+    job: Path, tmp_path: Path, mark: str, freed: bool,  # noqa: F811
+) -> None:
+    if not can_mount(tmp_path):
+        pytest.skip("no mount name space may be made here (unshare -rm)")
+    first = launch(job, mark, ["job.ranks_per_node=2", "train.steps=4"])
+    run = RunDirectory(Path(first["run"]))
+    saved = tmp_path / "saved"
+    shutil.copytree(run.checkpoints, saved)
+    size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+    done = subprocess.run(
+        [*isolated(FILL), str(run.checkpoints), str(size * 5), str(saved), "FAILED" if freed else "never said",
+         str(run.main_log), *command(job, ["job.ranks_per_node=2", "train.steps=60"], "--resume")],
+        env=environment(mark, MOUNTED=str(run.checkpoints)), capture_output=True, text=True, timeout=200)
+    log = run.main_log.read_text()
+    assert "checkpoint of step 8 FAILED" in log and "No space left on device" in log
+    assert len(losses(run.path)) == 60, "training goes on"
+    assert done.returncode == (0 if freed else 1), done.stderr
+    kept = [line for line in done.stderr.splitlines() if line.startswith("step-")]
+    assert kept == (["step-00000056", "step-00000060"] if freed else ["step-00000004"])
+    # the earlier checkpoint, untouched on disk below the mount, resumes
+    assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000004"]
+    again = launch(job, mark, ["job.ranks_per_node=2", "train.steps=6"], "--resume")
+    assert again["state"] == "completed" and len(losses(run.path)) == 6
+
+
+FULL_FOR_A_WHILE = """
+mount -t tmpfs -o size=$2,mode=700 none "$1"
+cp -a "$3"/. "$1"/
+lines() { wc -l < "$1/metrics.jsonl"; }
+( while [ "$(lines "$1")" -lt 40 ]; do sleep 0.02; done
+  dd if=/dev/zero of="$1/ballast" bs=1k 2>/dev/null || true
+  before=-1
+  while [ "$(lines "$1")" != "$before" ]; do before=$(lines "$1"); sleep 1; done  # the last page may hold some more lines
+  echo "$before" > "$4"; rm -f "$1/ballast" ) &
+run=$1
+shift 4
+set +e
+"$@"
+code=$?
+cat "$run/metrics.jsonl" >&2
+exit $code
+"""
+
+
+def test_metrics_that_a_full_disk_refuses_are_written_later(job: Path, tmp_path: Path, mark: str) -> None:  # noqa: F811
+    if not can_mount(tmp_path):
+        pytest.skip("no mount name space may be made here (unshare -rm)")
+    overrides = ["job.ranks_per_node=2", "checkpoint.every=0"]
+    run = RunDirectory(Path(launch(job, mark, [*overrides, "train.steps=4"])["run"]))
+    saved, counts = tmp_path / "saved", tmp_path / "counts"
+    shutil.copytree(run.path, saved)
+    size = sum(path.stat().st_size for path in saved.rglob("*") if path.is_file())
+    done = subprocess.run(
+        [*isolated(FULL_FOR_A_WHILE), str(run.path), str(size * 5), str(saved), str(counts),
+         *command(job, [*overrides, "train.steps=400"], "--resume")],
+        env=environment(mark), capture_output=True, text=True, timeout=200)
+    steps = [json.loads(line)["step"] for line in done.stderr.splitlines() if line.startswith('{"step"')]
+    assert done.returncode == 0, done.stderr
+    assert 40 <= int(counts.read_text()) < 400, "for a second nothing could be written"
+    assert steps == list(range(1, 401))

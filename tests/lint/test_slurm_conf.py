@@ -1,0 +1,280 @@
+"""``hpc-mp cluster describe``: recorded answers of two releases, every rule seen to find and not to find, a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from measured import leaves, measure
+from slurm_lab.lab import Lab
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.cli import cluster_describe
+from hpc_mp.cli.cluster import command
+from hpc_mp.cluster.slurm.records import read_config, read_records
+from hpc_mp.cluster.topology import read_topologies
+from hpc_mp.lint.slurm_conf.config import Told, ask_slurm
+from hpc_mp.lint.slurm_conf.report import RULES, describe
+
+ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
+TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=spine Switches=s[1-2]\n"
+
+
+def recorded(release: str) -> Told:
+    texts = {kind: (ANSWERS / f"{release}.{kind}").read_text(encoding="utf-8") for kind in ("config", "partition", "node")}
+    return Told(read_config(texts["config"]).config, None, read_records(texts["partition"]), read_records(texts["node"]),
+                read_topologies(TREE))
+
+
+def codes(told: Told) -> set[str]:
+    return {misfit.code for misfit in describe(told).misfits}
+
+
+# --- what scontrol prints --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("release", ["22.05", "24.11"])
+def test_recorded_answers_are_read(release: str) -> None:
+    told = recorded(release)
+    assert told.release == tuple(map(int, release.split(".")))
+    assert told.says("TopologyPlugin") == "topology/tree" and told.seconds("KillWait") == 5
+    assert told.says("HealthCheckProgram") == "" and "PMIxTimeout" not in told.config, "sections are kept apart"
+    assert (told.nodes[0]["NodeName"], told.nodes[0]["Gres"], told.nodes[0]["State"]) == ("n1", "gpu:2", "IDLE")
+    assert told.nodes[0]["OS"] == "Linux 6.1.0-30-amd64 #1 SMP", "values may hold blanks"
+    assert told.partitions[0]["PartitionName"] == "all" and told.partitions[0]["Default"] == "YES"
+    found = describe(told)
+    (partition,) = found.partitions
+    (group,) = partition.groups
+    assert (group.nodes, group.cpus, group.gpus) == (len(told.nodes), 4, ((None, 2),))
+    assert group.states == {"IDLE": len(told.nodes)}
+
+
+@pytest.mark.parametrize("release", ["22.05", "24.11"])
+def test_what_is_wrong_with_the_recorded_cluster(release: str) -> None:
+    told = recorded(release)
+    assert codes(told) == {
+        "accounting-off", "health-none", "task-plugin", "proctrack", "memlock", "kill-wait", "return-to-service", "unkillable",
+        "prolog-contain", "switch-wait", "part-limits", *(["topology-outside"] if len(told.nodes) > 4 else [])}
+
+
+def test_cgroups_have_a_section_of_their_own() -> None:
+    text = ("KillWait = 30 sec\n\nCgroup Support Configuration:\nCgroupPlugin = cgroup/v2\nConstrainCores = yes\n\n"
+            "MPI Plugins:\nX = 1\n")
+    settings = read_config(text)
+    assert settings.config == {"KillWait": "30 sec"}
+    assert settings.sections["Cgroup Support Configuration"] == {"CgroupPlugin": "cgroup/v2", "ConstrainCores": "yes"}
+
+
+def test_networks_are_what_features_and_gres_say() -> None:
+    told = recorded("22.05")
+    assert describe(told).networks == () and describe(told).platform is None
+    nodes = tuple({**node, "AvailableFeatures": "h100,ib_ndr400,nvme", "Gres": "gpu:h100:8,nic:mlx5:8"} for node in told.nodes)
+    found = describe(replace(told, nodes=nodes, measured=replace(measure(leaves(2, 2)), platform="azure-ndv5")))
+    assert found.networks == ("ib_ndr400", "nic:mlx5:8") and found.platform == "azure-ndv5"
+
+
+# --- rules -----------------------------------------------------------------------------------------------------------
+
+BASE = recorded("22.05")
+RIGHT = replace(
+    BASE,
+    config={
+        **BASE.config, "TaskPlugin": "task/cgroup,task/affinity", "ProctrackType": "proctrack/cgroup", "KillWait": "120 sec",
+        "PropagateResourceLimits": "", "PropagateResourceLimitsExcept": "MEMLOCK", "ReturnToService": "1",
+        "UnkillableStepTimeout": "180 sec", "PrologFlags": "Alloc,Contain", "SchedulerParameters": "max_switch_wait=86400",
+        "EnforcePartLimits": "ALL", "AccountingStorageType": "accounting_storage/slurmdbd", "HealthCheckInterval": "60 sec",
+        "AccountingStorageTRES": "cpu,mem,gres/gpu", "HealthCheckProgram": "/opt/check", "Prolog": "/etc/slurm/prolog",
+    },
+    cgroup={"ConstrainCores": "yes", "ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"},
+    gres_conf="Name=gpu File=/dev/nvidia[0-1]\n",
+    measured=measure(leaves(2, 2), 0.3),
+)
+
+
+def config(**changes: str) -> dict[str, Any]:
+    return {"config": {**RIGHT.config, **changes}}
+
+
+def each(key: str, **changes: str) -> dict[str, Any]:
+    return {key: tuple({**record, **changes} for record in getattr(RIGHT, key))}
+
+
+def first(key: str, **changes: str) -> dict[str, Any]:
+    one, *others = getattr(RIGHT, key)
+    return {key: ({**one, **changes}, *others)}
+
+
+PREEMPTS = config(PreemptType="preempt/qos", PreemptParameters="send_user_signal")
+WRONG: dict[str, dict[str, Any]] = {
+    "cons-tres": config(SelectType="select/linear"),
+    "memory-shared": config(SelectTypeParameters="CR_CORE"),
+    "gres-file": {"gres_conf": "NodeName=n1 Name=gpu Count=2\n"},
+    "gres-broken": first("nodes", State="IDLE+DRAIN", Reason="gres/gpu count reported lower than configured (0 < 2) [slurm@x]"),
+    "gres-types": first("nodes", Gres="gpu:h100:2"),
+    "mixed-nodes": first("nodes", Gres="gpu:4"),
+    "real-memory": first("nodes", RealMemory="1"),
+    "few-cpus": first("nodes", CPUTot="1"),
+    "nodes-out": first("nodes", State="DOWN+DRAIN", Reason="hpc-mp:node-slow [root@2026-01-01T00:00:00]"),
+    "slurmd-releases": first("nodes", Version="21.08.1"),
+    "default-partition": each("partitions", Default="NO"),
+    "partition-closed": each("partitions", State="DOWN"),
+    "max-nodes": each("partitions", MaxNodes="1"),
+    "nodes-shared": each("partitions", OverSubscribe="FORCE:4"),
+    "grace-time": PREEMPTS | each("partitions", PreemptMode="REQUEUE", GraceTime="30"),
+    "preempt-suspend": PREEMPTS | each("partitions", PreemptMode="GANG,SUSPEND"),
+    "short-limit": each("partitions", MaxTime="00:30:00"),
+    "topology-none": config(TopologyPlugin="topology/none") | {"topologies": ()},
+    "topology-unknown": config(TopologyPlugin="topology/none") | {"topologies": (), "measured": None},
+    "topology-wrong": {"measured": measure([["n1", "n3"], ["n2", "n4"]], 0.3)},
+    "topology-outside": {"topologies": read_topologies("SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n3\n"
+                                                       "SwitchName=t Switches=s[1-2]\n")},
+    "topology-apart": {"topologies": read_topologies(TREE.rpartition("SwitchName")[0])},
+    "accounting-off": config(AccountingStorageType="accounting_storage/none"),
+    "gpus-uncounted": config(AccountingStorageTRES="cpu,mem"),
+    "health-none": config(HealthCheckProgram=""),
+    "health-idle": config(HealthCheckInterval="0 sec"),
+    "suspend-soon": config(SuspendTime="300 sec") | first("nodes", State="IDLE+CLOUD"),
+    "task-plugin": config(TaskPlugin="task/none"),
+    "proctrack": config(ProctrackType="proctrack/linuxproc"),
+    "constrain-cores": {"cgroup": {"ConstrainDevices": "yes", "ConstrainRAMSpace": "yes"}},
+    "constrain-devices": {"cgroup": {"ConstrainCores": "yes", "ConstrainDevices": "no", "ConstrainRAMSpace": "yes"}},
+    "constrain-memory": {"cgroup": {"ConstrainCores": "yes", "ConstrainDevices": "yes"}},
+    "memlock": config(PropagateResourceLimits="ALL", PropagateResourceLimitsExcept=""),
+    "kill-wait": config(KillWait="5 sec"),
+    "kill-wait-short": config(KillWait="30 sec"),
+    "slurmd-timeout": config(SlurmdTimeout="3600 sec"),
+    "unkillable": config(UnkillableStepTimeout="60 sec"),
+    "return-to-service": config(ReturnToService="2"),
+    "no-requeue": config(JobRequeue="0"),
+    "prolog-late": config(PrologFlags=""),
+    "prolog-contain": config(PrologFlags="Alloc"),
+    "preempt-signal": config(PreemptType="preempt/qos"),
+    "switch-wait": config(SchedulerParameters="bf_interval=2"),
+    "part-limits": config(EnforcePartLimits="NO"),
+}
+ALSO = {"prolog-late": {"prolog-contain"}, "gres-broken": {"nodes-out"}, "gres-types": {"mixed-nodes"},
+        "topology-outside": {"topology-wrong"}}
+
+
+def test_every_rule_has_a_case_and_a_code_of_its_own() -> None:
+    assert sorted(rule.code for rule in RULES) == sorted(WRONG)
+
+
+def test_a_cluster_that_is_set_up_rightly_gets_no_word() -> None:
+    assert describe(RIGHT).misfits == ()
+
+
+@pytest.mark.parametrize("code", WRONG)
+def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
+    assert codes(replace(RIGHT, **WRONG[code])) == {code} | ALSO.get(code, set())
+
+
+@pytest.mark.parametrize("changes", [
+    {"gres_conf": "AutoDetect=nvml\nName=gpu Count=2\n"}, {"gres_conf": None}, {"cgroup": None},
+    config(PropagateResourceLimits="NONE", PropagateResourceLimitsExcept=""), config(PrologFlags="X11"), PREEMPTS,
+    config(PreemptType="preempt/qos", SlurmctldParameters="preempt_send_user_signal"), config(SuspendTime="300 sec"),
+    PREEMPTS | each("partitions", PreemptMode="REQUEUE", GraceTime="600"), {"measured": None},
+    first("nodes", State="MIXED"), {"nodes": (), "partitions": ()}, {"topologies": None},
+    first("nodes", State="IDLE+CLOUD+POWERED_DOWN"), first("nodes", State="MIXED+CLOUD+NOT_RESPONDING+POWERING_UP"),
+    {"gres_conf": "Name=gpu MultipleFiles=/dev/nvidia0,/dev/nvidia-caps/nvidia-cap21\n"},
+    config(SelectType="select/linear") | each("nodes", Gres=""), config(TopologyPlugin="topology/flat"),
+    config(TopologyPlugin="topology/flat") | {"measured": None},
+    {"measured": measure(leaves(4))}, config(SlurmdTimeout="300 sec"), each("partitions", MaxTime="7-00:00:00"),
+])
+def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
+    assert codes(replace(RIGHT, **changes)) == set()
+
+
+@pytest.mark.parametrize("changes", [
+    config(SelectTypeParameters="CR_CORE_MEMORY,CR_LLN"), each("partitions", LLN="YES"),
+    each("partitions", OverSubscribe="FORCE")])
+def test_nodes_are_shared_in_several_ways(changes: dict[str, Any]) -> None:
+    assert codes(replace(RIGHT, **changes)) == {"nodes-shared"}
+
+
+@pytest.mark.parametrize("state", [
+    "DOWN+CLOUD+NOT_RESPONDING", "DOWN*", "IDLE+DRAIN", "MIXED+DRAIN", "IDLE+FAIL", "IDLE+INVALID_REG", "IDLE+NOT_RESPONDING",
+    "DOWN+CLOUD+POWERED_DOWN"])
+def test_nodes_that_take_no_jobs(state: str) -> None:
+    assert codes(replace(RIGHT, **first("nodes", State=state))) == {"nodes-out"}
+
+
+@pytest.mark.parametrize(("conf", "code"), [("AutoDetect=nvml\n", 0), ("Name=gpu Count=2\n", 1)])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str, code: int,
+                                  options: list[str]) -> None:
+    """Warnings are not: what is wrong depends on the site."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(cluster_describe, "ask_slurm", lambda: ask_slurm(Answers(tmp_path)))
+    (tmp_path / "gres.conf").write_text(conf)
+    done = CliRunner().invoke(command, ["describe", *options])
+    assert done.exit_code == code, done.output
+    assert "kill-wait" in done.stdout and ("gres-file" in done.stdout) == bool(code)
+    assert not options or json.loads(done.stdout)["misfits"]
+
+
+def test_what_slurm_does_not_say_is_not_held_against_it() -> None:
+    assert describe(Told({})).misfits == ()
+
+
+def test_every_misfit_says_why_and_what_to_do() -> None:
+    for rule in RULES:
+        assert len(rule.why) > 15 and len(rule.remedy) > 10 and re.fullmatch(r"[a-z-]+", rule.code)
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+
+class Answers:
+    """scontrol as recorded, from a configuration whose folder we know."""
+
+    def __init__(self, folder: Path, refuse: Sequence[str] = ()) -> None:
+        self.folder, self.refuse = folder, refuse
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        if argv[2] in self.refuse:
+            raise CommandFailed(f"scontrol: error: {argv[2]} is not for you")
+        if argv[2] == "topology":
+            return TREE
+        text = (ANSWERS / f"22.05.{argv[2]}").read_text(encoding="utf-8")
+        return re.sub(r"SLURM_CONF .*", f"SLURM_CONF = {self.folder}/slurm.conf", text)
+
+
+def test_files_beside_slurm_conf_are_read_where_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    told = ask_slurm(Answers(tmp_path))
+    assert (told.gres_conf, told.cgroup, told.measured, told.unseen) == (None, None, None, ())
+    (tmp_path / "gres.conf").write_text("Name=gpu Count=2\n")
+    (tmp_path / "cgroup.conf").write_text("# fences\nConstrainCores=yes # all\n")
+    told = ask_slurm(Answers(tmp_path))
+    assert told.cgroup == {"ConstrainCores": "yes"} and "gres-file" in codes(told)
+
+
+def test_what_is_refused_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    told = ask_slurm(Answers(tmp_path, refuse=("node", "topology")))
+    assert told.nodes == () and told.topologies is None
+    assert [words.partition(":")[0] for words in describe(told).unseen] == ["nodes", "topology"]
+    with pytest.raises(CommandFailed):
+        ask_slurm(Answers(tmp_path, refuse=("config",)))
+
+
+def test_a_real_slurm_is_described(lab: Lab) -> None:
+    done = lab.run([sys.executable, "-m", "hpc_mp", "cluster", "describe", "--json"], timeout=60, check=True)
+    document = json.loads(done.stdout)
+    (partition,) = document["partitions"]
+    assert partition["name"] == "all" and partition["default"]
+    assert sum(group["nodes"] for group in partition["groups"]) == len(lab.nodes)
+    assert document["switches"] == [2, 1] and document["settings"]["SelectType"] == "select/cons_tres"
+    found = {misfit["code"]: misfit for misfit in document["misfits"]}
+    assert {"return-to-service", "kill-wait", "health-none", "task-plugin"} <= found.keys() and "no-requeue" not in found
+    assert found["return-to-service"]["seen"] == "ReturnToService=2"
+    shown = lab.run([sys.executable, "-m", "hpc_mp", "cluster", "describe"], timeout=60, check=True).stdout
+    assert "ReturnToService=2" in shown and "all*" in shown

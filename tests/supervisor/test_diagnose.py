@@ -1,0 +1,308 @@
+"""Why a start died: recorded and real-looking ends, what goes before what, and any text at all."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
+from hpc_mp.supervisor.diagnose import RULES, classify
+from hpc_mp.supervisor.evidence import Evidence, Failure, ScriptLog, gather
+from hpc_mp.supervisor.log_patterns import first_code, sign, task_ends, xid
+
+HOSTS = ("n1", "n2", "n3", "n4")
+PLACES = {place_.rank: place_ for place_ in place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2).ranks}
+JOB = Evidence(code=143, places=PLACES, hosts=HOSTS, here="n1", run=RunDirectory(Path("/run")))
+
+# What srun 22.05.8 writes after a task of its own accord has ended, recorded on four hosts.
+ENDS_OTHERS = (
+    "srun: launch/slurm: _step_signal: Terminating StepId=9.0",
+    "srun: error: n3: task 4: Terminated",
+    "srun: error: n1: tasks 0-1: Terminated",
+    "srun: error: n4: tasks 6-7: Terminated",
+    "srun: error: n2: tasks 2-3: Terminated",
+    "srun: Force Terminated StepId=9.0",
+)
+PEER = Failure(0, "n1", "peer", "RuntimeError: [gloo] Connection closed by peer [10.77.0.13]:4711", 50.0)
+WATCHDOG = "2: [rank2]:[E1120] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+
+
+def srun(first: str, *before: str) -> Evidence:
+    return replace(JOB, srun=(*before, first, *ENDS_OTHERS), failures=(PEER,))
+
+
+def died(rank: int, kind: str, message: str, *nodes: str) -> Evidence:
+    return replace(JOB, failures=(PEER, Failure(rank, HOSTS[rank // 2], kind, message, 40.0, nodes)),
+                   srun=(f"srun: error: {HOSTS[rank // 2]}: task {rank}: Exited with exit code 1", *ENDS_OTHERS))
+
+
+def log(host: str, *lines: str) -> Evidence:
+    return replace(JOB, logs={host: lines}, failures=(PEER,), srun=ENDS_OTHERS)
+
+
+def kernel(host: str, *lines: str) -> Evidence:
+    return replace(JOB, kernel={host: lines}, failures=(PEER,), srun=("srun: error: n3: task 5: Aborted", *ENDS_OTHERS))
+
+
+OVER_LIMIT = replace(  # recorded: JobAcctGatherParams=OverMemoryKill; the label is that of the node's first task
+    JOB, code=137, failures=(PEER,),
+    srun=("srun: Job step aborted: Waiting up to 7 seconds for job step to finish.", "srun: error: n4: tasks 6-7: Killed",
+          "srun: launch/slurm: _step_signal: Terminating StepId=1.0", "srun: error: n2: tasks 2-3: Killed",
+          "srun: error: n1: tasks 0-1: Killed", "srun: error: n3: tasks 4-5: Killed",
+          "slurmstepd-n1: error: Exceeded job memory limit"),
+    logs={"n3": ("4: slurmstepd-n3: error: StepId=1.0 exceeded memory limit (376565760 > 314572800), being killed",),
+          "n1": ("0: slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-20T11:06:31 ***",)})
+NODE_KILLED = replace(  # recorded
+    JOB, srun=("srun: error: Node failure on n3", "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.",
+               "srun: got SIGCONT", "srun: forcing job termination", "srun: error: n2: tasks 2-3: Terminated",
+               "slurmstepd-n1: error: *** JOB 13 ON n1 CANCELLED AT 2026-11-20T11:07:31 DUE TO NODE FAILURE, SEE SLURMCTLD LOG "
+               "FOR DETAILS ***"), failures=(PEER,), states={"n1": "allocated", "n3": "down*"})
+SCANCEL = replace(  # recorded
+    JOB, srun=("srun: forcing job termination", "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.",
+               "srun: got SIGCONT", "srun: error: n1: tasks 0-1: Terminated",
+               "slurmstepd-n1: error: *** JOB 11 ON n1 CANCELLED AT 2026-11-20T11:07:07 ***"))
+XID_79 = "[ 4242.42] NVRM: Xid (PCI:0000:c6:00): 79, pid=1101234, name=python, GPU has fallen off the bus."
+RANK_5 = "rank 5 (dp 1, pp 0, tp 1) on n3"
+
+NO_PYTHON = "2: env: ‘/no/python’: No such file or directory"
+NO_PACKAGE = "3: ModuleNotFoundError: No module named 'torch'"
+
+
+def everywhere(code: int) -> tuple[str, ...]:
+    """Recorded with a program that is on no host: srun ends the step after the first, and all others end so too."""
+    first, *others = (f"srun: error: n{host}: tasks {2 * host - 2}-{2 * host - 1}: Exited with exit code {code}"
+                      for host in (3, 4, 2, 1))
+    return first, "srun: launch/slurm: _step_signal: Terminating StepId=2.0", *others
+
+
+# (name, evidence, kind, nodes to blame, words of the message)
+ENDINGS = [
+    ("over the limit", OVER_LIMIT, "memory", (), "node n3 (ranks 4, 5) ran out of memory: slurmstepd-n3: error: StepId=1.0"),
+    ("over the limit, one rank per node", replace(OVER_LIMIT, places={r: p for r, p in PLACES.items() if p.local_rank == 0}),
+     "memory", (), "rank 4 (dp 1, pp 0, tp 0) on n3 ran out of memory"),
+    ("over it, by what ranks held", replace(OVER_LIMIT, resident={3: 9_000_000_000, 4: 600_000_000, 5: 3_210_000_000}), "memory",
+     (), f"{RANK_5} ran out of memory: slurmstepd-n3: error: StepId=1.0 exceeded memory limit (376565760 > 314572800), being "
+     "killed; of the 2 ranks there it held most, 2.99 GiB"),
+    ("over it, with accounting", replace(OVER_LIMIT, largest=5), "memory", (), f"{RANK_5} ran out of memory"),
+    ("cgroup", srun("srun: error: n3: task 5: Out Of Memory",
+                    "slurmstepd: error: Detected 1 oom_kill event in StepId=12.1. Some of the step tasks have been OOM Killed."),
+     "memory", (), f"{RANK_5} ran out of memory"),
+    ("cgroup, old words", srun("srun: error: n3: task 5: Killed",
+                               "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=370626.0. Some of your processes "
+                               "may have been killed by the cgroup out-of-memory handler."), "memory", (), RANK_5),
+    ("kernel, by process", replace(kernel("n3", "[99.1] Out of memory: Killed process 4711 (python) total-vm:1kB"),
+                                   pids={("n3", 4711): 5}), "memory", (), RANK_5),
+    ("memory.events", replace(kernel("n3", "memory.events oom_kill 1"), srun=("srun: error: n3: task 5: Killed", *ENDS_OTHERS)),
+     "memory", (), RANK_5),
+    ("MemoryError", died(5, "error", "MemoryError: "), "memory", (), RANK_5),
+    ("GPU memory", died(5, "error", "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."), "memory", (), RANK_5),
+    ("a rank says so", died(5, "memory", "grew beyond what the node has"), "memory", (), RANK_5),
+    ("numpy", died(5, "error", "_ArrayMemoryError: Unable to allocate 8.00 TiB for an array"), "memory", (), RANK_5),
+    ("Xid 79", kernel("n3", XID_79), "hardware", ("n3",), "Xid 79 of GPU 0000:c6:00 (the GPU has fallen off the bus"),
+    ("Xid before Python", replace(died(5, "error", "RuntimeError: CUDA error: unknown"), kernel={"n3": (XID_79,)}),
+     "hardware", ("n3",), "n3"),
+    ("memory before Xid", replace(kernel("n3", XID_79), logs=OVER_LIMIT.logs), "memory", (), "n3"),
+    ("Xid 31 is the program's", replace(died(5, "error", "RuntimeError: CUDA error: an illegal memory access"),
+                                        kernel={"n3": ("NVRM: Xid (PCI:0000:c6:00): 31, pid=1, MMU Fault",)}),
+     "error", (), RANK_5),
+    ("ECC", died(5, "error", "RuntimeError: CUDA error: uncorrectable ECC error encountered"), "hardware", ("n3",), RANK_5),
+    ("NVSwitch", kernel("n2", "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 12028, Fatal, Link 32"), "hardware", ("n2",), "n2"),
+    ("Xid 154", kernel("n2", "NVRM: Xid (PCI:0000:c6:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset "
+                             "Required)"), "hardware", ("n2",), "n2"),
+    ("node killed", NODE_KILLED, "node", ("n3",), "node n3 (ranks 4, 5) failed, says Slurm: srun: error: Node failure on n3"),
+    ("node failure, newer words", srun("srun: error: Node failure on n4"), "node", ("n4",), "n4"),
+    ("only its state", replace(JOB, states={"n1": "allocated", "n2": "mixed*"}, failures=(PEER,)), "node", ("n2",), "mixed*"),
+    ("launch failed", replace(JOB, srun=("srun: error: Task launch for StepId=3.1 failed on node n2: Communication connection "
+                                         "failure",)), "node", ("n2",), "n2"),
+    ("one node unfit", replace(JOB, code=2, srun=("hpc-mp: n3: the run directory /scratch/r cannot be seen",)),
+     "unfit", ("n3",), "node n3 (ranks 4, 5) is not fit for this run: the run directory"),
+    ("all nodes unfit", replace(JOB, code=2, srun=tuple(f"hpc-mp: {host}: /tmp/x is a symbolic link" for host in HOSTS)),
+     "user", (), "n1: /tmp/x is a symbolic link"),
+    ("wrong input", died(5, "user", "data.files: match nothing. Mend it."), "user", (), "data.files: match nothing. Mend it."),
+    ("an exception", died(5, "error", "ValueError: boom"), "error", (), f"{RANK_5} failed: ValueError: boom"),
+    ("disk full", log("n2", "3: OSError: [Errno 28] No space left on device: 'log'"), "space", (), "on n2"),
+    ("SIGKILL by nobody", srun("srun: error: n3: task 5: Killed"), "signal", (), f"{RANK_5} was killed by SIGKILL"),
+    ("SIGSEGV", srun("srun: error: n3: task 5: Segmentation fault (core dumped)"), "signal", (), "SIGSEGV"),
+    ("SIGBUS", srun("srun: error: n3: task 5: Bus error"), "signal", (), "/dev/shm is full"),
+    ("SIGABRT", srun("srun: error: n3: task 5: Aborted"), "signal", (), "SIGABRT"),
+    ("SIGTERM by somebody", srun("srun: error: n3: task 5: Terminated"), "ended", (), "SIGTERM"),
+    ("exit without a word", replace(srun("srun: error: n3: task 5: Exited with exit code 1"),
+                                    logs={"n3": ("5: ImportError: no module named foo", "4: hello", "5: ")}),
+     "exit", (), f"{RANK_5} ended with exit code 1; its last words: ImportError: no module named foo"),
+    ("exit without a word, on all nodes", replace(JOB, srun=everywhere(1)), "exit", (), "rank 4 (dp 1, pp 0, tp 0) on n3 ended"),
+    ("no Python on one node", replace(srun("srun: error: n2: tasks 2-3: Exited with exit code 127"), logs={"n2": (NO_PYTHON,)}),
+     "unfit", ("n2",), "node n2 (ranks 2, 3) is not fit for this run: rank 2 ended with exit code 127; its last words: env: "),
+    ("no right to it on one node", srun("srun: error: n2: tasks 2-3: Exited with exit code 126"), "unfit", ("n2",), "code 126"),
+    ("no Python on two nodes", srun("srun: error: n2: tasks 2-3: Exited with exit code 127", "srun: error: n3: tasks 4-5: Exited "
+                                    "with exit code 127"), "unfit", ("n3", "n2"), "(ranks 4, 5) is not fit"),
+    ("no Python anywhere", replace(JOB, srun=everywhere(127), logs={"n2": (NO_PYTHON,)}), "user", (), "slurm.python"),
+    ("no package on one node", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), logs={
+        "n2": ("3: Traceback (most recent call last):", NO_PACKAGE), "n1": (NO_PACKAGE.replace("3:", "0:"),)}),
+     "unfit", ("n2",), "rank 3 ended with exit code 1; its last words: ModuleNotFoundError: No module named 'torch'"),
+    ("no package of ours on one node", replace(srun("srun: error: n2: task 3: Exited with exit code 1"),
+                                               logs={"n2": ("3: /opt/py/bin/python3: No module named hpc_mp",)}),
+     "unfit", ("n2",), "No module named hpc_mp"),
+    ("no package anywhere", replace(JOB, srun=everywhere(1), logs={
+        host: tuple(f"{task}: ModuleNotFoundError: No module named 'torch'" for task in (2 * i, 2 * i + 1))
+        for i, host in enumerate(HOSTS)}), "user", (), "lacks what ranks need: rank 4 ended with exit code 1"),
+    ("a package that is missed in vain", replace(died(3, "error", "ValueError: boom"), logs={"n2": (NO_PACKAGE,)}),
+     "error", (), "ValueError: boom"),
+    ("scancel", SCANCEL, "cancelled", (), "JOB 11"),
+    ("time limit", replace(JOB, srun=("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-20T11:07:07 DUE TO TIME LIMIT "
+                                      "***",)),
+     "cancelled", (), "DUE TO TIME LIMIT"),
+    ("lost", died(0, "lost", "no sign of life for 30 s", "n3"), "lost", ("n3",), "node n3 lost: rank 0 (dp 0, pp 0, tp 0) on n1"),
+    ("a cut node accuses the others", replace(JOB, failures=(Failure(0, "n1", "lost", "30 s", 2.0, ("n3",)),
+                                                             Failure(4, "n3", "lost", "30 s", 1.0, ("n1", "n2", "n4")),
+                                                             Failure(2, "n2", "lost", "30 s", 3.0, ("n3",)))),
+     "lost", ("n3",), "n3"),
+    ("halves", replace(JOB, failures=tuple(Failure(2 * i, host, "lost", "30 s", 1.0, ("n3", "n4") if i < 2 else ("n1", "n2"))
+                                           for i, host in enumerate(HOSTS))), "lost", ("n3", "n4"), "nodes n3, n4 lost"),
+    ("hang", died(0, "hang", "no step within 1800 s"), "hang", (), "rank 0"),
+    ("NCCL's network", log("n2", "3: n2:77:99 [1] NCCL WARN NET/IB : Got completion from peer 10.0.0.3<42> with status=12 "
+                                 "opcode=0 len=0 vendor err 129 (Recv) hca mlx5_3"), "network", (), "hca mlx5_3"),
+    ("memlock", log("n2", "3: Call to ibv_reg_mr failed with error Cannot allocate memory"), "network", (), "ibv_reg_mr"),
+    ("a node that was back at once", replace(JOB, failures=(PEER,), srun=tuple(line for line in ENDS_OTHERS if "n3" not in line)),
+     "lost", ("n3",), "nothing was heard of n3"),
+    ("only peers", replace(JOB, failures=(PEER,), srun=ENDS_OTHERS), "timeout", (), "lost another rank"),
+    ("watchdog", log("n2", WATCHDOG), "timeout", (), "rank"),
+    ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and nothing says why"),
+]
+# The same, where a line of a log is all that there is: any finding goes before it.
+LAST_RESORT = [
+    ("a Python error of nobody's", replace(JOB, logs={"n2": ("2: warming up", "3: ImportError: cannot import name 'x' from 'y'",
+                                                             "3: bye")}),
+     "error", (), "rank 3 (dp 0, pp 1, tp 1) on n2 failed: ImportError: cannot import name 'x' from 'y'"),
+    ("Python itself", replace(JOB, logs={"n9": ("0: Fatal Python error: init_fs_encoding: failed",)}),
+     "error", (), "task 0 on n9 failed: Fatal Python error: init_fs_encoding"),
+    ("a Python error of mpirun's", replace(JOB, srun=("numpy.linalg.LinAlgError: Singular matrix", "mpirun ended")),
+     "error", (), "the job failed: numpy.linalg.LinAlgError: Singular matrix"),
+    ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "nothing"),
+]
+RETRIED = {"hardware", "node", "unfit", "signal", "lost", "hang", "network", "timeout"}
+
+
+@pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
+    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *LAST_RESORT)
+])
+def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: str) -> None:
+    death = classify(evidence)
+    assert (death.kind, death.nodes_to_blame, death.retry) == (kind, nodes, kind in RETRIED)
+    assert words in death.message
+    assert "\n" not in death.message
+
+
+def test_every_kind_has_an_ending() -> None:
+    assert {kind for _, _, kind, _, _ in ENDINGS} == set(RULES)
+
+
+EXPLAINED = [evidence for _, evidence, kind, _, _ in ENDINGS if kind not in ("timeout", "unknown")]
+
+
+@given(st.sampled_from(EXPLAINED), st.sampled_from([0, 1, 6, 7]), st.floats(0, 100), st.booleans())
+def test_an_echo_changes_nothing(evidence: Evidence, rank: int, time: float, logged: bool) -> None:
+    """A peer that waited in vain, before or after, in a record or a log; not the very rank that ended without a word."""
+    echo = Failure(rank, HOSTS[rank // 2], "peer", "DistBackendError: NCCL timeout: ncclRemoteError: remote process exited", time)
+    more = replace(evidence, failures=(echo, *evidence.failures))
+    if logged:
+        more = replace(more, logs={"n9": (WATCHDOG,), **more.logs})
+    assert classify(more) == classify(evidence)
+
+
+@given(st.sampled_from(ENDINGS), st.sampled_from(ENDINGS))
+def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
+    """Records, kernel and states of two ends together; a word from a rank that ended without one is the exception."""
+    first, second = (replace(end[1], srun=(), logs={}) for end in (one, other))
+    both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
+                   states={**first.states, **second.states})
+    strongest = min((classify(first).kind, classify(second).kind), key=list(RULES).index)
+    if not (set(first.kernel) & set(second.kernel) or set(first.states) & set(second.states)):
+        assert classify(both).kind == strongest
+
+
+LINES = st.lists(st.one_of(st.text(max_size=60), st.sampled_from([*ENDS_OTHERS, XID_79, WATCHDOG, *OVER_LIMIT.srun])), max_size=8)
+
+
+@settings(max_examples=100)
+@given(LINES, st.dictionaries(st.sampled_from(HOSTS), LINES.map(tuple)), st.dictionaries(st.text(max_size=4), LINES.map(tuple)),
+       st.integers(-64, 255))
+def test_any_text(lines: list[str], logs: dict, kernel_: dict, code: int) -> None:
+    death = classify(replace(JOB, code=code, srun=tuple(lines), logs=logs, kernel=kernel_))
+    assert death.kind in RULES
+    assert death.retry == RULES[death.kind].retry
+
+
+@given(st.lists(st.from_regex(r"srun: error: n[1-4]: tasks? [0-9,-]{1,12}: [A-Z][a-z ]{1,20}[0-9]{0,3}", fullmatch=True)))
+def test_any_end_of_tasks(lines: list[str]) -> None:
+    for end in task_ends(lines):
+        assert end.line in lines
+
+
+def test_the_first_code_is_the_cause() -> None:
+    """srun's own code is 143 once it has ended the other tasks (recorded with a task that exits with 75)."""
+    assert first_code(("srun: error: n3: task 5: Exited with exit code 75", *ENDS_OTHERS)) == 75
+    assert first_code(ENDS_OTHERS) is None
+    assert [end.tasks for end in task_ends(("srun: error: n2: tasks 0-1,3: Killed",))] == [(0, 1, 3)]
+
+
+def test_xid() -> None:
+    assert xid(XID_79) == ("Xid 79 of GPU 0000:c6:00 (the GPU has fallen off the bus; it needs a reboot)")
+    assert xid("NVRM: Xid (PCI:0000:c6:00): 13, Graphics Exception") is None
+    assert xid("NVRM: Xid (0000:03:00): 48, DBE") is not None
+    assert xid("NVRM: Xid (PCI:0000:c6:00): 999, ?") is None
+
+
+def test_harmless_lines_say_nothing() -> None:
+    lines = ("NCCL INFO cudaMemoryError handling enabled", "step 3 loss 2.0", "memory.events oom_kill 0", "out of memory? no")
+    assert [sign(line) for line in lines] == [None] * len(lines)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = create_run(tmp_path, "job")
+    write_json(run.placement, to_dict(place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2)))
+    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000))
+    return run
+
+
+def test_gather(run: RunDirectory) -> None:
+    """From the files of a run and the answers of Slurm to rank, host and coordinates."""
+    logs = {"srun.log": OVER_LIMIT.srun[:-1], "node-n3.log": OVER_LIMIT.logs["n3"],
+            "kernel-n3.log": ("memory.events oom_kill 0",)}
+    for name, lines in logs.items():
+        (run.log / name).write_text("".join(f"{line}\n" for line in lines))
+    script = run.path / "slurm-7.log"
+    script.write_text("slurmstepd: error: *** JOB 7 ON n1 CANCELLED DUE TO TIME LIMIT ***\n")  # of an earlier start
+    since = ScriptLog(script, script.stat().st_size)
+    with open(script, "a") as file:
+        file.write("".join(f"{line}\n" for line in OVER_LIMIT.srun[-1:]))
+    run.ranks.write_text(json.dumps({"attempt": 1, "rank": 5, "node": "n3", "pid": 99}) + "\n")
+    write_json(run.failure(1, 0), {"rank": 0, "node": "n1", "kind": "peer", "message": "gone", "time": 1.0})
+    write_json(run.failure(2, 5), {"rank": 5, "node": "n3", "kind": "error", "message": "another attempt's", "time": 1.0})
+    asked = []
+
+    def slurm(argv: tuple[str, ...]) -> str:
+        asked.append(argv[0])
+        return {"sinfo": "n1|allocated|none\nn3|allocated|none\n", "sacct": "5\n"}[argv[0]]
+
+    evidence = gather(run, 1, "7", 137, since, slurm)
+    assert evidence.srun == OVER_LIMIT.srun
+    assert evidence.pids == {("n3", 99): 5}
+    assert [failure.rank for failure in evidence.failures] == [0]
+    assert classify(evidence).rank == 5
+    assert classify(evidence).log == run.node_log("n3")
+    assert asked == ["sinfo", "sacct"]
+
+
+def test_gather_finds_nothing(tmp_path: Path) -> None:
+    def silent(argv: tuple[str, ...]) -> str:
+        raise CommandFailed("no Slurm here")
+
+    assert classify(gather(RunDirectory(tmp_path), 1, "7", 1, None, silent)).kind == "unknown"

@@ -1,0 +1,253 @@
+"""The host's decisions and records: pure parts, with stand-ins for what Slurm says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.bad_nodes import Finding, bad_nodes, ledger, record
+from hpc_mp.cluster.slurm.allocation import Allocation, allocation
+from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requeue, union
+from hpc_mp.cluster.slurm.steps import one_task_per_node
+from hpc_mp.job import resolve
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import create_run, history, read_attempt
+from hpc_mp.rundir.history import End
+from hpc_mp.supervisor.diagnose import Death
+from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
+from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
+
+MACHINE = Death(kind="lost", message="n3 vanished", nodes_to_blame=("n3",), retry=True, cause="peer")
+PROGRAM = Death(kind="error", message="rank 1 raised", nodes_to_blame=(), retry=False, cause="error")
+
+
+def end(kind: str = "lost", step: int = 0, token: str = "7.0.1") -> End:
+    return End(token, 1, step, kind, "", (), "requeue", 0.0)
+
+
+class Slurm:
+    """Answers by the first words of a question, and remembers what it was asked."""
+
+    def __init__(self, **answers: str | Exception | list[str | Exception]) -> None:
+        self.answers = answers
+        self.asked: list[str] = []
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        self.asked.append(" ".join(argv))
+        for words, answer in self.answers.items():
+            if self.asked[-1].replace("-", "").startswith(words.replace("_", " ")):
+                said = answer.pop(0) if isinstance(answer, list) else answer
+                if isinstance(said, Exception):
+                    raise said
+                return said
+        raise CommandFailed(f"no answer to {argv}")
+
+
+# --- decide ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("ending", "cancelled", "stalled", "action", "exclude"), [
+    ("completed", False, [], "done", ()),
+    ("stopped", False, [], "requeue", ()),
+    ("stopped", True, [], "done", ()),
+    ("stopped", False, [end("stopped")] * IDLE_STOPS, "fail", ()),
+    ("stopped", False, [end("lost")] * IDLE_STOPS, "requeue", ()),
+    (MACHINE, False, [], "requeue", ("n3",)),
+    (MACHINE, True, [], "done", ()),
+    (MACHINE, False, [end()] * 2, "requeue", ("n3",)),
+    (MACHINE, False, [end()] * 3, "fail", ()),
+    (MACHINE, False, [end("stopped")] * 3, "requeue", ("n3",)),
+    (PROGRAM, False, [], "fail", ()),
+])
+def test_decisions(ending: Any, cancelled: bool, stalled: list[End], action: str, exclude: tuple[str, ...]) -> None:
+    decision = decide(ending, cancelled=cancelled, retries=3, stalled=stalled)
+    assert (decision.action, decision.exclude) == (action, exclude)
+
+
+def test_progress_refills_the_budget() -> None:
+    ends = [end(step=0), end(step=0), end(step=0), end(step=40)]
+    assert history.without_progress(ends, 40) == [ends[-1]]
+    assert history.without_progress(ends, 50) == []
+    assert history.without_progress(ends[:3], 0) == ends[2::-1]
+    resumed = replace(end(step=0), action="resume")
+    assert history.without_progress([*ends[:2], resumed, ends[2]], 0) == [ends[2]]
+
+
+# --- requeue ---------------------------------------------------------------------------------------------------------
+
+
+SCRIPT = Path("/a b/runs/0001/job.sbatch")
+RUNNING = (f"JobId=7 JobName=a JobState=RUNNING Restarts=0 Partition=all ExcNodeList=(null) Command={SCRIPT} "
+           "WorkDir=/a b/runs/0001")
+NODES = "n1|idle|none\nn2|allocated|none\nn3|allocated|none\nn4|down*|Not responding\nn5|mixed|none\n"
+
+
+def test_a_requeue_with_exclusion_never_holds_the_job() -> None:
+    slurm = Slurm(scontrol_show_job=RUNNING, scontrol_requeue="", scontrol_update=[CommandFailed("busy"), ""], sinfo=NODES)
+    assert requeue("7", 0, SCRIPT, slurm) is None and exclude("7", ("n3",), 2, slurm) is None
+    words = [question.split(" ")[1] for question in slurm.asked if question.startswith("scontrol")]
+    assert words == ["show", "requeue", "show", "update", "show", "update"]
+    assert slurm.asked[-1].endswith("ExcNodeList=n3")
+
+
+@pytest.mark.parametrize(("old", "needed", "listed"), [
+    ("(null)", 3, "n3"),
+    ("n2", 2, "n[2-3]"),
+    ("n2", 3, "n3"),  # the one excluded earlier is taken back
+    ("n2", 4, None),
+])
+def test_enough_nodes_are_left(old: str, needed: int, listed: str | None) -> None:
+    slurm = Slurm(scontrol_show_job=RUNNING.replace("(null)", old), scontrol_update="", sinfo=NODES)
+    refused = exclude("7", ("n3",), needed, slurm)
+    assert (refused is None) == (listed is not None)
+    assert listed is None or slurm.asked[-1].endswith(f"ExcNodeList={listed}")
+
+
+@pytest.mark.parametrize(("restarts", "restart", "again"), [("0", 0, False), ("1", 0, True), ("1", 1, False), ("", 0, False)])
+def test_slurms_own_requeue_is_seen(restarts: str, restart: int, again: bool) -> None:
+    said = RUNNING.replace("RUNNING", "COMPLETING").replace("Restarts=0", f"Restarts={restarts}")
+    assert queued_again("7", restart, SCRIPT, Slurm(scontrol_show_job=said)) is again
+    assert not queued_again("7", restart, Path("/other/job.sbatch"), Slurm(scontrol_show_job=said))
+    assert not queued_again("7", restart, SCRIPT, Slurm())
+
+
+@pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING", "TIMEOUT"])
+def test_a_job_that_somebody_ended_is_not_brought_back(state: str) -> None:
+    slurm = Slurm(scontrol_show_job=RUNNING.replace("RUNNING", state), scontrol_requeue="")
+    assert state in (requeue("7", 0, SCRIPT, slurm) or "")
+    assert len(slurm.asked) == 1
+
+
+@pytest.mark.parametrize("command", ["", "Command=/bin/bash WorkDir=/", "Command=/a b/runs/0002/job.sbatch WorkDir=/"])
+def test_somebody_elses_allocation_is_left_alone(command: str) -> None:
+    slurm = Slurm(scontrol_show_job=f"JobId=7 JobState=RUNNING {command}", scontrol_requeue="")
+    assert requeue("7", 0, SCRIPT, slurm) == "this allocation is not the job's own"
+    assert len(slurm.asked) == 1
+
+
+def test_elements_of_an_array_share_the_first_ones_script() -> None:
+    slurm = Slurm(scontrol_show_job=RUNNING, scontrol_requeue="")
+    assert requeue("7_2", 0, Path("/a b/runs/0003/job.sbatch"), slurm) is None
+    assert slurm.asked[-1] == "scontrol requeue 7_2"
+
+
+def test_a_refusal_is_passed_on_and_a_lost_answer_looked_into() -> None:
+    refusing = Slurm(scontrol_show_job=RUNNING, scontrol_requeue=CommandFailed("disabled"))
+    assert requeue("7", 0, SCRIPT, refusing) == "disabled"
+    done = RUNNING.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1")
+    lost = Slurm(scontrol_show_job=[RUNNING, done], scontrol_requeue=CommandFailed("Socket timed out"))
+    assert requeue("7", 0, SCRIPT, lost) is None
+
+
+def test_slurm_is_asked_until_it_can_be_reached() -> None:
+    silences = CommandFailed("Unable to contact slurm controller"), CommandFailed("did not answer within 20 s")
+    slurm = Slurm(scontrol=[*silences, "yes"])
+    assert persistent(("scontrol", "x"), slurm, lambda seconds: None) == "yes"
+    with pytest.raises(CommandFailed, match="no such job"):
+        persistent(("scontrol", "x"), Slurm(scontrol=CommandFailed("no such job")), lambda seconds: None)
+
+
+def test_excluded_nodes_are_added_to_those_excluded_before() -> None:
+    assert union({"ExcNodeList": ""}, ("n3",)) == ("n3",)
+    assert union({"ExcNodeList": "n[1,3]"}, ("n3", "n7")) == ("n1", "n3", "n7")
+
+
+# --- allocation ------------------------------------------------------------------------------------------------------
+
+
+def test_an_allocation_is_read_from_the_scripts_environment() -> None:
+    assert allocation({}) is None
+    plain = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[2-4]", "SLURM_RESTART_COUNT": "2",
+                        "SLURM_CLUSTER_NAME": "lab", "SLURM_JOB_END_TIME": "1234"})
+    assert plain == Allocation("7", 2, ("n2", "n3", "n4"), "lab", 1234.0)
+    mixed = allocation({"SLURM_JOB_ID": "8", "SLURM_HET_JOB_ID": "8", "SLURM_HET_SIZE": "2", "SLURM_JOB_NODELIST": "n1",
+                        "SLURM_JOB_NODELIST_HET_GROUP_0": "n1", "SLURM_JOB_NODELIST_HET_GROUP_1": "n[3-4]"},
+                       Slurm(squeue="N/A\n"))
+    assert mixed is not None and mixed.hosts == ("n1", "n3", "n4") and mixed.end is None
+
+
+def test_an_element_of_an_array_has_an_id_of_its_own() -> None:
+    """The last element's SLURM_JOB_ID is that of the whole array: to requeue it would start every element again."""
+    found = allocation({"SLURM_JOB_ID": "6", "SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "2", "SLURM_JOB_NODELIST": "n1",
+                        "SLURM_JOB_END_TIME": "1"})
+    assert found is not None and found.job_id == "6_2"
+
+
+def test_the_end_is_asked_for_where_the_environment_lacks_it() -> None:
+    later = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(time.time() + 3600))
+    found = allocation({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1"}, Slurm(squeue=f"{later}\n"))
+    assert found is not None and found.end is not None and 3500 < found.end - time.time() < 3700
+
+
+# --- begin -----------------------------------------------------------------------------------------------------------
+
+
+def spec(**parallel: Any) -> Any:
+    return resolve({"job": {"nodes": 2, "ranks_per_node": 1}, "model": {"config": {"model_type": "gpt2"}},
+                    "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 2},
+                    "parallel": parallel}, Path("/"))
+
+
+GIVEN = Allocation("7", 0, ("localhost", "n2"), "lab", None)
+
+
+def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: Path) -> None:
+    run, job = create_run(tmp_path, "a"), spec(rank_map="block")
+    placement = place(Degrees(data=2), "DPT", 1)
+    run.main_log.write_text("first\n")
+    first, _ = begin(run, job, placement, GIVEN, Slurm())
+    assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
+    assert read_attempt(run.attempt_record) == first and run.main_log.exists()
+
+    second, _ = begin(run, job, placement, replace(GIVEN, restart=1), Slurm(sinfo="n2\n"))
+    assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
+    assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text() == "first\n"
+    [ended] = history.history(run)
+    assert (ended.kind, ended.token, ended.nodes) == ("vanished", "7.0.1", ("n2",))
+
+    history.record(run, end(token="7.1.2"))
+    begin(run, job, placement, replace(GIVEN, restart=2), Slurm(sinfo="n2\n"))
+    assert len(history.history(run)) == 2  # that start had said how it ended
+
+
+def test_too_few_hosts_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "a")
+    with pytest.raises(HpcMpError, match="are fewer than job"):
+        begin(run, spec(), place(Degrees(data=2), "DPT", 1), replace(GIVEN, hosts=("n1",)), Slurm())
+    assert not run.attempt_record.exists()
+
+
+@given(st.text(), st.text())
+def test_ports_lie_below_the_ephemeral_ones(run: str, token: str) -> None:
+    assert FIRST_PORT <= port(Path(run), token) < FIRST_PORT + PORTS <= 32768
+
+
+def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
+    srun = ["srun", "--export=ALL", "--nodes=2", "--relative=0", "--ntasks=4", "--label", "python"]
+    assert one_task_per_node(srun, 2, ["true"]) == ["srun", "--export=ALL", "--nodes=2", "--relative=0", "--ntasks=2",
+                                               "--ntasks-per-node=1", "--overlap", "true"]
+    assert "--ntasks=2" not in (one_task_per_node(["/usr/bin/srun", "--het-group=0,1"], 2, ["true"]) or [])
+    assert one_task_per_node(["mpirun", "-n", "2"], 2, ["true"]) is None
+
+
+# --- ledger ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_ledger_forgets_what_has_expired(tmp_path: Path) -> None:
+    path = ledger("lab", {"XDG_STATE_HOME": str(tmp_path)})
+    assert bad_nodes(path) == {}
+    old, new = (Finding("n3", "lost", why, "run", 0.0, until) for why, until in (("first", 10.0), ("second", 20.0)))
+    record(path, [old, replace(old, node="n4")])
+    record(path, [new])
+    assert bad_nodes(path, 5.0) == {"n3": new, "n4": replace(old, node="n4")}
+    assert bad_nodes(path, 15.0) == {"n3": new}
+    assert bad_nodes(path, 20.0) == {}

@@ -1,0 +1,169 @@
+"""Who tells of the switches when a job starts: scontrol, Slurm's files, or the nodes; stand-ins, and a real Slurm."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from launching import executable
+from rendering import job
+from slurm_lab.lab import Lab
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.cluster.bandwidth import Measured, write_measured
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import create_run
+from hpc_mp.supervisor.prepare import begin
+from hpc_mp.supervisor.switches import PATTERN, switches
+
+HOSTS = ("n1", "n2", "n3", "n4")
+SRUN = ("srun", "--export=ALL", "--nodes=4", "--relative=0", "--ntasks=8", "--label", "python")
+CONF = "SwitchName={0}1 Nodes=n[1,3]\nSwitchName={0}2 Nodes=n[2,4]\nSwitchName=root Switches={0}[1-2]\n"
+YAML = """- topology: default
+  cluster_default: true
+  tree:
+    switches:
+      - {switch: y1, nodes: "n[1,3]"}
+      - {switch: y2, nodes: "n[2,4]"}
+"""
+TOLD = "".join(f"n{i} root.t{2 - i % 2}.n{i} switch.switch.node\n" for i in (3, 1, 4, 2))
+
+
+class Says:
+    """One answer to all questions, which are kept; None refuses."""
+
+    def __init__(self, answer: str | None) -> None:
+        self.answer, self.asked = answer, list[Sequence[str]]()
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        self.asked.append(argv)
+        if self.answer is None:
+            raise CommandFailed("access denied")
+        return self.answer
+
+
+def leaf(scontrol: str | None, slurm: Path, told: str | None = TOLD, srun: Sequence[str] = SRUN,
+         **environ: str) -> tuple[str | None, str, int]:
+    """The leaf switch of n3, who told, and how often the nodes were asked."""
+    nodes = Says(told)
+    tree, witness = switches(HOSTS, srun, Says(scontrol), nodes, environ, slurm)
+    return tree.leaf("n3"), witness, len(nodes.asked)
+
+
+def test_the_first_that_answers_is_believed(tmp_path: Path) -> None:
+    etc, conf = tmp_path / "etc", tmp_path / "conf"
+    etc.mkdir()
+    conf.mkdir()
+    named = {"SLURM_CONF": str(conf / "slurm.conf")}
+    assert leaf(None, etc, **named) == ("t1", "the nodes", 1)
+    (etc / "topology.conf").write_text(CONF.format("e"))
+    assert leaf(None, etc) == leaf(None, etc, **named) == ("e1", f"{etc}/topology.conf", 0)
+    (conf / "topology.conf").write_text(CONF.format("c"))
+    assert leaf(None, etc, **named) == ("c1", f"{conf}/topology.conf", 0)
+    (conf / "topology.yaml").write_text(YAML)
+    assert leaf(None, etc, **named) == ("y1", f"{conf}/topology.yaml", 0)
+    assert leaf(CONF.format("s"), etc, **named) == ("s1", "scontrol", 0)
+    assert leaf("", etc, **named) == (None, "scontrol", 0)  # it answers: there are no switches
+
+
+@pytest.mark.parametrize("useless", ["Something=else\n", CONF.format("s").replace("n[", "m["), "\xff"])
+def test_what_tells_nothing_of_these_hosts_is_passed_over(tmp_path: Path, useless: str) -> None:
+    (tmp_path / "topology.conf").write_text(useless, encoding="latin-1")
+    assert leaf("Something=else", tmp_path) == ("t1", "the nodes", 1)
+
+
+@pytest.mark.parametrize(("told", "expected"), [
+    (None, (None, "nobody", 1)),
+    ("", (None, "nobody", 1)),
+    ("n3 root.n3 switch.switch.node", (None, "nobody", 1)),
+    ("n1 n1 node\nn3 n3 node\n", (None, "nobody", 1)),
+    (f"welcome to n3 of this site\nn9 root.t9.n9 switch.switch.node\nn1\n{TOLD}", ("t1", "the nodes", 1)),
+])
+def test_what_nodes_say(tmp_path: Path, told: str | None, expected: tuple[str | None, str, int]) -> None:
+    assert leaf(None, tmp_path, told) == expected
+
+
+def test_nodes_are_not_asked_in_vain(tmp_path: Path) -> None:
+    assert leaf(None, tmp_path, **{PATTERN: "node"}) == (None, "nobody", 0)
+    assert leaf(None, tmp_path, srun=()) == (None, "nobody", 0)
+    assert leaf(None, tmp_path, srun=["mpirun", "python"]) == (None, "nobody", 0)
+    nodes = Says(TOLD)
+    switches(("n1",), SRUN, Says(None), nodes, {}, tmp_path)
+    assert nodes.asked == []
+
+
+def test_a_start_says_who_told_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setattr("hpc_mp.supervisor.switches.in_a_step", Says(None))
+    given = Allocation("7", 0, HOSTS, "lab", None)
+    four = job(job={"nodes": 4})
+
+    def why(spec: JobSpec) -> tuple[tuple[str, ...], str]:
+        record, words = begin(create_run(tmp_path, "a"), spec, place(Degrees(data=4), "DPT", 1), given, Says(None))
+        return record.hosts, words
+
+    assert why(four) == (HOSTS, "rank map: in Slurm's order of hosts")
+    (tmp_path / "topology.conf").write_text(CONF.format("c"))
+    hosts, words = why(four)
+    assert hosts == ("n1", "n3", "n2", "n4") and words.endswith(f"; switches as told by {tmp_path}/topology.conf")
+    assert why(job(job={"nodes": 4}, parallel={"rank_map": "block"})) == (HOSTS, "parallel.rank_map = block")
+
+
+def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
+    monkeypatch.setattr("hpc_mp.supervisor.switches.in_a_step", Says(None))
+    run, four, ring = create_run(tmp_path, "a"), job(job={"nodes": 4}), place(Degrees(data=4), "DPT", 1)
+    given = Allocation("7", 0, HOSTS, "lab", None)
+
+    def hosts(cluster: str) -> tuple[tuple[str, ...], str]:
+        """A ring of four replicas, n1–n2 at 10 % of the others."""
+        rates = tuple((i, j, 0.1 if (i, j) == (0, 1) else 1.0) for i, j in combinations(range(4), 2))
+        write_measured(run.measured, Measured(cluster, time.time(), HOSTS, rates))
+        record, words = begin(run, four, ring, given, Says(None))
+        return record.hosts, words
+
+    assert hosts("another") == (HOSTS, "rank map: in Slurm's order of hosts")  # its n1 is another machine
+    ordered, words = hosts("lab")
+    assert abs(ordered.index("n1") - ordered.index("n2")) == 2, "neighbours in the ring"
+    assert words.endswith("n1–n2 has 10 % of the usual rate: carries nothing")
+    (tmp_path / "topology.conf").write_text(CONF.format("c"))
+    assert hosts("lab")[1].endswith(f"; switches as told by {tmp_path}/topology.conf")
+    run.measured.write_text("{")
+    with pytest.warns(UserWarning, match="measured bandwidths are not known"):
+        assert begin(run, four, ring, given, Says(None))[0].hosts == ("n1", "n3", "n2", "n4")  # by the switches
+
+
+IN_A_JOB = """
+import os, sys
+from pathlib import Path
+from hpc_mp.supervisor.switches import switches
+nowhere = Path("/nonexistent")
+srun = "srun --export=ALL --nodes=4 --relative=0 --ntasks=8 --ntasks-per-node=2 --label true".split()
+for environ in os.environ, {"SLURM_CONF": "/nonexistent/slurm.conf"}:
+    tree, witness = switches(("n1", "n2", "n3", "n4"), srun, environ=environ, folder=nowhere)
+    print(witness, *map(tree.leaf, ("n1", "n2", "n3", "n4")))
+"""
+
+
+def test_a_real_slurm_without_scontrol(lab: Lab) -> None:
+    """Its file is read; without that its nodes tell the same: the two leaves of the lab."""
+    folder = lab.share / "topology"
+    folder.mkdir()
+    (folder / "ask.py").write_text(IN_A_JOB)
+    executable(folder, "scontrol", "echo 'scontrol: error: Access denied' >&2\nexit 1")
+    said = []
+    for path in (folder, "/nonexistent"):
+        job_id = lab.sbatch("--nodes=4", "--ntasks-per-node=2", f"--output={folder}/out", f"--chdir={folder}",
+                            f"--wrap=PATH={path}:$PATH {shlex.quote(sys.executable)} ask.py")
+        lab.wait_job(job_id)
+        said.append((folder / "out").read_text().splitlines())
+    leaves = " s1 s1 s2 s2"
+    assert said == [[f"{Path(lab.environ['SLURM_CONF']).parent}/topology.conf{leaves}", f"the nodes{leaves}"],
+                    [f"scontrol{leaves}"] * 2]

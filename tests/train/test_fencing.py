@@ -1,0 +1,323 @@
+"""How ranks start, stop and give way: identity by place, claims, reasons to stop."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from layouts import job, start, write_text
+from ranks import run_ranks, train
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.rundir import (
+    TOKEN,
+    AttemptRecord,
+    RunDirectory,
+    newest_complete,
+    read_json,
+    read_lines,
+    write_attempt,
+    write_json,
+)
+from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.train.engine import groups
+from hpc_mp.train.rank.fencing import Claim, Stale, claim
+from hpc_mp.train.rank.rank_env import Identity, at_place, check_place
+from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Lookout, Pace, StopFlag
+
+TWO_NODES = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"]
+
+
+# --- identity --------------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 6), st.integers(1, 4), st.sampled_from(["block", "cyclic"]), st.randoms())
+def test_every_place_is_one_rank_whatever_the_hosts_order(nodes: int, per_node: int, rank_map: str, random: Any) -> None:
+    placement = place(Degrees(data=nodes * per_node), "DPT", per_node, rank_map)
+    hosts = [f"n{node}" for node in range(nodes)]
+    random.shuffle(hosts)
+    found = [at_place(placement, hosts, host, local, "Slurm") for host in hosts for local in range(per_node)]
+    assert sorted(who.rank for who in found) == list(range(nodes * per_node))
+    for who in found:
+        assert hosts[placement.ranks[who.rank].node] == who.node
+        check_place(placement, who, hosts)
+
+
+def test_nodes_of_one_host_lie_one_after_the_other() -> None:
+    placement = place(Degrees(data=4), "DPT", 2)
+    assert [at_place(placement, ["here", "here"], "here", local, "MPI").rank for local in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("host", "local"), [("c", 0), ("a", 2)])
+def test_a_place_that_no_rank_has_is_refused(host: str, local: int) -> None:
+    with pytest.raises(HpcMpError, match=rf"host {host}, local rank {local}.*the hosts are a, b"):
+        at_place(place(Degrees(data=4), "DPT", 2), ["a", "b"], host, local, "Slurm")
+
+
+def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
+    placement = place(Degrees(data=4), "DPT", 2)
+    for who in (Identity(0, 4, 1, "a", "x"), Identity(0, 4, 0, "b", "x")):
+        with pytest.raises(RuntimeError, match="says local rank"):
+            check_place(placement, who, ["a", "b"])
+    groups.check_coordinates(placement, 4, 2)
+    wrong = dataclasses.replace(placement, ranks=(*placement.ranks[:2], dataclasses.replace(placement.ranks[2], dp=1)))
+    with pytest.raises(RuntimeError, match="dp 1 tp 0, its order DPT pp 0 dp 2"):
+        groups.check_coordinates(wrong, 4, 2)
+
+
+# --- claims ----------------------------------------------------------------------------------------------------------
+
+
+def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> AttemptRecord:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    record = AttemptRecord(token, 3, ("b", "a"), "127.0.0.1", port, **more)
+    write_attempt(run.attempt_record, record)
+    return record
+
+
+def test_a_claim_holds_until_another_start_is_written_down(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    written(run)
+    mine, record = claim(run, {TOKEN: "7.0.1"})
+    assert record is not None and record.attempt == 3 and mine.token == "7.0.1"
+    mine.check()
+    written(run)  # the same start once more
+    mine.check()
+    written(run, "7.1.2")
+    with pytest.raises(Stale, match=r"7\.0\.1.*7\.1\.2"):
+        mine.check()
+    assert not mine.holds()
+    with pytest.raises(Stale):
+        claim(run, {TOKEN: "7.0.1"})
+    run.attempt_record.unlink()
+    mine.check()  # a file system that does not answer says nothing
+    with pytest.raises(HpcMpError, match="cannot be read here"):
+        claim(run, {TOKEN: "7.0.1"})
+    assert claim(run, {})[1] is None and claim(None, {TOKEN: "x"})[1] is None and Claim().holds()
+
+
+# --- ranks as Slurm starts them --------------------------------------------------------------------------------------
+
+
+def as_slurm(run: RunDirectory, token: str = "7.0.1", before: Callable[[], None] = lambda: None) -> Callable[[], int]:
+    """A rank's work: process p is task p % 2 on host a or b, started in an order that is not that of the ranks."""
+
+    def rank() -> int:
+        process = int(os.environ["SLURM_PROCID"])
+        os.environ.pop("HPC_MP_LISTEN_FD", None)
+        os.environ.update({TOKEN: token, "SLURMD_NODENAME": "ba"[process % 2], "SLURM_LOCALID": str(process // 2)})
+        with open(run.path / f"said-{process}", "w") as said, redirect_stdout(said), redirect_stderr(said):
+            before()
+            return train(run.job)
+
+    return rank
+
+
+@pytest.fixture
+def place_(tmp_path: Path) -> Path:
+    write_text(tmp_path)
+    return tmp_path
+
+
+def test_ranks_follow_from_hosts_and_not_from_the_order_of_tasks(place_: Path) -> None:
+    spec = job(place_, "gpt2", TWO_NODES)
+    run = start(spec)
+    degrees = Degrees(2, 2, 1)
+    write_json(run.placement, to_dict(place(degrees, "DPT", 2, (1, 0, 1, 0))))
+    written(run)
+    assert run_ranks(4, as_slurm(run)) == [0] * 4
+    ranks = {line["rank"]: line for line in read_lines(run.ranks)}
+    assert [(ranks[rank]["node"], ranks[rank]["local_rank"]) for rank in range(4)] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert {(line["attempt"], line["token"], line["device"]) for line in ranks.values()} == {(3, "7.0.1", "cpu")}
+    assert {line["attempt"] for line in read_lines(run.metrics)} == {3}
+    assert not list(run.log.glob("rank-*")), "srun writes the logs"
+    assert "training from step 1" in (run.path / "said-3").read_text()
+
+
+def test_a_stale_rank_joins_nobody_and_writes_nothing(place_: Path) -> None:
+    run = start(job(place_, "gpt2"))
+    written(run, "7.1.2")
+    before = sorted(path.name for path in run.path.rglob("*"))
+    assert run_ranks(1, as_slurm(run)) == [1]
+    said = run.path / "said-0"
+    assert "7.0.1" in said.read_text() and "7.1.2" in said.read_text()
+    said.unlink()
+    assert sorted(path.name for path in run.path.rglob("*")) == before
+
+
+def again_at(run: RunDirectory, name: str, call: int) -> Callable[[], None]:
+    """The run is started again when rank 0 calls ``hpc_mp.train.engine.NAME`` for that time."""
+
+    def plant() -> None:
+        from hpc_mp.train.checkpoint import checkpoint
+        from hpc_mp.train.rank import trainer as loop
+        owner, function = {"_step": (loop.Trainer, "_step"), "_hash_own": (checkpoint, "_hash_own")}[name]
+        original, calls = getattr(owner, function), []
+
+        def planted(*arguments: Any) -> Any:
+            calls.append(0)
+            if len(calls) == call:
+                written(run, "7.1.2")
+            return original(*arguments)
+
+        setattr(owner, function, planted)
+
+    return plant
+
+
+@pytest.mark.parametrize(("where", "call", "steps", "saved"), [
+    ("_step", 3, 2, ["step-00000002"]),
+    ("_hash_own", 2, 4, ["step-00000002"]),
+])
+def test_a_rank_that_becomes_stale_publishes_nothing_more(
+    place_: Path, where: str, call: int, steps: int, saved: list[str],
+) -> None:
+    spec = job(place_, "gpt2", ["train.steps=6", "checkpoint.every=2"])
+    run = start(spec)
+    written(run)
+    assert run_ranks(1, as_slurm(run, before=again_at(run, where, call))) == [1]
+    assert len(read_lines(run.metrics)) == steps
+    assert [path.name for path in complete_steps(run.checkpoints)] == saved
+    assert not list(run.checkpoints.glob(".*")) and not list(run.path.glob("failures/*"))
+    assert "7.1.2" in (run.path / "said-0").read_text() and "7.1.2" not in run.main_log.read_text()
+
+
+def test_without_a_new_start_the_same_run_ends_well(place_: Path) -> None:
+    """Negative control of the test above."""
+    run = start(job(place_, "gpt2", ["train.steps=6", "checkpoint.every=2"]))
+    written(run)
+    assert run_ranks(1, as_slurm(run, before=again_at(run, "_step", 100))) == [0]
+    assert len(read_lines(run.metrics)) == 6
+
+
+# --- reasons to stop -------------------------------------------------------------------------------------------------
+
+
+def test_the_lookout_sees_file_and_clock(tmp_path: Path) -> None:
+    def reason(end: float | None, grace: float, pace: Pace | None = None, trigger: str = "none") -> int:
+        flag = StopFlag()
+        Lookout(flag, pace or Pace(), tmp_path / trigger, end, grace).look()
+        return flag.reason
+
+    (tmp_path / "stop").touch()
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)]
+    try:
+        now = time.time()
+        assert reason(None, 0) == reason(now + 100, 50) == 0
+        assert reason(now + 100, 101) == TIME_LIMIT
+        assert reason(now + 100, 50, Pace(step=20, save=29)) == 0
+        assert reason(now + 100, 50, Pace(step=20, save=31)) == TIME_LIMIT
+        assert reason(now + 100, 101, trigger="stop") == STOP_FILE
+        flag = StopFlag()
+        os.kill(os.getpid(), signal.SIGUSR2)
+        flag.set(STOP_FILE)
+        assert flag.reason == signal.SIGUSR2, "the first one counts"
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT, signal.SIGUSR2), handlers, strict=True):
+            signal.signal(number, handler)
+
+
+def ended(spec: JobSpec, run: RunDirectory, rank: Callable[[], int] | None = None) -> tuple[int, str, str]:
+    """How many steps were made, status.json's detail and the last line of the main log of a run that all ranks stopped."""
+    assert run_ranks(spec.ranks, rank or (lambda: train(run.job))) == [75] * spec.ranks
+    status = read_json(run.path / "status.json")
+    assert status["phase"] == "stopped"
+    return len(read_lines(run.metrics)), status["detail"], run.main_log.read_text().splitlines()[-1]
+
+
+def test_the_trigger_file_stops_a_run_between_steps(place_: Path) -> None:
+    spec = job(place_, "gpt2", ["train.steps=50", "job.ranks_per_node=2"])
+    run = start(spec)
+
+    def rank() -> int:
+        from hpc_mp.train.rank import trainer as loop
+        step = loop.Trainer._step
+
+        def planted(self: Any, number: int, trace: bool) -> Any:
+            if number == 2:
+                run.stop.touch()
+            return step(self, number, trace)
+
+        loop.Trainer._step = planted
+        return train(run.job)
+
+    steps, detail, last = ended(spec, run, rank)
+    assert steps in (2, 3) and detail == "stop file" and f"stopped after step {steps}: stop file" in last
+    assert newest_complete(run.checkpoints)[0] == run.checkpoints / f"step-{steps:08d}"
+
+
+def test_the_clock_stops_a_run_before_the_job_ends(place_: Path) -> None:
+    spec = job(place_, "gpt2", ["train.steps=100000"])
+    run = start(spec)
+    end = time.time() + 1008
+    written(run, end=end, grace=1000.0)
+    steps, detail, last = ended(spec, run, as_slurm(run))
+    assert steps > 0 and detail == "time limit" and "time limit" in last
+    assert end - 1000 <= time.time() < end - 900
+
+
+@pytest.mark.parametrize("phase", ["meeting", "tokenizing", "restoring"])
+def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str) -> None:
+    spec = job(place_, "gpt2", ["job.ranks_per_node=2"])
+    run = start(spec)
+
+    def rank() -> int:
+        from hpc_mp.train.rank import assemble as state
+        from hpc_mp.train.rank import main
+        original = {"meeting": main.meet, "restoring": main.restore}
+
+        def asked(name: str) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                if os.environ["SLURM_PROCID"] == "1":
+                    os.kill(os.getpid(), signal.SIGUSR2)
+                return original[name](*arguments)
+            return call
+
+        if phase == "tokenizing":
+            state.SHOWN = 0.0
+            run.stop.touch()
+        else:
+            setattr(main, {"meeting": "meet", "restoring": "restore"}[phase], asked(phase))
+        return train(run.job)
+
+    steps, detail, last = ended(spec, run, rank)
+    reason = "stop file" if phase == "tokenizing" else "SIGUSR2"
+    assert (steps, detail) == (0, reason) and f"stopped before the first step of this start: {reason}" in last
+    assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
+    caches = list(run.cache.glob("tokens-*"))
+    assert bool(caches) == (phase != "tokenizing"), "tokenizing was broken off"
+    run.stop.unlink(missing_ok=True)
+    assert run_ranks(2, train, run.job) == [0, 0], "and the next start goes on"
+
+
+def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place_: Path) -> None:
+    spec = job(place_, "gpt2", ["train.steps=9", "checkpoint.every=2", "job.ranks_per_node=2"])
+    run = start(spec)
+
+    def rank() -> int:
+        from hpc_mp.train.checkpoint import checkpoint
+        hash_own = checkpoint._hash_own
+
+        def asked(directory: Path) -> Any:
+            if os.environ["SLURM_PROCID"] == "1":
+                os.kill(os.getpid(), signal.SIGTERM)
+            return hash_own(directory)
+
+        checkpoint._hash_own = asked
+        return train(run.job)
+
+    assert ended(spec, run, rank)[:2] == (2, "SIGTERM")
+    assert newest_complete(run.checkpoints)[0] == run.checkpoints / "step-00000002"
