@@ -57,7 +57,7 @@ def _size(_context: click.Context, _option: click.Parameter, text: str | None) -
 @click.option("--account", help="Of the job.")
 @click.option("--srun", multiple=True, metavar="NAME=VALUE", help="Any other option of srun, without its dashes.")
 @click.option("--mpi", metavar="TYPE", help="srun's --mpi, for --backend mpi on Slurm.")
-@click.option("--fabric", metavar="NAME", help="What connects the nodes, from env/fabrics.toml, to compare with.")
+@click.option("--fabric", metavar="NAME", help="A fabric or machine of env/machines, to compare with.")
 @click.option("--node-rate", type=float, metavar="GB/S",
               help="What a node's network carries each way, to compare with; needed for gloo and MPI.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, metavar="SECONDS",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 import stat
@@ -13,12 +14,15 @@ from pathlib import Path
 import hpc_mp
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.catalogue import PACKED_ROWS
+from hpc_mp.catalogue.read import own_files, read_rows
 from hpc_mp.cluster.node.mounts import SHARED
 from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
 PROGRAM = "hpc_mp.doctor.health"
+_READ_HERE = "hpc_mp.catalogue.read"  # it needs pydantic: what it gives is packed in its place
 _MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh
@@ -62,13 +66,15 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
 
 
 def pack(archive: Path) -> None:
-    """One file that Python runs. The same sources give the same bytes."""
+    """One file that Python runs, with the catalogue of machines as JSON. The same sources and rows give the same bytes."""
     root = Path(hpc_mp.__file__).parent
     new = archive.with_suffix(".new")
     with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as pack:
         pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
         for file in packed():
             pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
+        rows = json.dumps(read_rows(own_files()))
+        pack.writestr(zipfile.ZipInfo(f"hpc_mp/catalogue/{PACKED_ROWS}"), rows, zipfile.ZIP_DEFLATED)
     new.chmod(0o644)
     new.replace(archive)
 
@@ -80,7 +86,7 @@ def packed() -> list[Path]:
     while waiting:
         name = waiting.pop()
         file = _file_of(name)
-        if file is None or file in found:
+        if file is None or file in found or name == _READ_HERE:
             continue
         found.add(file)
         waiting.append(name.rpartition(".")[0])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.planner.busbw import COLLECTIVES
-from hpc_mp.planner.fabrics import Fabric, Model, Protocol, Tcp, model, tcp
+from hpc_mp.planner.fabrics import Fabric, NcclModel, Protocol, TcpModel, nccl_model, tcp_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
                          "measure inside the nodes (--split node), or name another fabric")
     shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
     factor = COLLECTIVES[collective].factor(n)
-    ways = [way for protocol in model().protocols for way in _ways(collective, shape, fabric, protocol, model())]
+    ways = [way for protocol in nccl_model().protocols for way in _ways(collective, shape, fabric, protocol, nccl_model())]
     best = min(ways, key=lambda way: way.seconds(size, factor))
     seconds = best.seconds(size, factor)
     busbw = size / seconds / 1e9 * factor
@@ -73,7 +73,7 @@ def expect_tcp(
     collective: str, size: int, nodes: int, ranks_per_node: int, node_rate: float, gloo: bool, beside: int = 1
 ) -> Expectation:
     """Over gloo, or over MPI as good as it can be, between nodes whose network carries ``node_rate`` GB/s each way."""
-    data = tcp()
+    data = tcp_model()
     n = nodes * ranks_per_node
     factor = COLLECTIVES[collective].factor(n)
     shape = _Shape(n, ranks_per_node, nodes, math.inf, node_rate * data.payload / beside)
@@ -137,7 +137,7 @@ class _Way:
         return self.latency + moving + 2 * math.sqrt(self.fill * moving)
 
 
-def _ways(collective: str, shape: _Shape, fabric: Fabric, protocol: Protocol, model: Model) -> Iterator[_Way]:
+def _ways(collective: str, shape: _Shape, fabric: Fabric, protocol: Protocol, model: NcclModel) -> Iterator[_Way]:
     """None where the algorithm does not serve."""
     levels = 2 * math.ceil(math.log2(shape.k))
     if protocol.algorithm == "ring":
@@ -173,7 +173,7 @@ def _ring_steps(collective: str, shape: _Shape) -> tuple[int, int]:
     return turns * (shape.n - 1) - between, between
 
 
-def _tree_rate(shape: _Shape, model: Model) -> float:
+def _tree_rate(shape: _Shape, model: NcclModel) -> float:
     leaves = 1 if shape.k == 2 else 2  # × S leave a node
     return shape.network * model.nic_tree * COLLECTIVES["all_reduce"].factor(shape.n) / leaves
 
@@ -184,7 +184,7 @@ def _way(protocol: Protocol, rate: float, inside: int, between: int, fabric: Fab
     return _Way(f"{protocol.algorithm} {protocol.protocol}", rate, latency * 1e-6, protocol.fill * 1e-6)
 
 
-def _gloo_share(collective: str, n: int, nodes: int, beside: int, data: Tcp) -> float:
+def _gloo_share(collective: str, n: int, nodes: int, beside: int, data: TcpModel) -> float:
     """Of the rate that is left for what has to be sent."""
     if collective == "all_to_all" or (collective == "all_gather" and n == 2):
         return data.gloo_crossing if beside == 1 else 1.0

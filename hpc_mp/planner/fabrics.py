@@ -1,24 +1,28 @@
-"""What links and NICs carry, from ``env/fabrics.toml``, which has the sources of every figure."""
+"""What links and NICs of a node carry, from the catalogue of machines; and NCCL's protocols, from ``env/collectives.toml``."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.catalogue import MachineType, catalogue
 
-ASSET = "env/fabrics.toml"
+ASSET = "env/collectives.toml"
+_BITS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Fabric:
-    """Nodes of one kind and what connects them; rates in GB/s of payload in one direction.
+    """Nodes of one type and what connects them; rates in GB/s of payload in one direction.
 
     Attributes:
-        gpu: regular expression of the driver's name of the GPU.
+        name, title: short name, or that of the machine; in words.
+        gpu: name of the GPU model.
         gpus, nics: of a node. ``domain``: GPUs that NVLink reaches, where that is more than a node's.
         links, link: NVLinks (or the like) of a GPU, and the rate of one. ``mesh``: each reaches one other GPU.
         nvls: share of the links' rate when the switch adds up; 0: it cannot.
@@ -63,7 +67,7 @@ class Protocol:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class NcclModel:
     """NCCL: shares of the NICs' rate that rings and trees reach, and of a ring's rate in a tree's chain inside a node."""
 
     nic_ring: float
@@ -73,7 +77,7 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Tcp:
+class TcpModel:
     """gloo and MPI between hosts; the fields are those of ``[tcp]``."""
 
     payload: float
@@ -87,25 +91,50 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(asset(ASSET).read_text(encoding="utf-8"))
 
 
-@cache
-def fabrics() -> dict[str, Fabric]:
-    return {name: Fabric(name=name, **values) for name, values in _data()["fabric"].items()}
+def fabric_of(machine: MachineType) -> Fabric | None:
+    """The fabric of such nodes; None where the rates of its GPUs' links are not known."""
+    gpu = machine.gpu
+    if gpu is None:
+        return None
+    link, ll = machine.link_gbs or gpu.nccl_link_gbs, machine.ll_gbs or gpu.ll_gbs
+    if link is None or ll is None:
+        return None
+    return Fabric(machine.fabric or machine.name, machine.title, gpu.name, machine.gpus, machine.links or gpu.nvlinks, link,
+                  machine.nics, machine.rdma_gbps / _BITS, ll, gpu.nvls_share, gpu.mesh, machine.gpus * machine.nvlink_block,
+                  machine.hop_us)
+
+
+def fabrics() -> tuple[Fabric, ...]:
+    """Those that have a short name: the measured ones, and those that users name."""
+    return tuple(_named(short=True))
 
 
 def fabric(name: str) -> Fabric:
-    """Raises HpcMpError for a name that ``env/fabrics.toml`` has not."""
-    if name not in fabrics():
-        raise HpcMpError(f"--fabric {name}", f"is none of {', '.join(fabrics())}", f"name one of them, or add yours to {ASSET}")
-    return fabrics()[name]
+    """The fabric of that short name, else of the machine of that name, whatever its case.
+
+    Raises:
+        HpcMpError: the catalogue has none.
+    """
+    found = next((each for each in (*fabrics(), *_named(short=False)) if each.name.casefold() == name.casefold()), None)
+    if found is None:
+        known = ", ".join(dict.fromkeys(each.name for each in fabrics()))
+        raise HpcMpError(f"--fabric {name}", f"is none of {known}, and no machine of the catalogue whose links are known",
+                         "name one of them, or add a row for your machine: see env/README.md")
+    return found
+
+
+def _named(short: bool) -> Iterator[Fabric]:
+    machines = (each for each in catalogue().machines.values() if bool(each.fabric) is short)
+    return (found for each in machines if (found := fabric_of(each)) is not None)
 
 
 @cache
-def model() -> Model:
+def nccl_model() -> NcclModel:
     data = _data()["nccl"]
     protocols = (Protocol(**{"fill": 0.0, "most": float("inf")} | row) for row in data["protocols"])
-    return Model(data["nic_ring"], data["nic_tree"], data["tree_inside"], tuple(protocols))
+    return NcclModel(data["nic_ring"], data["nic_tree"], data["tree_inside"], tuple(protocols))
 
 
 @cache
-def tcp() -> Tcp:
-    return Tcp(**_data()["tcp"])
+def tcp_model() -> TcpModel:
+    return TcpModel(**_data()["tcp"])

@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from hpc_mp.cli.cyclecloud import command
 from hpc_mp.clouds.azure import Finding
 from hpc_mp.clouds.azure.catalogue import Size, load_catalogue
-from hpc_mp.clouds.azure.render import Choices, settle, words
-from hpc_mp.clouds.azure.render import summary as told
+from hpc_mp.clouds.azure.render import Choices, settle, told, words
 from hpc_mp.clouds.azure.render.parameters import parameters
 from hpc_mp.clouds.azure.render.write import as_json
 

@@ -19,13 +19,11 @@ from other_clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
-from hpc_mp.clouds import render, write
-from hpc_mp.clouds import summary as promise
+from hpc_mp.clouds import promise, render, write
 from hpc_mp.clouds.azure.catalogue import Size, load_catalogue, load_machines
-from hpc_mp.cluster.node.machines import KINDS, Kind
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.job import resolve
-from hpc_mp.planner.fabrics import fabrics
+from hpc_mp.planner.fabrics import fabric
 
 OTHERS = [size for size in load_machines().sizes.values() if size.cloud != "azure"]
 FIGURES = {field.name: field.default for field in fields(Size) if field.name not in ("name", "sources", "cloud")}
@@ -67,17 +65,9 @@ def test_every_figure_has_a_source_and_fits_the_others(size: Size) -> None:
     assert set(size.sources.values()) <= set(load_machines().sources)
     assert len({bool(each) for each in (size.gpus, size.gpu_model, size.gres, size.nics, size.rdma, size.rdma_gbps)}) == 1
     assert not size.gpus or size.gres in (f"gpu:{size.gpus}", f"gpu:{size.gpu_model.split()[0].lower()}:{size.gpus}")
-    assert size.profile in profile_names() and (not size.fabric or fabrics()[size.fabric].gpus == size.gpus)
+    assert size.profile in profile_names() and (not size.fabric or fabric(size.fabric).gpus == size.gpus)
     if size.fabric:
-        assert fabrics()[size.fabric].nics * fabrics()[size.fabric].nic * 8 == pytest.approx(size.nics * size.rdma_gbps)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.name.startswith("Standard_")], ids=lambda kind: kind.name)
-def test_the_doctor_says_the_same_of_these_machines(kind: Kind) -> None:
-    size = load_machines().size(kind.name)
-    assert size is not None
-    same = (kind.gpus, kind.ports, kind.rate, kind.cpus, kind.numa)
-    assert same == (size.gpus, size.nics, size.rdma_gbps, size.vcpus, size.numa)
+        assert fabric(size.fabric).nics * fabric(size.fabric).nic * 8 == pytest.approx(size.nics * size.rdma_gbps)
 
 
 # --- what is written -------------------------------------------------------------------------------------------------

@@ -28,8 +28,7 @@ from hpc_mp.clouds.azure import Finding, lint, read_project
 from hpc_mp.clouds.azure.catalogue import Size
 from hpc_mp.clouds.azure.parameters import Given, declared
 from hpc_mp.clouds.azure.parse import parse
-from hpc_mp.clouds.azure.render import Choices, settle, words
-from hpc_mp.clouds.azure.render import summary as told
+from hpc_mp.clouds.azure.render import Choices, settle, told, words
 from hpc_mp.clouds.azure.render.slurm_lines import slurm_lines
 from hpc_mp.clouds.azure.render.write import as_json
 from hpc_mp.environment.profiles import load_profiles

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 from rendering import CPU, FORMS, GOLDEN, GPUS, PYTHON, RUN, directives, executable, facts, form, golden, job, text
 
+from hpc_mp.base import site_files
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -20,7 +21,7 @@ from hpc_mp.cluster.slurm.releases import Version, differences, releases
 from hpc_mp.job import resolve, under
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import Template, check_array, find_template, render, site, site_defaults
+from hpc_mp.launch.render import Template, check_array, find_template, render, site_defaults
 from hpc_mp.launch.render.values import gpu_request
 
 # --- the text ---------------------------------------------------------------------------------------------------------
@@ -285,7 +286,7 @@ def test_a_broken_template_is_refused(content: str) -> None:
 def test_the_nearest_template_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     project, home, config, etc = tmp_path / "project", tmp_path / "home", tmp_path / "config", tmp_path / "etc"
     environ = {"HOME": str(home)}
-    monkeypatch.setattr(site, "SYSTEM", etc)
+    monkeypatch.setattr(site_files, "SYSTEM", etc)
     assert find_template(project, environ).path == asset("slurm/job.sbatch.j2")
     executable(etc / "hpc-mp/job.sbatch.j2", "of the machine\n")
     assert find_template(project, environ).text == "of the machine\n"
@@ -298,7 +299,7 @@ def test_the_nearest_template_is_taken(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_sites_values_stand_under_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(site, "SYSTEM", tmp_path / "etc")
+    monkeypatch.setattr(site_files, "SYSTEM", tmp_path / "etc")
     assert site_defaults(tmp_path, {}) == {}
     executable(tmp_path / "etc/hpc-mp/site.toml", '[environment]\nprofile = "azure-ndv5"\n')
     assert site_defaults(tmp_path, {}) == {"environment": {"profile": "azure-ndv5"}}

@@ -85,7 +85,7 @@ def test_the_naive_model_of_one_nic_is_refuted() -> None:
 
 # --- what must hold ----------------------------------------------------------------------------------------------------
 
-NAMES = st.sampled_from([name for name, each in fabrics().items() if each.nics])
+NAMES = st.sampled_from(sorted({each.name for each in fabrics() if each.nics}))
 SIZES = st.integers(1, 2**36)
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.catalogue import MachineType
+from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe, members
 from hpc_mp.cluster.node.source import Source
 
@@ -35,7 +36,7 @@ class Cpus:
     clock: str | None
     clocks: tuple[str, ...]
     load: float | None
-    kind: Kind | None
+    kind: MachineType | None
 
 
 def read_cpus(source: Source) -> Cpus:
@@ -62,5 +63,5 @@ def read_cpus(source: Source) -> Cpus:
         clock=maybe(source.text, f"{_CLOCK}/current_clocksource"),
         clocks=tuple((maybe(source.text, f"{_CLOCK}/available_clocksource") or "").split()),
         load=float(load[2]) if len(load) > 2 else None,
-        kind=read_kind(source),
+        kind=read_machine_type(source),
     )

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.catalogue import MachineType
+from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import Source
 
@@ -24,7 +25,7 @@ class Disks:
     controllers: Mapping[str, str]
     models: Mapping[str, str]
     arrays: Mapping[str, tuple[int, int]]
-    kind: Kind | None
+    kind: MachineType | None
 
 
 def read_disks(source: Source) -> Disks:
@@ -35,5 +36,5 @@ def read_disks(source: Source) -> Disks:
         models={path.rpartition("/")[2]: maybe(source.text, f"{path}/model") or "" for path in paths},
         arrays={name: (int(wanted), int(there))
                 for name, wanted, there in _ARRAY.findall(maybe(source.text, "/proc/mdstat") or "")},
-        kind=read_kind(source),
+        kind=read_machine_type(source),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.gpu_models import Model, model
+from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
 from hpc_mp.cluster.node.gpu_smi import QUERY, Smi, address, parse_smi
-from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import Source, Unseen
 
@@ -65,7 +65,7 @@ class Driver:
     nodes: tuple[str, ...]
     loaded: str | None
     libraries: tuple[str, ...]
-    kind: Kind | None
+    kind: MachineType | None
     nvswitches: int
     confined: bool
 
@@ -83,10 +83,10 @@ def ask_smi(source: Source) -> Asked:
     return Asked(0, answer[answer.rfind(">") + 1:].strip(), parse_smi(answer), float(up.split()[0]) if up else None)
 
 
-def read_models(source: Source) -> tuple[Model, ...]:
+def read_models(source: Source) -> tuple[GpuModel, ...]:
     """Of the GPUs that the driver has, those whose model is known."""
     told = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
-    return tuple(known for name in told if (known := model(name)))
+    return tuple(known for name in told if (known := catalogue().gpu(name)))
 
 
 def read_driver(source: Source) -> Driver:
@@ -103,7 +103,7 @@ def read_driver(source: Source) -> Driver:
         loaded=_version(source, "/proc/driver/nvidia/version") or _version(source, "/sys/module/nvidia/version"),
         libraries=tuple(sorted({found[1] for pattern in _LIBRARIES for path in source.names(pattern)
                                 if (found := _LIBRARY.search(path))})),
-        kind=None if any(gpu.vendor == "amd" for gpu in read_gpus(source)) else read_kind(source),
+        kind=None if any(gpu.vendor == "amd" for gpu in read_gpus(source)) else read_machine_type(source),
         nvswitches=count_nvswitches(source),
         confined=bool(_JOB.search(maybe(source.text, "/proc/self/cgroup") or "")),
     )

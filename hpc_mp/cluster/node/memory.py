@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.catalogue import MachineType
+from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.mounts import Room, room
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.source import Source, Unseen
@@ -27,7 +28,7 @@ class Memory:
     of: Mapping[str, int]
     settings: Mapping[str, int]
     nodes: Mapping[int, int]
-    kind: Kind | None
+    kind: MachineType | None
     gpus: bool
 
 
@@ -54,7 +55,7 @@ def read_memory(source: Source) -> Memory:
         of=_sizes(source.text("/proc/meminfo")),
         settings={name: value for name, value in settings.items() if value is not None},
         nodes=nodes,
-        kind=read_kind(source),
+        kind=read_machine_type(source),
         gpus=bool(source.names("/proc/driver/nvidia/gpus/*") or source.names("/sys/class/kfd/kfd/topology/nodes/*")),
     )
 

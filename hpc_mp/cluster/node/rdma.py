@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.machines import Kind, read_kind
+from hpc_mp.catalogue import MachineType
+from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe, real
 from hpc_mp.cluster.node.source import Source, Unseen
 
@@ -106,7 +107,7 @@ class Fabric:
     """
 
     adapters: tuple[Adapter, ...]
-    kind: Kind | None
+    kind: MachineType | None
     bare: tuple[str, ...]
     abi: Mapping[str, int | None]
 
@@ -127,7 +128,7 @@ def read_fabric(source: Source) -> Fabric:
     taken = {adapter.address for adapter in adapters}
     bare = tuple(address for address in _able(source) if address not in taken)
     abi = {name: maybe(source.number, f"/sys/class/infiniband_{name}/abi_version") for name in ("verbs", "mad")}
-    return Fabric(adapters, read_kind(source), bare, abi)
+    return Fabric(adapters, read_machine_type(source), bare, abi)
 
 
 def _adapter(source: Source, name: str, mtus: Mapping[tuple[str, int], int]) -> Adapter:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.bench.groups import nodes_of
 from hpc_mp.doctor.bench.result import GroupResult, Row
 from hpc_mp.doctor.bench.spec import BenchSpec
@@ -55,8 +55,8 @@ def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
     inside = all(nodes_of(group, spec.ranks_per_node) == 1 for group in spec.groups)
     if given.fabric is not None or spec.backend != "nccl" or not inside:
         return given
-    seen = set(names)
-    found = [each for each in fabrics().values() if all(re.search(each.gpu, name) for name in seen)]
+    models = {catalogue().gpu(name) for name in names}
+    found = [each for each in fabrics() if all(model is not None and model.name == each.gpu for model in models)]
     figures = {(each.links, each.link, each.nvls, each.mesh, each.ll, each.gpus) for each in found}
     return replace(given, fabric=found[0]) if len(figures) == 1 else given
 

@@ -23,9 +23,9 @@ def count(cpus: Cpus) -> Iterator[Finding]:
         return
     wanted = cpus.kind
     evidence = (f"{cpus.online} processors in {cpus.sockets or 'unknown'} sockets, {cpus.nodes} memory nodes; "
-                f"a {wanted.name} has {wanted.cpus} in {wanted.sockets}, {wanted.numa} memory nodes")
-    good = cpus.online == wanted.cpus and cpus.sockets in (None, wanted.sockets) and cpus.nodes == wanted.numa
-    if not (cpus.offline and cpus.online + len(cpus.offline) == wanted.cpus):
+                f"a {wanted.name} has {wanted.vcpus} in {wanted.sockets}, {wanted.numa} memory nodes")
+    good = cpus.online == wanted.vcpus and cpus.sockets in (None, wanted.sockets) and cpus.nodes == wanted.numa
+    if not (cpus.offline and cpus.online + len(cpus.offline) == wanted.vcpus):
         yield Finding("cpu-count", "ok" if good else "error", "", evidence)
 
 

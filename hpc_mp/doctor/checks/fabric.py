@@ -22,10 +22,10 @@ def count(fabric: Fabric) -> Iterator[Finding]:
     if kind is None:
         return
     there = len(fabric.ports)
-    evidence = f"{there} ports; a {kind.name} has {kind.ports}"
-    if there == kind.ports:
+    evidence = f"{there} ports; a {kind.name} has {kind.nics}"
+    if there == kind.nics:
         yield Finding("fabric-count", "ok", "", evidence)
-    elif there == 0 and kind.optional:
+    elif there == 0 and kind.rdma_optional:
         yield Finding("fabric-count", "warning", "", f"{evidence}, unless it was rented without")
     else:
         yield Finding("fabric-count", "error", "", evidence)
@@ -77,7 +77,7 @@ def rate(fabric: Fabric) -> Iterator[Finding]:
     for port in ports:
         assert port.rate is not None
         if fabric.kind is not None:
-            wanted, why = fabric.kind.rate, f"a {fabric.kind.name} has"
+            wanted, why = float(fabric.kind.rdma_gbps), f"a {fabric.kind.name} has"
         else:
             alike = Counter(other.rate or 0.0 for other in ports if models[other.name] == models[port.name])
             wanted, why = max(alike, key=lambda each: (alike[each], each)), "its likes here have"

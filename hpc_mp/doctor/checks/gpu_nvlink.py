@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.text import counted, duration
+from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
 from hpc_mp.cluster.node.gpu_fabric import Fabric, Imex, read_fabric, read_imex
 from hpc_mp.cluster.node.gpu_links import COUNTERS, Links, Topology, read_links, read_peers, read_topology
-from hpc_mp.cluster.node.gpu_models import model
 from hpc_mp.cluster.node.gpu_smi import Gpu
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
@@ -40,8 +40,8 @@ def rates(links: Links) -> Iterator[Finding]:
     usual = usual_of([_shape(shape) for shape in shapes.values()])
     bad = False
     for gpu, shape in shapes.items():
-        known = model(links.names[gpu])
-        expected = (known.nvlinks, known.link_rate) if known and known.nvlinks else None
+        known = catalogue().gpu(links.names[gpu])
+        expected = (known.board_links, known.nvlink_gbs) if known and known.board_links and known.nvlink_gbs else None
         if expected:
             short = shape[0] < expected[0] or shape[1] < 0.99 * expected[1]
         else:
@@ -113,7 +113,7 @@ def imex(told: Imex | None) -> Iterator[Finding]:
 def clique(asked: Asked) -> Iterator[Finding]:
     gpus = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/clusterUuid")]
     groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
-    racks = [gpu for gpu in gpus if (known := model(gpu.name)) and known.rack]
+    racks = [gpu for gpu in gpus if (known := catalogue().gpu(gpu.name)) and known.rack]
     if racks and any(gpu.says("fabric/clusterUuid") == _NO_CLUSTER for gpu in racks):
         yield Finding("gpu-clique", "error", "", f"cluster UUID {_NO_CLUSTER}: this tray belongs to no NVLink domain")
     elif len(set(groups)) > 1:
@@ -171,8 +171,8 @@ def nearest_nic(told: Topology | None) -> Iterator[Finding]:
 
 
 def _expected(links: Links, gpu: int) -> bool:
-    known = model(links.names.get(gpu, ""))
-    return bool(known and known.nvlinks)
+    known = catalogue().gpu(links.names.get(gpu, ""))
+    return bool(known and known.board_links)
 
 
 def _shape(shape: tuple[int, float]) -> str:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_mp.base.text import counted
+from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi, read_models
-from hpc_mp.cluster.node.gpu_models import model
 from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
 from hpc_mp.cluster.node.gpu_smi import Gpu
 from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
@@ -70,8 +70,8 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
 def speed(gpu: Gpu) -> Ill | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
     now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
-    able, known = gpu.number(f"{paths}/max_device_link_gen"), model(gpu.name)
-    if able is not None and known and most < min(able, known.pcie):
+    able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
+    if able is not None and known and known.pcie and most < min(able, known.pcie):
         return Ill("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
     busy = gpu.number("utilization/gpu_util") or 0.0
     if now < most and busy >= BUSY:

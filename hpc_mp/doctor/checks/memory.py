@@ -17,8 +17,8 @@ _MAPS = 65_530
 
 
 def installed(memory: Memory) -> Iterator[Finding]:
-    if memory.kind is not None and memory.kind.memory is not None:
-        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory
+    if memory.kind is not None and memory.kind.memory_seen_gib is not None:
+        there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
         yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
                       f"{memory_size(there * 2**30)}; a {memory.kind.name} has {memory_size(wanted * 2**30)}")
 

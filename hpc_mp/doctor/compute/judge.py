@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.text import data_rate
-from hpc_mp.cluster.node.gpu_models import model
+from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.checks.gpu_clocks import HALVED, REASONS, SLOWED
 from hpc_mp.doctor.compute.result import Result
 from hpc_mp.doctor.finding import Finding, Outcome
@@ -61,14 +61,14 @@ def _alone(result: Result) -> Iterator[Finding]:
         yield Finding("compute-core", "warning", str(result), f"its slowest core has {slow_core:.0%} of the median core's speed",
                       "look for another program on that core, and at the governor and temperature of this processor")
     yield from _loaded(result)
-    known = model(result.kind)
-    if known and known.host_copy is not None:
+    known = catalogue().gpu(result.kind)
+    if known and known.host_copy_gbs is not None:
         for way in ("host to device", "device to host"):
             rate = result.rates.get(way)
-            if rate is not None and rate < known.host_copy:
+            if rate is not None and rate < known.host_copy_gbs:
                 yield Finding("compute-host-copy", "error", str(result),
                               f"{way} {data_rate(rate)}; a {result.kind.partition(',')[0]} "
-                              f"reaches {data_rate(known.host_copy)}",
+                              f"reaches {data_rate(known.host_copy_gbs)}",
                               "see gpu-pcie-width and gpu-pcie-speed; pin the rank to the GPU's NUMA node")
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.site_files import FOLDER, config_folders
 
 TEMPLATE, DEFAULTS = "job.sbatch.j2", "site.toml"
-SYSTEM = Path("/etc")
 SECTIONS = ("slurm", "environment")  # of the job file: what a site may decide
 
 
@@ -62,8 +62,7 @@ def site_defaults(project: Path, environ: Mapping[str, str] = os.environ) -> dic
 
 
 def _find(name: str, project: Path, environ: Mapping[str, str]) -> Path | None:
-    config = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
-    found = (folder / "hpc-mp" / name for folder in (project, config, SYSTEM))
+    found = (folder / name for folder in (project / FOLDER, *config_folders(environ)))
     return next((path for path in found if path.is_file()), None)
 
 

@@ -1,0 +1,37 @@
+"""The one catalogue of machines: GPUs, sizes, links, NICs, peaks and leaf sizes, from ``env/machines`` and the files of users.
+
+Whoever needs a figure of a machine asks here: the doctor, the planner, the environment, the clouds. The packed health check has
+the standard library of Python 3.10 alone: there the rows lie as JSON beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+from hpc_mp.catalogue.machines import Catalogue, GpuModel, MachineType, Marks, build
+
+__all__ = ["PACKED_ROWS", "Catalogue", "GpuModel", "MachineType", "Marks", "catalogue"]
+
+PACKED_ROWS = "machines.json"  # in the archive of the health check alone
+
+
+def catalogue() -> Catalogue:
+    """All rows: the shipped ones, the site's, the user's.
+
+    Raises:
+        HpcMpError: a file of the site or the user is wrong.
+    """
+    packed = resources.files(__name__).joinpath(PACKED_ROWS)
+    if packed.is_file():
+        return build(**json.loads(packed.read_text(encoding="utf-8")))
+    from hpc_mp.catalogue.read import own_files  # the archive has no pydantic
+    return _read(own_files())
+
+
+@cache
+def _read(own: tuple[Path, ...]) -> Catalogue:
+    from hpc_mp.catalogue.read import read_rows
+    return build(**read_rows(own))

@@ -1,0 +1,151 @@
+"""Rows of the catalogue from its files: the shipped ones, the site's, the user's; the later ones override by name.
+
+A row says ``like = NAME`` and only what differs; a row that is like its own name changes the one of an earlier file. It takes
+over what the machine is, not who it is: title, marks, short name and twin are a row's own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from pydantic import TypeAdapter, ValidationError
+
+from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.site_files import config_folders
+from hpc_mp.catalogue.machines import GpuModel, MachineType
+
+ASSET, FILE, VARIABLE = "env/machines", "machines.toml", "HPC_MP_MACHINES"
+CLOUDS = ("azure", "aws", "gcp", "site")
+_TABLES = ("gpu", *CLOUDS, "sources")
+_OWN = ("title", "fabric", "twin", "marks", "pci")
+
+Kind = Literal["gpus", "machines"]
+Row = dict[str, Any]
+Placed = Mapping[str, tuple[Path, Row]]  # by name, with the file that it is from
+_FORMS: dict[Kind, type[GpuModel] | type[MachineType]] = {"gpus": GpuModel, "machines": MachineType}
+
+
+class Rows(TypedDict):
+    """Complete rows by name; machines have their ``cloud``; sources, in words."""
+
+    gpus: dict[str, Row]
+    machines: dict[str, Row]
+    sources: dict[str, str]
+
+
+def own_files(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Files of the site, of the user, and that of ``HPC_MP_MACHINES``; the rows of a later one override."""
+    found = [folder / FILE for folder in reversed(config_folders(environ)) if (folder / FILE).is_file()]
+    named = environ.get(VARIABLE)
+    return (*found, *([Path(named)] if named else []))
+
+
+def read_rows(own: Iterable[Path]) -> Rows:
+    """The rows of the shipped files under those of ``own``.
+
+    Raises:
+        HpcMpError: a file cannot be read, a key is unknown, missing or of another kind, or a name leads nowhere.
+    """
+    nothing = Rows(gpus={}, machines={}, sources={})
+    rows = _layer(nothing, [(path, _parse(path)) for path in sorted(asset(ASSET).glob("*.toml"))], shipped=True)
+    for path in own:
+        rows = _layer(rows, [(path, _parse(path))], shipped=False)
+    return rows
+
+
+def _layer(below: Rows, files: Sequence[tuple[Path, Row]], shipped: bool) -> Rows:
+    """The rows of files, which may refer to each other, over those of earlier ones."""
+    gpus = _rows("gpus", _placed(files, "gpu"), below["gpus"], shipped)
+    placed = {name: (path, row | {"cloud": cloud}) for cloud in CLOUDS for name, (path, row) in _placed(files, cloud).items()}
+    machines = _rows("machines", placed, below["machines"], shipped)
+    for name, (path, _) in placed.items():
+        _check_gpu(f"{name} in {path}", machines[name], gpus)
+    sources = {name: text for _, tree in files for name, text in tree.get("sources", {}).items()}
+    own = {} if shipped else {str(path): str(path) for path, _ in files}
+    return Rows(gpus=gpus, machines=machines, sources=below["sources"] | sources | own)
+
+
+def _placed(files: Sequence[tuple[Path, Row]], table: str) -> dict[str, tuple[Path, Row]]:
+    return {name: (path, row) for path, tree in files for name, row in tree.get(table, {}).items()}
+
+
+def _rows(kind: Kind, placed: Placed, below: dict[str, Row], shipped: bool) -> dict[str, Row]:
+    full = {name: _complete(name, placed, below, shipped) for name in placed}
+    form = TypeAdapter[Any](_FORMS[kind])
+    for name, row in full.items():
+        _check_form(f"{name} in {placed[name][0]}", {"name": name, **row}, kind, form)
+    return full | {name: row for name, row in below.items() if name not in full}
+
+
+def _complete(name: str, placed: Placed, below: Mapping[str, Row], shipped: bool, waiting: tuple[str, ...] = ()) -> Row:
+    """A row with what it takes over from the one that it is like, and with the source of every figure."""
+    path, row = placed[name]
+    like: str | None = row.get("like")
+    said = f"like = {like!r} of {name} in {path}"
+    if like is None:
+        base: Row = {}
+    elif like in waiting:
+        raise HpcMpError(said, "leads back to itself", "name a row that stands by itself")
+    elif like in placed and like != name:
+        base = _complete(like, placed, below, shipped, (*waiting, name))
+    elif like in below:
+        base = below[like]
+    else:
+        raise HpcMpError(said, "is in no file of the catalogue", _meant(like, {**below, **placed}))
+    inherited = base if like == name else {key: value for key, value in base.items() if key not in _OWN}
+    own = {key: value for key, value in row.items() if key not in ("like", "from")}
+    sources = {} if shipped else dict.fromkeys(own.keys() - {"cloud"}, str(path))
+    sources |= {figure: source for source, figures in row.get("from", {}).items() for figure in figures}
+    return inherited | own | {"sources": inherited.get("sources", {}) | sources}
+
+
+def _check_form(where: str, row: Row, kind: Kind, form: TypeAdapter[Any]) -> None:
+    try:
+        form.validate_json(json.dumps({key: value for key, value in row.items() if key != "gpu"}, default=str))
+    except ValidationError as error:
+        first = error.errors()[0]
+    else:
+        return
+    key = ".".join(map(str, first["loc"]))
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        known = [each.name for each in fields(_FORMS[kind]) if each.name not in ("name", "cloud", "sources")]
+        raise HpcMpError(f"{key} of {where}", "is no figure of the catalogue", _meant(key, [*known, "like", "from"]))
+    if first["type"] in ("missing", "missing_argument"):
+        raise HpcMpError(f"{key} of {where}", "is missing", "give it, or `like = \"NAME\"` of a row that has it")
+    raise HpcMpError(f"{key} = {first['input']!r} of {where}", f"is refused ({first['msg']})",
+                     "write it as the rows of env/machines do")
+
+
+def _check_gpu(where: str, row: Row, gpus: Mapping[str, Row]) -> None:
+    gpu, count = row.get("gpu"), row.get("gpus", 0)
+    if gpu is not None and gpu not in gpus:
+        raise HpcMpError(f"gpu = {gpu!r} of {where}", "is no row of [gpu]", _meant(str(gpu), gpus))
+    if bool(gpu) != bool(count):
+        raise HpcMpError(f"gpus = {count} of {where}", f"does not go with gpu = {gpu!r}", "give both or none")
+
+
+def _parse(path: Path) -> Row:
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise HpcMpError(f"machines file {path}", f"cannot be read ({error})", "mend or remove it") from None
+    for table, content in tree.items():
+        if table not in _TABLES:
+            raise HpcMpError(f"[{table}] in {path}", "is no table of the catalogue", _meant(table, _TABLES))
+        if not isinstance(content, dict) or (table != "sources" and not all(isinstance(row, dict) for row in content.values())):
+            raise HpcMpError(f"[{table}] in {path}", "has no rows", f"write [{table}.NAME] and its figures")
+    return tree
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else "name one of " + ", ".join(names)
