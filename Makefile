@@ -18,7 +18,7 @@ help:  ## show this list
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
 test: lint  ## lint, types, import arrows and all tests but the long proofs
-	$(PY) -m pytest -ra -n 2 --dist loadfile
+	$(PY) -m pytest -ra -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: install  ## style, types and import arrows
 	$(PY) -m ruff check .
@@ -29,7 +29,7 @@ demo: install  ## train a small model on emulated nodes
 	$(PY) demo/run.py
 
 prove: install  ## the long proofs of exactness
-	$(PY) -m pytest -ra -m prove --timeout=3600
+	$(PY) -m pytest -ra -m "prove or hypothesis" --hypothesis-profile=nightly --timeout=3600
 
 bench: install  ## measure
 	$(PY) benchmarks/startup.py

@@ -183,6 +183,23 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
+def rooms() -> str:
+    """The floors of the house, from the arrows that CI checks and the first line of every room."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    floors = next(contract["layers"] for contract in contracts if contract["type"] == "layers")
+    rows = []
+    for number, floor in zip(range(len(floors), 0, -1), floors, strict=True):
+        for room in floor.split(" | "):
+            source = (ROOT / "hpc_mp" / room / "__init__.py").read_text(encoding="utf-8")
+            rows.append((str(number), f"`{room}`", (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0]))
+    return table(("floor", "room", "holds"), rows)
+
+
+def with_rooms(text: str) -> str:
+    """CONTRIBUTING with the table of rooms as it is now."""
+    return re.sub(r"(?<=<!-- rooms -->\n).*?(?=<!-- /rooms -->)", lambda _: "\n" + rooms() + "\n", text, flags=re.DOTALL)
+
+
 def page(name: str) -> str:
     """The whole text of a page."""
     return f"# {TITLES[name]}\n\n{NOTICE}\n\n{PAGES[name]().strip()}\n"
@@ -191,6 +208,8 @@ def page(name: str) -> str:
 def main() -> None:
     folder = ROOT / "docs" / "reference"
     folder.mkdir(exist_ok=True)
+    contributing = ROOT / "CONTRIBUTING.md"
+    contributing.write_text(with_rooms(contributing.read_text(encoding="utf-8")), encoding="utf-8")
     for name in PAGES:
         (folder / f"{name}.md").write_text(page(name), encoding="utf-8")
 

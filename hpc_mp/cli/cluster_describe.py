@@ -11,12 +11,11 @@ from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.output import exit_by, print_findings
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG
 from hpc_mp.lint.slurm_conf.config import ask_slurm
 from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
 from hpc_mp.lint.slurm_conf.report import describe as described
-
-COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 @click.command(help="Show a Slurm cluster: partitions, GPUs, networks, switches, how jobs are run; and what is set up wrongly "
@@ -31,8 +30,7 @@ def describe(as_json: bool) -> None:
         click.echo(json.dumps(found.document()))
     else:
         _show(found)
-    if any(misfit.severity == "error" for misfit in found.misfits):
-        raise click.exceptions.Exit(1)
+    exit_by(found.findings)
 
 
 def _show(found: Description) -> None:
@@ -56,10 +54,8 @@ def _show(found: Description) -> None:
         settings.add_row(escape(key), escape(value) if value else "[dim]not set[/]")
     console.print(settings)
     console.print("\n[bold]For training[/]")
-    for misfit in found.misfits:
-        console.print(f"[{COLOURS[misfit.severity]}]{misfit.severity}[/] {misfit.code}: {escape(misfit.seen)}")
-        console.print(escape(f"  {misfit.why}\n  → {misfit.remedy}"))
-    if not found.misfits:
+    print_findings(found.findings)
+    if not found.findings:
         console.print("nothing is set up wrongly, as far as scontrol tells")
     for words in found.unseen:
         console.print(escape(f"not seen: {words}"), style="dim")

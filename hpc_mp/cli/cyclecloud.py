@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from hpc_mp.base.files import text_of
 from hpc_mp.cli.cyclecloud_render import render_command
-from hpc_mp.cli.findings import tell, text_of
+from hpc_mp.cli.output import finish
 from hpc_mp.clouds.azure import lint, read_given, read_project
 
 
@@ -30,4 +31,4 @@ command.add_command(render_command, "render")
 def lint_command(template: Path, params: Path | None, project: Path | None, as_json: bool) -> None:
     findings = lint(text_of(template, "cluster template"), file=str(template), given=read_given(params) if params else None,
                     project=read_project(project) if project else None)
-    tell(findings, template, as_json)
+    finish(findings, as_json)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import weight
 from hpc_mp.cli.doctor_cluster import answer, asked, cluster_options
+from hpc_mp.cli.output import finish
 from hpc_mp.doctor.compute import devices_here, judge, measure
-from hpc_mp.doctor.finding import Finding, Outcome
 from hpc_mp.doctor.install import install
 from hpc_mp.doctor.nccl_log import logged
-from hpc_mp.doctor.node import against, diagnose, document, injected
+from hpc_mp.doctor.node import against, diagnose, injected, place_document
 from hpc_mp.doctor.storage import storage
 
-COLOURS: dict[Outcome, str] = {"error": "red", "warning": "yellow", "incomplete": "cyan", "ok": "green"}
 _PATH = click.Path(path_type=Path)
 
 
@@ -60,41 +54,9 @@ def command(as_json: bool, node: bool, codes: tuple[str, ...], everything: bool,
     findings += tuple(storage(directories, source)) if directories else ()
     findings += logged(logs, source) if logs else ()
     findings += against(host, source) if host else ()
-    finish(findings, document(findings, source), as_json, everything)
+    place = place_document(source)
+    finish(sorted(findings, key=weight), as_json, more=place, what=str(place["host"]), everything=everything)
     return 0
-
-
-def finish(findings: Sequence[Finding], seen: dict[str, Any], as_json: bool, everything: bool = False) -> None:
-    """Print, and exit 1 if there is an error."""
-    if as_json:
-        click.echo(json.dumps(seen))
-    else:
-        show(findings, str(seen["host"]), everything)
-    if seen["worst"] == "error":
-        raise click.exceptions.Exit(1)
-
-
-def show(findings: Iterable[Finding], name: str, everything: bool = False) -> None:
-    """A table, the gravest first; what is well is counted only, unless asked for."""
-    console = Console(highlight=False, emoji=False, soft_wrap=False)
-    found = sorted(findings, key=lambda finding: list(COLOURS).index(finding.outcome))
-    shown = [finding for finding in found if everything or finding.outcome != "ok"]
-    counts = Counter(finding.outcome for finding in found)
-    if shown:
-        table = Table(box=None, pad_edge=False, show_header=False)
-        table.add_column(no_wrap=True)
-        table.add_column(no_wrap=True)
-        table.add_column(overflow="fold")
-        for finding in shown:
-            words = f"{finding.subject}: {finding.evidence}" if finding.subject else finding.evidence
-            text = escape(words) + (f"\n→ {escape(finding.remedy)}" if finding.remedy and finding.outcome != "incomplete" else "")
-            table.add_row(f"[{COLOURS[finding.outcome]}]{_NAMES[finding.outcome]}[/]", finding.code, text)
-        console.print(table)
-    summary = ", ".join(f"{counts[outcome]} {_NAMES[outcome]}" for outcome in COLOURS if counts[outcome])
-    console.print(escape(f"{name}: {summary or 'nothing to look at'}"))
-
-
-_NAMES: dict[Outcome, str] = {"error": "error", "warning": "warning", "incomplete": "not seen", "ok": "ok"}
 
 
 def _install(target: Path, chain: str | None, drain: bool) -> None:

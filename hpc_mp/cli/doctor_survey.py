@@ -6,12 +6,14 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.markup import escape
 
+from hpc_mp.cli.output import print_findings
 from hpc_mp.doctor.survey.actions import drain_commands, remember
 from hpc_mp.doctor.survey.page import write_page
 from hpc_mp.doctor.survey.procedure import State
@@ -19,8 +21,6 @@ from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.run import Show, run
 from hpc_mp.doctor.survey.start import Wish
 from hpc_mp.doctor.survey.terminal import pictures
-
-COLOURS = {"error": "red", "warning": "yellow"}
 
 
 def survey(wish: Wish, as_json: bool, html: Path | None) -> Report:
@@ -58,10 +58,7 @@ def _print(report: Report) -> None:
         colour, doubt = ("red", "") if found.certain else ("yellow", " (suspected)")
         console.print(f"[{colour}]{escape(found.subject)}[/]  {found.code}{doubt}: {escape(found.evidence)}")
         console.print(f"→ {escape(found.remedy)}")
-    for noted in report.noted:
-        finding = noted.finding
-        console.print(f"[{COLOURS[finding.outcome]}]{escape(noted.who)}[/]  {finding.code}: {escape(finding.evidence)}")
-        console.print(f"→ {escape(finding.remedy)}")
+    print_findings([replace(noted.finding, subject=noted.who) for noted in report.noted])
     for command in drain_commands(report.diagnoses):
         console.print(escape(command), style="dim", soft_wrap=True)
     verdict = "no fault found" if not report.diagnoses else f"{len(report.diagnoses)} found"

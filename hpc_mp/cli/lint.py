@@ -8,7 +8,8 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.findings import tell, text_of
+from hpc_mp.base.files import text_of
+from hpc_mp.cli.output import finish
 from hpc_mp.lint.sbatch import lint
 
 
@@ -18,8 +19,8 @@ from hpc_mp.lint.sbatch import lint
 @click.option("--slurm-version", metavar="24.05", help="What the script is for; without it, every release counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(file: Path, slurm_version: str | None, as_json: bool) -> None:
-    findings = lint(text_of(file, "job script"), directory=Path.cwd(), version=_version(slurm_version))
-    tell(findings, file, as_json)
+    findings = lint(text_of(file, "job script"), file=str(file), directory=Path.cwd(), version=_version(slurm_version))
+    finish(findings, as_json)
 
 
 def _version(text: str | None) -> tuple[int, int] | None:

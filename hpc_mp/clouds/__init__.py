@@ -1,4 +1,4 @@
-"""Clusters on clouds other than Azure: a configuration of AWS ParallelCluster, a blueprint of Google's Cluster Toolkit.
+"""Clusters made from a subscription: Azure CycleCloud, AWS ParallelCluster, Google Cluster Toolkit. Frozen.
 
 The machines are rows of CycleCloud's catalogue with a ``cloud`` of their own; templates and scripts are files under
 ``cyclecloud/other-clouds``. Nobody is asked and nothing is created but files.

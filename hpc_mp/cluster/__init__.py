@@ -1,1 +1,1 @@
-"""Facts about machines: host lists, what Slurm says, GPUs. No torch."""
+"""Facts about machines, without torch: one node, Slurm, switches, measured bandwidth, bad nodes."""

@@ -1,1 +1,1 @@
-"""Which node or link is bad: node checks, bandwidth, the localiser, and what follows from their verdicts."""
+"""Which node or link is bad: checks of a node, the survey of a cluster, the localiser, bandwidth and computing."""

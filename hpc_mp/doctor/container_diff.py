@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.efa import LIBRARIES, PLUGINS
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.memory import read_shared
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.doctor.finding import Finding, Outcome
 
 View = Mapping[str, Any]
 _ENDLESS = 1 << 62
@@ -37,7 +37,7 @@ class Item:
 
     code: str
     read: Callable[[Source], Any]
-    grave: Outcome
+    grave: Severity
     what: str
     reads: str
     remedy: str

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.cpu import read_cpus
 from hpc_mp.cluster.node.gpu_pci import read_gpus
@@ -15,7 +16,6 @@ from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
 from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.doctor.finding import Finding
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")

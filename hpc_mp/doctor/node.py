@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
@@ -21,7 +21,6 @@ from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.container_diff import differences, view
 from hpc_mp.doctor.drift import traits
-from hpc_mp.doctor.finding import Finding, worst
 from hpc_mp.doctor.nccl_log import PROGRAMS
 
 DEADLINE_S = 7.0
@@ -39,13 +38,11 @@ def diagnose(source: Source, codes: Sequence[str] = (), deadline: float = DEADLI
     return tuple(findings)
 
 
-def document(findings: Sequence[Finding], source: Source) -> dict[str, Any]:
-    """For ``--json``: host, time (seconds since 1970), worst outcome, findings, view of this place, traits of this node."""
+def place_document(source: Source) -> dict[str, Any]:
+    """What stands in ``--json`` beside the findings: host, time (seconds since 1970), view of this place, traits of this node."""
     return {
         "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",
         "time": time.time(),
-        "worst": worst(findings),
-        "findings": [asdict(finding) for finding in findings],
         "view": _in_time(source, view),
         "traits": _in_time(source, traits),
     }
@@ -96,5 +93,5 @@ def _check(code: str) -> Check[Any]:
     for check in PASSIVE:
         if check.code == code:
             return check
-    remedy = did_you_mean(code, [check.code for check in PASSIVE], "`hpc-mp doctor --list` has all")
-    raise HpcMpError(f"check {code}", "does not exist", remedy)
+    raise HpcMpError(f"check {code}", "does not exist",
+                     did_you_mean(code, [check.code for check in PASSIVE], "`hpc-mp doctor --list` has all"))

@@ -8,11 +8,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_rate, data_size
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.mounts import Mount, read_mounts
 from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.doctor.finding import Finding
 
 _BLOCK = 4 << 20
 _SYNC = 64 << 20  # bytes after which the disk must have them, so that the time is kept
@@ -71,7 +71,7 @@ def judge(where: str, mount: Mount | None, rates: Rates | Unseen) -> Finding:
     code = "storage-shared" if mount is not None and mount.shared else "storage-local"
     kind = f"{mount.type}, " if mount is not None else ""
     if isinstance(rates, Unseen):
-        return Finding(code, "incomplete", where, f"{kind}{rates}")
+        return Finding(code, "unknown", where, f"{kind}{rates}")
     said = (f"{kind}{data_rate(rates.write)} written, {data_rate(rates.read)} read, {rates.files:.0f} files/s made and removed "
             f"({data_size(rates.size)})")
     if not rates.same:
@@ -83,7 +83,7 @@ def judge(where: str, mount: Mount | None, rates: Rates | Unseen) -> Finding:
 
 
 def storage(directories: Sequence[str], source: Source, deadline: float = 6.0) -> list[Finding]:
-    """Test each in a process of its own; one that hangs is incomplete after ``deadline`` seconds."""
+    """Test each in a process of its own; one that hangs is unknown after ``deadline`` seconds."""
     rates = in_time({where: functools.partial(_measured, where) for where in directories}, deadline)
     try:
         mounts = read_mounts(source).all

@@ -1,1 +1,1 @@
-"""Starting a run: render, submit, emulate, watch."""
+"""From a job file to running ranks and back to words: plan, render, back ends, staging, status, logs, cancel, `hpc_mp.submit`."""

@@ -80,6 +80,11 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
     )
 
 
+def outside(spec: JobSpec, release: Version | None) -> ClusterFacts:
+    """The facts where Slurm starts no ranks: it is not asked."""
+    return ClusterFacts(release)
+
+
 def _wanted(spec: JobSpec, known: Iterable[Partition]) -> Partition | None:
     """The job's partition, else the default one."""
     name = spec.slurm.partition

@@ -1,1 +1,1 @@
-"""Findings in what others wrote: sbatch scripts and Slurm configurations."""
+"""Findings in what others wrote: sbatch scripts and Slurm configurations, by rules as tables."""

@@ -1,4 +1,4 @@
-"""What a layout needs and how fast it will run, from a model's shape alone. First: memory of model state."""
+"""What a layout costs: memory, traffic, collectives and fabrics; and which orders of ranks and hosts cost least."""
 
 from hpc_mp.planner.memory import StateBytes, state_bytes
 

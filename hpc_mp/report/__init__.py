@@ -1,4 +1,4 @@
-"""Pictures and HTML from a run directory."""
+"""Pictures of a run as one HTML file, from its run directory alone."""
 
 from hpc_mp.report.page import write_report
 

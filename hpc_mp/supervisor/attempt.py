@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
-from hpc_mp.cluster.bad_nodes import Finding, ledger, record
+from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.requeue import exclude, queued_again, requeue
 from hpc_mp.cluster.slurm.submit import withdraw
@@ -183,7 +183,7 @@ def _conclude(run: RunDirectory, attempt: int, given: Allocation | None, ending:
 
 def _remember(run: RunDirectory, cluster: str, death: Death) -> None:
     now = time.time()
-    findings = [Finding(node, death.kind, death.message, str(run.path), now, now + AVOIDED_S) for node in death.nodes_to_blame]
+    findings = [BadNode(node, death.kind, death.message, str(run.path), now, now + AVOIDED_S) for node in death.nodes_to_blame]
     try:
         record(ledger(cluster), findings)
     except OSError as error:

@@ -63,7 +63,6 @@ def test_a_pair_that_nobody_measured_is_usual_or_as_bad_as_its_worse_end() -> No
     assert found.slow(names(6)) == {("n1", "n6"): 3 / 25, ("n5",): 9 / 25}
 
 
-@settings(deadline=None)
 @given(st.integers(3, 12), st.floats(0.01, 400), st.randoms(use_true_random=False), st.randoms(use_true_random=False))
 def test_scatter_changes_nothing(number: int, usual: float, scatter: Random, shuffled: Random) -> None:
     """Rates within 10 % of each other are all alike; a single one at 70 % is seen."""
@@ -142,7 +141,7 @@ def passing(placement: Placement, moved: Traffic, hosts: tuple[str, ...], a: str
     return total
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.sampled_from(CASES), st.sampled_from([HEAVY_DATA, HEAVY_PIPELINE]), st.floats(0.1, 0.7), st.data())
 def test_one_slow_link_gets_the_least_that_any_order_gives_it(
     case: tuple[int, Degrees, int, str], moved: Traffic, share: float, data: st.DataObject
@@ -161,7 +160,7 @@ def test_one_slow_link_gets_the_least_that_any_order_gives_it(
         assert ordered == hosts, "nothing was to be gained"
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.sampled_from([case for case in CASES if case[0] == 4]), st.sampled_from([HEAVY_DATA, HEAVY_PIPELINE]),
        st.lists(st.sampled_from([5.0, 12.0, 25.0, 60.0]), min_size=6, max_size=6), st.booleans())
 def test_no_order_of_four_is_cheaper(case: tuple[int, Degrees, int, str], moved: Traffic, each: list[float], tree: bool) -> None:
@@ -174,7 +173,7 @@ def test_no_order_of_four_is_cheaper(case: tuple[int, Degrees, int, str], moved:
     assert cost(best_hosts(placement, moved, hosts, switches, found)) == min(map(cost, permutations(hosts)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.sampled_from([case for case in CASES if case[0] == 4]), st.permutations(names(4)), st.booleans(),
        st.randoms(use_true_random=False))
 def test_equal_rates_leave_the_order_to_the_switches(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from measured import Groups, leaves, measure
 
@@ -26,7 +26,6 @@ def believe(groups: Groups, root: bool = True) -> SwitchTree:
 # --- what rates show -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.1, 0.55), st.integers(0, 1000))
 def test_leaves_behind_narrow_uplinks_are_found(sizes: list[int], across: float, seed: int) -> None:
     groups = leaves(*sizes)
@@ -34,14 +33,12 @@ def test_leaves_behind_narrow_uplinks_are_found(sizes: list[int], across: float,
     assert sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups)) and seen.unplaced == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.9, 1.0), st.integers(0, 1000))
 def test_nothing_is_claimed_where_uplinks_carry_everything(sizes: list[int], across: float, seed: int) -> None:
     seen = infer(measure(leaves(*sizes), across, seed=seed))
     assert seen.groups == () and "cannot be told apart" in seen.why
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 31), st.floats(0.02, 0.6))
 def test_a_slow_node_or_link_is_no_leaf(seed: int, bad: int, share: float) -> None:
     def slow(a: str, b: str, rate: float) -> float:
@@ -135,7 +132,6 @@ def test_a_tree_of_what_was_measured() -> None:
 # --- belief and measurement ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.integers(0, 1000))
 def test_a_belief_that_is_right_raises_nothing(sizes: list[int], seed: int) -> None:
     groups = leaves(*sizes)
@@ -143,7 +139,6 @@ def test_a_belief_that_is_right_raises_nothing(sizes: list[int], seed: int) -> N
     assert (found.verdict, found.odd) == ("agrees", ())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(4, 8), min_size=2, max_size=4), st.integers(0, 1000), st.data())
 def test_nodes_that_slurm_has_elsewhere_are_named(sizes: list[int], seed: int, data: st.DataObject) -> None:
     groups = leaves(*sizes)

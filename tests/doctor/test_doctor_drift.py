@@ -32,7 +32,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {  # trait: what is otherwise on 
 
 def test_nodes_that_are_alike_do_not_drift() -> None:
     found = list(drift({f"n{at}": traits(broken("ndv5", SAME)) for at in range(3)}))
-    assert {(finding.code, finding.outcome) for finding in found} == {(f"drift-{each}", "ok") for each in TRAITS}
+    assert {(finding.code, finding.severity) for finding in found} == {(f"drift-{each}", "ok") for each in TRAITS}
 
 
 @pytest.mark.parametrize("trait", [*OTHER, "packages"])
@@ -43,7 +43,7 @@ def test_the_odd_node_is_named(trait: str) -> None:
         odd = odd | {"packages": "torch 2.7.0"}
     found = [each for each in drift({"n0": usual, "n1": usual, "n2": usual, "n3": odd}) if each.outcome != "ok"]
     assert [(each.code, each.subject) for each in found] == [(f"drift-{trait}", "n3")], found
-    assert says in found[0].evidence
+    assert says in found[0].message
 
 
 def test_two_nodes_that_differ_are_both_shown_and_none_is_blamed() -> None:

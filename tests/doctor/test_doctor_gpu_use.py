@@ -36,7 +36,7 @@ CASES = (
          "29.5 GiB in use", "GPU 2"),
     Case("gpu-memory-held", "p4d",
          {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211"), "/.dockerenv": ""},
-         "incomplete", "29.5 GiB in use"),
+         "unknown", "29.5 GiB in use"),
 )
 
 
@@ -48,16 +48,16 @@ def test_broken(case: Case) -> None:
 def test_a_job_s_own_program_is_no_leftover() -> None:
     held = {USED: answer("ndv5", USED).replace("0002:00:00.0, 4", "0002:00:00.0, 70000")}
     found = findings(broken("ndv5", program("R", IN_JOB) | held))
-    assert [(finding.outcome, finding.evidence)
+    assert [(finding.severity, finding.message)
             for finding in of(found, "gpu-leftover")] == [("ok", "1 program on the GPUs, none left over")]
-    assert [finding.outcome for finding in of(found, "gpu-memory-held")] == ["ok"]
+    assert [finding.severity for finding in of(found, "gpu-memory-held")] == ["ok"]
 
 
 def test_without_slurm_any_program_is_somebody_s() -> None:
     here = tree("ndv5")
     no_slurm = {path: "bash" for path in here.names("/proc/[0-9]*/comm") if here.text(path) == "slurmd"}
     found = of(findings(broken("ndv5", program("S", IN_SESSION) | no_slurm)), "gpu-leftover")
-    assert [finding.outcome for finding in found] == ["ok"]
+    assert [finding.severity for finding in found] == ["ok"]
 
 
 def test_load_is_read_from_new_and_old_drivers() -> None:
@@ -91,4 +91,4 @@ def test_a_laptop_s_gpu_has_no_such_parts() -> None:
     silent = ("gpu-ecc-mode", "gpu-ecc-sram", "gpu-ecc-dram", "gpu-row-remap", "gpu-row-spare", "gpu-retired-pages", "gpu-mig",
               "gpu-fabric", "gpu-persistence", "gpu-clocks", "gpu-memory-temperature", "gpu-repair")
     assert not {finding.code for finding in found} & set(silent)
-    assert {finding.outcome for finding in found} == {"ok"}
+    assert {finding.severity for finding in found} == {"ok"}

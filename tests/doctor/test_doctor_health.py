@@ -17,9 +17,9 @@ import pytest
 import hpc_mp
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.cluster.slurm.drain import drain
-from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.health import lines, main, reason
 from hpc_mp.doctor.install import ARCHIVE, SCRIPT, install, pack, packed
 
@@ -94,9 +94,9 @@ def test_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> 
 
 
 def test_lines_for_people_and_reasons_for_slurm() -> None:
-    found = [Finding("a", "ok", "", "well"), Finding("b", "incomplete", "/x", "hung"), *ERRORS]
+    found = [Finding("a", "ok", "", "well"), Finding("b", "unknown", "/x", "hung"), *ERRORS]
     assert lines(found) == ["error hpc-mp:fabric-port:mlx5_ib3 port 1: down -> look at the cable",
-                            "error hpc-mp:shm-size:/dev/shm: tiny", "incomplete hpc-mp:b:/x: hung"]
+                            "error hpc-mp:shm-size:/dev/shm: tiny", "unknown hpc-mp:b:/x: hung"]
     assert reason(ERRORS) == "hpc-mp:fabric-port:mlx5_ib3 port 1; hpc-mp:shm-size:/dev/shm"
     many = reason([Finding("fabric-port", "error", f"mlx5_{at} port 1", "") for at in range(40)])
     assert len(many) <= 210 and many.endswith(" +35") and many.count("hpc-mp:") == 5

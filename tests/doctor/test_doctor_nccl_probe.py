@@ -28,7 +28,7 @@ def log(name: str) -> str:
 
 
 def told(source: Source) -> dict[str, str]:
-    return {finding.code: finding.outcome for finding in taken(source) if finding.outcome != "ok"}
+    return {finding.code: finding.severity for finding in taken(source) if finding.severity != "ok"}
 
 
 @pytest.mark.parametrize(("name", "ill"), [
@@ -101,7 +101,7 @@ def test_a_kept_log_is_judged(tmp_path: Path) -> None:
     done = doctor(tmp_path, LOGS / "ib-socket.log")
     found = json.loads(done.stdout)
     assert done.exit_code == 1 and found["worst"] == "error"
-    assert {each["code"] for each in found["findings"] if each["outcome"] == "error"} == {"nccl-network"}
+    assert {each["code"] for each in found["findings"] if each["severity"] == "error"} == {"nccl-network"}
     assert {each["code"].partition("-")[0] for each in found["findings"]} == {"nccl"}, "the machine itself is not looked at"
     assert doctor(tmp_path, LOGS / "ib-healthy.log").exit_code == 0
 
@@ -132,4 +132,4 @@ def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_log_of_something_else_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text("epoch 1\n")
     done = doctor(tmp_path, tmp_path / "x.log")
-    assert done.exit_code == 0 and [each["outcome"] for each in json.loads(done.stdout)["findings"]] == ["incomplete"]
+    assert done.exit_code == 0 and [each["severity"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]

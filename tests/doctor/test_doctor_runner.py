@@ -14,13 +14,13 @@ import psutil
 import pytest
 from machines.tree import HANGS, broken
 
+from hpc_mp.base.findings import Finding, worst
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.cluster.node.state import keep
 from hpc_mp.cluster.node.this_node import here
 from hpc_mp.doctor.checks.check import Check, run
-from hpc_mp.doctor.finding import Finding, worst
 
 
 def content(code: str) -> Any:
@@ -35,8 +35,8 @@ def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -
     begin = time.monotonic()
     found = run(checks, source, 1.0)
     assert time.monotonic() - begin < 3
-    assert [(each.code, each.outcome) for each in found] == [("file", "incomplete"), ("fine", "ok"), ("program", "incomplete")]
-    assert found[0].evidence == "no answer within 1 s"
+    assert [(each.code, each.outcome) for each in found] == [("file", "unknown"), ("fine", "ok"), ("program", "unknown")]
+    assert found[0].message == "no answer within 1 s"
 
 
 def test_what_stumbles_costs_one_check() -> None:
@@ -50,8 +50,8 @@ def test_what_stumbles_costs_one_check() -> None:
               Check("absent", lambda s: s.text("/no/such"), content("absent"))]
     found = run(checks, broken("ethernet", {}), 5.0)
     assert [(each.code, each.outcome) for each in found] == [
-        ("reader", "incomplete"), ("half", "incomplete"), ("whole", "ok"), ("absent", "incomplete")]
-    assert "ZeroDivisionError" in found[0].evidence and "what is this?" in found[1].evidence
+        ("reader", "unknown"), ("half", "unknown"), ("whole", "ok"), ("absent", "unknown")]
+    assert "ZeroDivisionError" in found[0].message and "what is this?" in found[1].evidence
     assert found[3].evidence == "/no/such: No such file or directory"
 
 
@@ -168,5 +168,5 @@ def test_programs_of_root_are_found_and_speak_english() -> None:
 
 def test_the_worst_of_findings() -> None:
     assert [worst(Finding("x", each, "", "") for each in outcomes) for outcomes in (
-        (), ("ok",), ("ok", "incomplete"), ("warning", "incomplete"), ("error", "warning"))] == [  # type: ignore[arg-type]
-        "ok", "ok", "incomplete", "warning", "error"]
+        (), ("ok",), ("ok", "unknown"), ("warning", "unknown"), ("error", "warning"))] == [  # type: ignore[arg-type]
+        "ok", "ok", "unknown", "warning", "error"]

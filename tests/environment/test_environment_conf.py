@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_mp.cluster.node.source import Source
@@ -97,7 +97,6 @@ WHERE = st.sampled_from([{}, {b"HOME": b"/home/ann"}, {b"HOME": b"/home/ann", b"
 NAMES = (b"/home/ann/.nccl.conf", b"/site/nccl", b"/etc/nccl.conf")
 
 
-@settings(max_examples=400, deadline=None)
 @given(PROCESS, WHERE, st.lists(st.one_of(st.none(), FILE), min_size=3, max_size=3))
 @example({}, {b"HOME": b"/home/ann"}, [b"NCCL_A=1\nNCCL_A=2\r\n", None, b"NCCL_A=3\nNCCL_B=4"])
 @example({b"NCCL_A": b""}, {}, [None, None, b"NCCL_A=3\r\0=\n#NCCL_B=1\n NCCL_B=2\n=5\n"])

@@ -59,7 +59,7 @@ def test_hostile_values_come_through_and_do_nothing(shell: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("shell", ["bash", "dash"])
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.binary(max_size=40).map(lambda data: data.replace(b"\0", b"")), min_size=4, max_size=4))
 @example([b"\x81\x82\x83\x84\x85\x86\x87\x88", b"\\", b"'", b"'\\''"])
 def test_any_bytes_come_through(shell: str, values: list[bytes]) -> None:

@@ -193,6 +193,7 @@ def test_a_dry_run_prints_the_script_and_writes_nothing(job: Path, mark: str) ->
     assert "#SBATCH --nodes=4\n" in out and "where     nodes(4)" in err
     code, explained, _ = launch(mark, job, "--explain")
     assert code == 0 and "#!/bin/bash\n    The shell that runs this script" in explained
+    assert 'job.device = "cpu"\n    nvidia-smi finds no GPU' in explained and "parallel.order = " in explained
     code, out, _ = launch(mark, job, "--dry-run", "--json")
     document = json.loads(out)
     assert document["state"] == "planned" and document["script"].startswith("#!/bin/bash\n")

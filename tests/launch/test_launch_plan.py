@@ -18,13 +18,13 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.node.gpus import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
+from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.judge import judge
 from hpc_mp.launch.backends.watch import Ended, Exit
 from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import compose
-from hpc_mp.launch.summary import defaults, describe
-from hpc_mp.launch.unused_keys import PLACES, without_effect
+from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.rundir import create_run
@@ -164,7 +164,7 @@ def test_a_gpu_of_unknown_size_refuses_nothing() -> None:
 def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     given = spec_of(tmp_path, 2, 2, '[parallel]\ntensor = 2\n[slurm]\nsetup = ["module load x"]\n')
-    plan = compose(given, Where("local", "so"))
+    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
     assert given.parallel.order == given.job.device == "auto"
     assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
     assert plan.placement.order == plan.spec.parallel.order and len(plan.state) == 4
@@ -215,7 +215,7 @@ def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_mp.planner.device.psutil.virtual_memory", lambda: type("m", (), {"total": 3 * 2**20}))
     with pytest.raises(HpcMpError, match=r"MiB of model state .* 4 ranks on this machine: is more than its 3\.0 MiB"):
-        compose(spec_of(tmp_path), Where("local", ""))
+        compose(spec_of(tmp_path), Where("local", ""), BACKENDS["local"].target)
 
 
 @pytest.mark.parametrize(("config", "problem"), [

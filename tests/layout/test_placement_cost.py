@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from placements import FABRIC, layouts, sizes
 
@@ -85,7 +85,6 @@ def test_the_heavy_axis_stays_inside_a_node(heavy: Traffic, order: str) -> None:
     assert min(cost.seconds for cost in costs) == {cost.order: cost.seconds for cost in costs}[order]
 
 
-@settings(deadline=None)
 @given(layouts(), st.tuples(sizes, sizes, sizes))
 def test_chosen_order_is_never_beaten(placement: Placement, weights: tuple[int, int, int]) -> None:
     rank_map = placement.rank_map

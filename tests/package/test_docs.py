@@ -45,6 +45,11 @@ def test_the_reference_is_made_from_the_code(page: str) -> None:
     assert written == reference.page(page), "`make reference` writes it anew"
 
 
+def test_contributing_has_the_floors_that_are_checked() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert "| `planner` |" in text and text == reference.with_rooms(text), "`make reference` writes it anew"
+
+
 def test_the_reference_holds_nothing_else() -> None:
     assert {path.stem for path in (ROOT / "docs" / "reference").iterdir()} == set(reference.PAGES)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.command import CommandFailed
@@ -230,7 +230,6 @@ def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
 LINES = st.lists(st.one_of(st.text(max_size=60), st.sampled_from([*ENDS_OTHERS, XID_79, WATCHDOG, *OVER_LIMIT.srun])), max_size=8)
 
 
-@settings(max_examples=100)
 @given(LINES, st.dictionaries(st.sampled_from(HOSTS), LINES.map(tuple)), st.dictionaries(st.text(max_size=4), LINES.map(tuple)),
        st.integers(-64, 255))
 def test_any_text(lines: list[str], logs: dict, kernel_: dict, code: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import Finding, bad_nodes, ledger, record
+from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requeue, union
 from hpc_mp.cluster.slurm.steps import one_task_per_node
@@ -245,7 +245,7 @@ def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
 def test_the_ledger_forgets_what_has_expired(tmp_path: Path) -> None:
     path = ledger("lab", {"XDG_STATE_HOME": str(tmp_path)})
     assert bad_nodes(path) == {}
-    old, new = (Finding("n3", "lost", why, "run", 0.0, until) for why, until in (("first", 10.0), ("second", 20.0)))
+    old, new = (BadNode("n3", "lost", why, "run", 0.0, until) for why, until in (("first", 10.0), ("second", 20.0)))
     record(path, [old, replace(old, node="n4")])
     record(path, [new])
     assert bad_nodes(path, 5.0) == {"n3": new, "n4": replace(old, node="n4")}

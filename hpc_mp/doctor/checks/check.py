@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.cluster.node.state import keep
-from hpc_mp.doctor.finding import Finding
 
 Facts = TypeVar("Facts")
 
@@ -36,19 +36,19 @@ class Check(Generic[Facts]):
     remedy: str = ""
 
     def findings(self, facts: Facts) -> list[Finding]:
-        return [finding if finding.outcome == "ok" else replace(finding, remedy=finding.remedy or self.remedy)
+        return [finding if finding.severity == "ok" else replace(finding, fix=finding.fix or self.remedy)
                 for finding in self.judge(facts)]
 
 
 def run(checks: Sequence[Check[Any]], source: Source, deadline: float = 4.5) -> list[Finding]:
-    """What the checks say, in their order. One that cannot see, stumbles or is not back after ``deadline`` s is incomplete."""
+    """What the checks say, in their order. One that cannot see, stumbles or is not back after ``deadline`` s is unknown."""
     groups: dict[Callable[[Source], Any], list[Check[Any]]] = {}
     for check in checks:
         groups.setdefault(check.reader, []).append(check)
     tasks = {group[0].code: functools.partial(_look, group, source) for group in groups.values()}
     found: dict[str, list[Finding]] = {}
     for group, answer in zip(groups.values(), in_time(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
-        found |= {check.code: [_incomplete(check, answer)] for check in group} if isinstance(answer, Unseen) else answer
+        found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unseen) else answer
     return [finding for check in checks for finding in found[check.code]]
 
 
@@ -61,10 +61,10 @@ def _judged(check: Check[Any], facts: Any) -> Iterator[Finding]:
     try:
         yield from check.findings(facts)
     except Unseen as unseen:
-        yield _incomplete(check, unseen)
+        yield _unknown(check, unseen)
     except Exception as error:  # a machine that says what nobody foresaw costs one check, not all
-        yield _incomplete(check, Unseen(f"{type(error).__name__}: {error}"))
+        yield _unknown(check, Unseen(f"{type(error).__name__}: {error}"))
 
 
-def _incomplete(check: Check[Any], why: Unseen) -> Finding:
-    return Finding(check.code, "incomplete", "", " ".join(str(why).split()))
+def _unknown(check: Check[Any], why: Unseen) -> Finding:
+    return Finding(check.code, "unknown", "", " ".join(str(why).split()))

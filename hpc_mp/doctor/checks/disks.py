@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.disks import Disks, read_disks
 from hpc_mp.cluster.node.mounts import Mounts, read_mounts
 from hpc_mp.cluster.node.source import Unseen
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
@@ -26,7 +26,7 @@ def answers(mounts: Mounts) -> Iterator[Finding]:
             yield Finding("mount-hung", "error", mount.where, f"{what}: {mount.room}",
                           f"umount -l {mount.where}, and mount it again")
         else:
-            yield Finding("mount-hung", "incomplete", mount.where, f"{what}: {mount.room}")
+            yield Finding("mount-hung", "unknown", mount.where, f"{what}: {mount.room}")
 
 
 def space(mounts: Mounts) -> Iterator[Finding]:
@@ -91,7 +91,7 @@ def arrays(disks: Disks) -> Iterator[Finding]:
 CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
     Check("mount-hung", read_mounts, answers,
           "`/proc/mounts`; `stat -f` of every disk and network file system, each in a process of its own",
-          "incomplete: no answer within 2 s; error: a stale handle",
+          "unknown: no answer within 2 s; error: a stale handle",
           "look at the file server and the way to it; a process that touched it hangs until it is back"),
     Check("mount-missing", read_mounts, missing,
           "`/etc/fstab`, `/proc/mounts`",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding, Outcome
 
 _FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other
-_MODULES: tuple[tuple[str, str, Outcome], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
+_MODULES: tuple[tuple[str, str, Severity], ...] = (("verbs", "ib_uverbs", "error"), ("mad", "ib_umad", "warning"))
 _ROCE_MTU = 4200  # bytes of an Ethernet frame that carry 4096 of RDMA
 
 
@@ -54,7 +54,7 @@ def state(fabric: Fabric) -> Iterator[Finding]:
         elif _may_be_free(fabric, port):
             yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}: not cabled, and was never up")
         else:
-            grave: Outcome = "warning" if port.layer == "Ethernet" else "error"
+            grave: Severity = "warning" if port.layer == "Ethernet" else "error"
             yield Finding("fabric-port", grave, port.name, f"state {port.state or 'unknown'}, physical state "
                           f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", _cure(port))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted, duration
 from hpc_mp.cluster.node.kernel_log import Line
 from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
-from hpc_mp.doctor.finding import Finding, Outcome
 
 RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot
 REMEDIES = {
@@ -29,9 +29,9 @@ def xids(lines: Sequence[Line]) -> Iterator[Finding]:
         if entry.action == "program":
             continue
         grave = True
-        outcome: Outcome = "error" if entry.action != "watch" and age is not None and age <= RECENT_S else "warning"
+        severity: Severity = "error" if entry.action != "watch" and age is not None and age <= RECENT_S else "warning"
         evidence = f"Xid {number}: {entry.meaning}; {_when(times, age)}"
-        yield Finding("gpu-xid", outcome, f"GPU {bus}", evidence, REMEDIES[entry.action])
+        yield Finding("gpu-xid", severity, f"GPU {bus}", evidence, REMEDIES[entry.action])
     if lines and not grave:
         programs = sorted({number for _, number in found})
         also = f"; Xid {', '.join(map(str, programs))} are programs' doing" if programs else ""

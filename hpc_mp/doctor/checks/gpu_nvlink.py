@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
@@ -13,7 +14,6 @@ from hpc_mp.cluster.node.gpu_links import COUNTERS, Links, Topology, read_links,
 from hpc_mp.cluster.node.gpu_smi import Gpu
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
-from hpc_mp.doctor.finding import Finding
 
 MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
@@ -86,7 +86,7 @@ def manager(fabric: Fabric) -> Iterator[Finding]:
     if fabric.manager == "active":
         yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
     elif fabric.manager.startswith("unknown"):
-        yield Finding("gpu-fabric-manager", "incomplete", "", f"{here}; {fabric.manager}")
+        yield Finding("gpu-fabric-manager", "unknown", "", f"{here}; {fabric.manager}")
     else:
         yield Finding("gpu-fabric-manager", "error", "", f"{here} and nvidia-fabricmanager is {fabric.manager}")
 

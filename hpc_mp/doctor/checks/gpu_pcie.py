@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import counted
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi, read_models
@@ -14,7 +15,6 @@ from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
 from hpc_mp.cluster.node.source import Source
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, number, row, seen, usual_of
-from hpc_mp.doctor.finding import Finding
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation from which on a link should run at its greatest speed
@@ -52,7 +52,7 @@ def width(told: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
         slots = "all their lanes" if least == 1 else f"{widest} lanes each; they have more, and the slots have not, it seems"
         yield Finding("gpu-pcie-width", "ok", "", f"{counted(len(mine), 'GPU')} with {slots}")
     elif _nvidia(told[0]) and not mine:
-        yield Finding("gpu-pcie-width", "incomplete", "", "the kernel shows no link width here (a virtual machine)")
+        yield Finding("gpu-pcie-width", "unknown", "", "the kernel shows no link width here (a virtual machine)")
 
 
 def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
@@ -61,7 +61,7 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     if lost and len(lost) < len(mine):
         yield Finding("gpu-numa", "warning", ", ".join(lost), "the kernel knows no NUMA node for it, and does for the others")
     elif lost:
-        yield Finding("gpu-numa", "incomplete", "", "the kernel knows no NUMA node for any GPU")
+        yield Finding("gpu-numa", "unknown", "", "the kernel knows no NUMA node for any GPU")
     elif mine:
         nodes = [str(gpu.numa) for gpu in mine]
         yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import Asked, Driver, ask_smi, read_driver
 from hpc_mp.cluster.node.gpu_smi import Gpu
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
-from hpc_mp.doctor.finding import Finding, Outcome
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
-EXITS: dict[int, tuple[Outcome, str, str]] = {
-    2: ("incomplete", "it does not know the question (-q -x)", "use a newer driver"),
-    3: ("incomplete", "the question is not available on these GPUs", ""),
+EXITS: dict[int, tuple[Severity, str, str]] = {
+    2: ("unknown", "it does not know the question (-q -x)", "use a newer driver"),
+    3: ("unknown", "the question is not available on these GPUs", ""),
     4: ("error", "this user may not use the GPUs", "look at the rights of /dev/nvidia*, and at the job's cgroup"),
     6: ("error", "it finds no GPU", "see gpu-count and gpu-xid"),
     8: ("error", "a GPU's external power cables are not attached", "attach them"),
@@ -52,7 +52,7 @@ def count(driver: Driver) -> Iterator[Finding]:
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
         yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
     elif driver.listed is None and len({told["PCI bus"], told["driver"]}) == 1:
-        yield Finding("gpu-count", "incomplete", "", here)
+        yield Finding("gpu-count", "unknown", "", here)
     else:
         yield Finding("gpu-count", "error", "", here)
 
@@ -64,8 +64,8 @@ def smi(asked: Asked) -> Iterator[Finding]:
         else:
             yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
     elif asked.smi is None:
-        outcome, meaning, remedy = _exit(asked)
-        yield Finding("gpu-smi", outcome, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
+        severity, meaning, remedy = _exit(asked)
+        yield Finding("gpu-smi", severity, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
 
 
 def versions(driver: Driver) -> Iterator[Finding]:
@@ -75,7 +75,7 @@ def versions(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-driver", "error", "", f"{counted(len(driver.on_bus), 'GPU')} on the bus, no driver loaded",
                       EXITS[9][2])
     elif not driver.libraries:
-        yield Finding("gpu-driver", "incomplete", "", f"driver {driver.loaded}; no libnvidia-ml.so.VERSION found to compare with")
+        yield Finding("gpu-driver", "unknown", "", f"driver {driver.loaded}; no libnvidia-ml.so.VERSION found to compare with")
     elif driver.loaded not in driver.libraries:
         yield Finding("gpu-driver", "error", "", f"driver {driver.loaded} runs, libnvidia-ml is {', '.join(driver.libraries)}",
                       EXITS[18][2])
@@ -152,10 +152,10 @@ def amd(gpus: AmdGpus) -> Iterator[Finding]:
         yield Finding("gpu-amd", "ok", "", f"{counted(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
 
 
-def _exit(asked: Asked) -> tuple[Outcome, str, str]:
+def _exit(asked: Asked) -> tuple[Severity, str, str]:
     if asked.code is None:
-        outcome: Outcome = "incomplete" if "did not answer" in asked.words else "error"
-        return outcome, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"
+        severity: Severity = "unknown" if "did not answer" in asked.words else "error"
+        return severity, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"
     if asked.code in EXITS:
         return EXITS[asked.code]
     signal = -asked.code if asked.code < 0 else asked.code - 128

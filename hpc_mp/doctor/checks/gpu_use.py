@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.node.gpu_smi import Gpu
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, row, says
-from hpc_mp.doctor.finding import Finding
 
 IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's
 
@@ -31,7 +31,8 @@ def compute_mode(gpu: Gpu) -> Ill | None:
 def leftovers(holders: Holders) -> Iterator[Finding]:
     left = [(holder, ill) for holder in holders.holders if (ill := _left(holder, holders.slurm))]
     for holder, ill in left:
-        yield Finding("gpu-leftover", ill.outcome, holder.gpu, f"process {holder.pid} ({holder.name}) {ill.evidence}", ill.remedy)
+        message = f"process {holder.pid} ({holder.name}) {ill.evidence}"
+        yield Finding("gpu-leftover", ill.severity, holder.gpu, message, ill.remedy)
     if holders.gpus and not left:
         yield Finding("gpu-leftover", "ok", "", f"{counted(len(holders.holders), 'program')} on the GPUs, none left over")
 
@@ -49,7 +50,7 @@ def memory_held(holders: Holders) -> Iterator[Finding]:
     held = [(gpu, used) for gpu, used in holders.gpus if used > IDLE_MEMORY_MIB and gpu not in busy]
     for gpu, used in held:
         if holders.hidden:
-            yield Finding("gpu-memory-held", "incomplete", gpu,
+            yield Finding("gpu-memory-held", "unknown", gpu,
                           f"{memory_size(used * 2**20)} in use, by whom cannot be seen in a container")
         else:
             yield Finding("gpu-memory-held", "warning", gpu, f"{memory_size(used * 2**20)} in use and no program holds the GPU")

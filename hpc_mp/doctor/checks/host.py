@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.host import Clock, Firewall, Name, is_loopback, read_clock, read_firewall, read_name
 from hpc_mp.cluster.node.netdev import ETHERNET, Interface, read_interfaces
 from hpc_mp.cluster.node.source import Unseen
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _SKEW_S = 0.1
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding, Outcome
 
 _DAY_S = 86_400.0
 
 
-def _complaint(code: str, pattern: str, grave: Outcome) -> Callable[[tuple[Line, ...]], Iterator[Finding]]:
+def _complaint(code: str, pattern: str, grave: Severity) -> Callable[[tuple[Line, ...]], Iterator[Finding]]:
     """A judge that looks for lines of the last day."""
     wanted = re.compile(pattern)
 

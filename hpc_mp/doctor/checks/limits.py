@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.cgroup import Cgroup, read_cgroup
 from hpc_mp.cluster.node.limits import Limit, Limits, read_limits
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding, Outcome
 
 _FILES, _FEW_FILES = 131_072, 16_384
 _PROCESSES = 16_384
@@ -29,7 +29,7 @@ def locked(limits: Limits) -> Iterator[Finding]:
 def files(limits: Limits) -> Iterator[Finding]:
     limit = limits.of["open files"]
     highest = float("inf") if limit.hard is None else limit.hard
-    grave: Outcome = "ok" if highest >= _FILES else "warning"
+    grave: Severity = "ok" if highest >= _FILES else "warning"
     if highest < _FEW_FILES:
         grave = "error" if limits.rdma else "warning"
     yield Finding("limit-nofile", grave, "", f"{_both(limit)}; {_FILES} serve any job")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.memory import SHM, Memory, Shared, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _SIZE_TOLERANCE = 0.95  # of what the kind has; the firmware keeps some
 _NODE_TOLERANCE = 0.9  # of the largest memory node

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.pci import Bridges, Direct, Link, Rails, read_bridges, read_direct, read_links, read_rails
 from hpc_mp.cluster.node.rdma import Adapter
 from hpc_mp.cluster.node.source import Unseen
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
 _BRIDGE = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d")

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
 from hpc_mp.cluster.node.gpu_smi import Gpu, Smi
 from hpc_mp.cluster.node.source import Unseen
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding, Outcome
 
 
 class Ill(NamedTuple):
     """What is wrong with one GPU; without a remedy it gets the check's."""
 
-    outcome: Outcome
+    severity: Severity
     evidence: str
     remedy: str = ""
 
@@ -57,10 +57,10 @@ def each(code: str, look: Look, well: str) -> Callable[[Asked], Iterator[Finding
             if ill is None:
                 well_ones += 1
             else:
-                findings.append(Finding(code, ill.outcome, str(gpu), ill.evidence, ill.remedy))
+                findings.append(Finding(code, ill.severity, str(gpu), ill.evidence, ill.remedy))
         yield from findings
         if unseen:
-            yield Finding(code, "incomplete", "" if len(unseen) > 1 else str(unseen[0][0]),
+            yield Finding(code, "unknown", "" if len(unseen) > 1 else str(unseen[0][0]),
                           f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: {unseen[0][1]}")
         elif well_ones and not findings:
             yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.processes import Process, Processes, read_processes
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _ZOMBIES = 20
 

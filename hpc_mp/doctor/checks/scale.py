@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.scale import Scale, read_scale
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _PORTS = 20_000
 _OURS = range(10_000, 30_000)  # ports where ranks meet

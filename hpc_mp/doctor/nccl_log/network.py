@@ -8,11 +8,11 @@ from itertools import chain
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.gpu_driver import has_gpus
 from hpc_mp.cluster.node.source import Source, Unseen
 from hpc_mp.cluster.node.this_node import Own
-from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.nccl_log.judge import judge, machine_of
 from hpc_mp.doctor.nccl_log.parse import parse
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import Source
-from hpc_mp.doctor.finding import Finding
 
 WORD = 4  # InfiniBand counts port data in words of four bytes (IB specification, PortXmitData)
 LEAST = 0.8  # part of the bytes that must have gone through the ports
@@ -55,12 +55,12 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
     """
     moved = {port: after[port].sent - before[port].sent for port in after if port in before}
     if not moved or sent <= 0:
-        yield Finding("nccl-ports", "incomplete", "", "no counter of a fast port to compare with" if sent > 0
+        yield Finding("nccl-ports", "unknown", "", "no counter of a fast port to compare with" if sent > 0
                       else "nothing was sent",
                       "run as a user who may read /sys/class/infiniband/*/ports/*/counters, on the host")
         return
     if any(count < 0 for count in moved.values()):
-        yield Finding("nccl-ports", "incomplete", "", "the counters were reset during the run", "measure again")
+        yield Finding("nccl-ports", "unknown", "", "the counters were reset during the run", "measure again")
         return
     total = sum(moved.values())
     told = f"{data_size(total)} went through the fast ports, the ranks sent {data_size(sent)}"

@@ -90,7 +90,7 @@ class Agent:
                 before = read_port_bytes(source)
                 ends = measure(side, self._book[one][0][0], ports, order)
                 found = judge_ports(before, read_port_bytes(source), sent(ends, side, order))
-                return {"ends": ends, "found": [asdict(finding) for finding in found if finding.outcome in TOLD]}
+                return {"ends": ends, "found": [finding.document() for finding in found if finding.severity in TOLD]}
         return None
 
     def counters(self, order: Message) -> Message:

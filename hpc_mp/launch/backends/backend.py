@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.plan import Plan, Target
 from hpc_mp.launch.resume import Resumed
 from hpc_mp.rundir.outcome import Outcome
 
@@ -39,12 +39,14 @@ class Launcher:
     """A back end: how the ranks of a plan are started and followed.
 
     Attributes:
-        title: where its ranks run, for the summary of a plan.
+        target: what a plan must know of it.
         start: begins the run directory, starts the ranks, follows them to their end (or to the queue, without ``wait``) and
             says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
         arrays: whether it starts all elements of ``slurm.array``; else the first one alone is given.
+        named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
     """
 
-    title: str
+    target: Target
     start: Callable[[Launch], Outcome]
     arrays: bool = False
+    named: bool = True

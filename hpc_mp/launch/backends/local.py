@@ -9,17 +9,29 @@ from contextlib import ExitStack, suppress
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.judge import judge
 from hpc_mp.launch.backends.watch import watch
+from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.emulator import ENTRY, Emulator, Task
 from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
+from hpc_mp.launch.facts import ClusterFacts, outside
+from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
+from hpc_mp.planner.device import local_device
 from hpc_mp.rundir import LineFile, write_json
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
+
+
+def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+    return as_given(spec, local_device(spec.job.device, spec.ranks))
+
+
+TARGET = Target("emulated on this machine", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch, entry: str = ENTRY) -> Outcome:

@@ -10,8 +10,10 @@ from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
 from hpc_mp.cluster.slurm.submit import sbatch
 from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.choices import slurm_gpus
+from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.plan import Plan, Target
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
@@ -22,6 +24,8 @@ from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, first, reporte
 POLL_S = 1.0  # between two looks at a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
+
+TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True)
 
 
 def start(launch: Launch) -> Outcome:

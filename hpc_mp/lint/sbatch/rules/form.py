@@ -6,8 +6,8 @@ import functools
 import re
 from collections.abc import Iterable
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
-from hpc_mp.lint.sbatch.finding import Hit, Rule
 from hpc_mp.lint.sbatch.header import MAGIC
 from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.script import Script
@@ -170,7 +170,7 @@ def _unread(script: Script) -> Iterable[Hit]:
     return map(Hit, script.shell.faults[:1])
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM101", "error", _no_interpreter,
          "The first line is no #!: sbatch refuses the script.",
          "Begin with #!/bin/bash, without anything before it."),
