@@ -15,7 +15,7 @@ from launching import JOB, answers, executable, record, said, silent, write_job
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.cluster.node.gpus import Gpu
+from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS

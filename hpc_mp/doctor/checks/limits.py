@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import memory_size
-from hpc_mp.cluster.node.cgroup import Cgroup, read_cgroup
-from hpc_mp.cluster.node.limits import Limit, Limits, read_limits
+from hpc_mp.cluster.node.limits import Cgroup, Limit, Limits, read_cgroup, read_limits
 from hpc_mp.doctor.checks.check import Check
 
 _FILES, _FEW_FILES = 131_072, 16_384
