@@ -12,7 +12,6 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
 from hpc_mp.report.records import Metric
-from hpc_mp.report.words import counted, duration, moment, number, percent
 from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
 
