@@ -73,7 +73,7 @@ def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
         return choose_rank_order(spec, traffic(spec), measured(days, n1_n2=0.01)).why
 
     bytes_alone = "a step waits for 10.5 MB on links between nodes, in the worst order 21.6 MB"
-    assert why(3) == f"{bytes_alone}; 440 ms at the 23.9 MB/s measured 3 d ago"
+    assert why(3) == f"{bytes_alone}; 439 ms at the 23.9 MB/s measured 3 d ago"
     assert why(31) == bytes_alone
 
 
