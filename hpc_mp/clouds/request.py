@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.catalogue import MachineType, catalogue
-from hpc_mp.clouds.azure.vocabulary import meant
 
 CLOUDS = {"aws": "AWS", "gcp": "Google Cloud"}
 TOOLS = {"aws": "AWS ParallelCluster", "gcp": "Google's Cluster Toolkit"}
@@ -16,7 +16,6 @@ _ELSEWHERE = {  # adapters whose software is part of an image that only Google's
     "TCPX": "examples/machine-learning/a3-highgpu-8g",
     "TCPXO": "examples/machine-learning/a3-megagpu-8g",
 }
-_LIKENESS = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +140,14 @@ def find_machine(sku: str) -> MachineType:
     size = catalogue().machine(sku)
     if size is None:
         here = [each.name for each in catalogue().of(*CLOUDS)]
-        near = meant(sku, [each.name for each in catalogue().of("azure", *CLOUDS)], _LIKENESS)
+        names = [each.name for each in catalogue().of("azure", *CLOUDS)]
         raise HpcMpError(f"--sku {sku}", "is not in the catalogue",
-                         (f"did you mean {near}? Here are " if near else "name one of ") + ", ".join(here))
+                         f"{did_you_mean(sku, names)} Here are {', '.join(here)}".lstrip())
     if size.cloud == "site":
         raise HpcMpError(f"--sku {size.name}", "is a site's own machine", "name a machine of a cloud: see env/machines")
     if size.cloud not in CLOUDS:
         raise HpcMpError(f"--sku {size.name}", "is a size of Azure, whose clusters CycleCloud makes",
-                         "use hpc-mp cyclecloud render")
+                         "name a machine of AWS or Google Cloud")
     if size.rdma in _ELSEWHERE:
         raise HpcMpError(f"--sku {size.name}", f"needs an image with {size.rdma}, which Google's own blueprint builds",
                          f"use {_ELSEWHERE[size.rdma]} of cluster-toolkit, and there `hpc-mp env --profile {size.profile}`; "

@@ -20,7 +20,7 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.catalogue.read import VARIABLE, own_files
-from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure.offer import load_offer
 from hpc_mp.clouds.request import find_machine
 from hpc_mp.cluster.node.machines import read_machine_type
