@@ -49,11 +49,11 @@ def answer(as_json: bool, nodes: int | None, nodelist: str | None, partition: st
            then_launch: Path | None) -> int:
     """Survey, and launch if wanted; the exit code: 1 where a fault was found, else that of the launch."""
     from hpc_mp.cli.doctor_survey import survey
-    from hpc_mp.doctor.survey.start import Wish
+    from hpc_mp.doctor.survey.start import SurveyRequest
 
     if as_json and then_launch is not None:
         raise HpcMpError("--json", "would print two documents with --then-launch", "run `hpc-mp launch --json` afterwards")
-    wish = Wish(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology, gpus or 0, compute or 0.0,
+    wish = SurveyRequest(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology, gpus or 0, compute or 0.0,
                 tuple(shlex.split(srun)))
     report = survey(wish, as_json, html)
     if then_launch is None:

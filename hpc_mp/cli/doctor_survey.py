@@ -16,14 +16,14 @@ from rich.markup import escape
 from hpc_mp.cli.output import print_findings
 from hpc_mp.doctor.survey.actions import drain_commands, remember
 from hpc_mp.doctor.survey.page import write_page
-from hpc_mp.doctor.survey.procedure import State
+from hpc_mp.doctor.survey.procedure import SurveyState
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.run import Show, run
-from hpc_mp.doctor.survey.start import Wish
+from hpc_mp.doctor.survey.start import SurveyRequest
 from hpc_mp.doctor.survey.terminal import pictures
 
 
-def survey(wish: Wish, as_json: bool, html: Path | None) -> Report:
+def survey(wish: SurveyRequest, as_json: bool, html: Path | None) -> Report:
     """Survey, print, and leave what launch and placement read. ``html``: a page is written there.
 
     Raises:
@@ -73,7 +73,7 @@ def _progress() -> Iterator[Show]:
         yield lambda _step, _state: None
         return
     with Console(stderr=True).status("starting") as line:
-        def show(step: str, state: State | None) -> None:
+        def show(step: str, state: SurveyState | None) -> None:
             named = ", ".join(found.subject for found in state.diagnoses) if state else ""
             line.update(escape(f"{step}; by now: {named}" if named else step))
         yield show

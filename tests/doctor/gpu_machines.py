@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import run
-from hpc_mp.doctor.checks.gpu import CHECKS
+from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines.tree import Edit, broken, tree
 
 SMI = "nvidia-smi -q -x"

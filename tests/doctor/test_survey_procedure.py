@@ -8,8 +8,8 @@ import pytest
 from survey_paper import Faults, Paper
 
 from hpc_mp.doctor.localise import Suspect, Verdict
-from hpc_mp.doctor.survey.classify import diagnose
-from hpc_mp.doctor.survey.procedure import State, peers, rounds, survey
+from hpc_mp.doctor.survey.diagnosis import diagnose
+from hpc_mp.doctor.survey.procedure import SurveyState, peers, rounds, survey
 
 TWO = ("s1", "s1", "s2", "s2")
 THREE = ("s1", "s1", "s2", "s2", "s3", "s3")
@@ -34,7 +34,7 @@ NAMED: dict[str, tuple[Faults, str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def last(paper: Paper) -> State:
+def last(paper: Paper) -> SurveyState:
     return [*survey(paper)][-1]
 
 
