@@ -8,14 +8,14 @@ import numpy as np
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.localise.fit import RULE, DecisionRule
-from hpc_mp.doctor.localise.record import ClusterLayout, Measure, Verdict
+from hpc_mp.doctor.localise.record import ClusterLayout, Localisation, Measure
 from hpc_mp.doctor.localise.retest import Retests
 from hpc_mp.doctor.localise.search import Search
 from hpc_mp.doctor.localise.verdict import verdict
 
 
 def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] | None = None, rails: int = 1, seed: int = 0, *,
-             healthy: float | None = None, taper: float | None = None, rule: DecisionRule = RULE) -> Iterator[Verdict]:
+             healthy: float | None = None, taper: float | None = None, rule: DecisionRule = RULE) -> Iterator[Localisation]:
     """A verdict after every round; the last one is complete.
 
     Args:

@@ -54,7 +54,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Localisation:
     """What is known after a round.
 
     Attributes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.localise.fit import NEAR, Health
-from hpc_mp.doctor.localise.record import DEAD, Bools, PairTable, Suspect, SuspectKind, Verdict
+from hpc_mp.doctor.localise.record import DEAD, Bools, Localisation, PairTable, Suspect, SuspectKind
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
 from hpc_mp.doctor.localise.search import Search
 
@@ -22,8 +22,8 @@ MOSTLY = 0.7
 """Share of slow samples from which on an undecided end is mentioned, without certainty."""
 
 
-def verdict(search: Search, retests: int, complete: bool) -> Verdict:
-    return Verdict(suspects=tuple(_suspects(search, complete)), expected=exp(search.state.base), rounds=search.record.rounds,
+def verdict(search: Search, retests: int, complete: bool) -> Localisation:
+    return Localisation(suspects=tuple(_suspects(search, complete)), expected=exp(search.state.base), rounds=search.record.rounds,
                    retests=retests, samples=tuple(search.record.samples), complete=complete)
 
 

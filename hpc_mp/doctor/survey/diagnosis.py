@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
-from hpc_mp.doctor.localise import Suspect, Verdict
+from hpc_mp.doctor.localise import Localisation, Suspect
 from hpc_mp.doctor.survey.blame import blames
 from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
 
@@ -69,7 +69,7 @@ LEAST_LOST, LOSS = 3, 5e-4
 """Segments that both directions of a paced transfer must have lost together, and their share, to be called loss."""
 
 
-def diagnose(seen: SurveyEvidence, verdict: Verdict | None) -> tuple[Diagnosis, ...]:
+def diagnose(seen: SurveyEvidence, verdict: Localisation | None) -> tuple[Diagnosis, ...]:
     """All faults, those that explain others first. ``verdict``: None before the first round has ended."""
     found = (*_absent(seen), *_corrupt(seen), *_slow(seen), *_mtu(seen), *_loss(seen))
     return found if verdict is None else tuple(_network(seen, verdict, found))
@@ -156,7 +156,7 @@ def _named(seen: SurveyEvidence, pairs: Iterable[Pair]) -> set[tuple[str, str]]:
     return {(seen.nodes[min(pair)], seen.nodes[max(pair)]) for pair in pairs}
 
 
-def _network(seen: SurveyEvidence, verdict: Verdict, found: Sequence[Diagnosis]) -> Iterable[Diagnosis]:
+def _network(seen: SurveyEvidence, verdict: Localisation, found: Sequence[Diagnosis]) -> Iterable[Diagnosis]:
     """What is found already, with what it explains, and what is left for the network to answer for."""
     explained: dict[Diagnosis, str] = {}
     uplinks = {member for suspect in verdict.suspects if suspect.kind == "uplink" for member in suspect.members}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.doctor.localise import Verdict, localise
+from hpc_mp.doctor.localise import Localisation, localise
 from hpc_mp.doctor.survey.compute import WINDOW_S
 from hpc_mp.doctor.survey.diagnosis import Diagnosis, diagnose, suspected_cpus, suspected_loss
 from hpc_mp.doctor.survey.evidence import Pair, SurveyEvidence
@@ -27,7 +27,7 @@ class SurveyState:
     """Where a survey is: ``step`` in words, and what it says so far. ``verdict``: None before the first round of pairs."""
 
     step: str
-    verdict: Verdict | None
+    verdict: Localisation | None
     diagnoses: tuple[Diagnosis, ...]
     complete: bool = False
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hpc_mp.doctor.localise import Verdict
+from hpc_mp.doctor.localise import Localisation
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.evidence import SurveyEvidence
 from hpc_mp.doctor.survey.node_report import SharedFinding, conclusions
@@ -27,7 +27,7 @@ class Report:
     time: float
     seconds: float
     evidence: SurveyEvidence
-    verdict: Verdict | None
+    verdict: Localisation | None
     diagnoses: tuple[Diagnosis, ...]
     complete: bool
 
