@@ -56,6 +56,7 @@ def test_unknown_leaves(nodes: int, taper: float) -> None:
         assert outcome.first <= outcome.limit
 
 
+@pytest.mark.prove
 def test_more_nodes_than_leaves_can_be_learnt_of() -> None:
     """A third of the nodes are behind slow, oversubscribed uplinks: they are slow by themselves too, and not bad."""
     outcome = trial(Case(1024, 4.0, known=False, seed=2))
