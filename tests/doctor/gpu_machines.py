@@ -13,7 +13,7 @@ from in_process import in_process
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import run
-from hpc_mp.doctor.checks.gpu import CHECKS
+from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines.tree import Edit, broken, tree
 
 SMI = "nvidia-smi -q -x"

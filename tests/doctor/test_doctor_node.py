@@ -12,11 +12,11 @@ from machines.tree import HANGS, KINDS, broken, machine, tree
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
-from hpc_mp.doctor.checks import gpu
+from hpc_mp.doctor.checks import registry
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
 
-NODE: tuple[Check[Any], ...] = PASSIVE[len(gpu.CHECKS):]
+NODE: tuple[Check[Any], ...] = PASSIVE[len(registry.GPU):]
 BY_CODE = {check.code: check for check in NODE}
 REBUILT = [kind for kind in KINDS if kind != "here"]
 
