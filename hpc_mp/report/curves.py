@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from hpc_mp.base.text import counted, number
 from hpc_mp.report.axes import Scale, Tick, ticks
-from hpc_mp.report.words import counted, number
 from hpc_mp.rundir.records import StepMetrics
 
 WIDTH, HEIGHT = 540, 220

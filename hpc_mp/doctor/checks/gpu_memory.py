@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, number, plural, row, says
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, number, row, says
 
 # Limits of Azure's azurehpc-health-checks.
 MOST_CORRECTED_SRAM = 10_000
@@ -72,8 +73,8 @@ def row_spare(gpu: GpuReport) -> Ill | None:
         raise NotHere  # a driver before 470, or a GPU without rows
     none, low = int(number(gpu, f"{histogram}_none")), int(number(gpu, f"{histogram}_low"))
     if none:
-        return Ill("warning", f"{plural(none, 'bank')} of memory without spare rows: the next error there cannot be remapped")
-    return Ill("warning", f"{plural(low, 'bank')} of memory with few spare rows left") if low else None
+        return Ill("warning", f"{counted(none, 'bank')} of memory without spare rows: the next error there cannot be remapped")
+    return Ill("warning", f"{counted(low, 'bank')} of memory with few spare rows left") if low else None
 
 
 def retired_pages(gpu: GpuReport) -> Ill | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.nvidia_smi import GpuReport, SmiReport
 from hpc_mp.cluster.node.source import Unavailable
@@ -62,7 +63,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
             yield Finding(code, "unknown", "" if len(unseen) > 1 else str(unseen[0][0]),
                           f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: {unseen[0][1]}")
         elif well_ones and not findings:
-            yield Finding(code, "ok", "", f"{plural(well_ones, 'GPU')}: {well}")
+            yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")
 
     return judge
 
@@ -92,10 +93,6 @@ def usual_of(values: Sequence[str]) -> str | None:
     """The value of more than half of them, if there is one."""
     commonest = max(values, key=values.count, default="")
     return commonest if 2 * values.count(commonest) > len(values) else None
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
