@@ -17,8 +17,10 @@ help:  ## show this list
 
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
-test: lint  ## lint, types, import arrows and all tests but the long proofs
-	$(PY) -m pytest -ra -n 2 --dist loadfile
+# Three workers for two cores: one has all tests that wait for the lab's Slurm (tests/conftest.py).
+test: lint  ## lint, types, import arrows and all tests but the long proofs; ROOM=launch: of one room and of those that import it
+	folders=$$(test -z "$(ROOM)" || $(PY) tests/support/neighbours.py "$(ROOM)") && \
+	  $(PY) -m pytest -ra -n 3 --dist loadfile --no-loadscope-reorder $$folders
 
 lint: install  ## style, types and import arrows
 	$(PY) -m ruff check .
@@ -29,7 +31,7 @@ demo: install  ## train a small model on emulated nodes
 	$(PY) demo/run.py
 
 prove: install  ## the long proofs of exactness
-	$(PY) -m pytest -ra -m prove --timeout=3600
+	$(PY) -m pytest -ra -m "prove or hypothesis" --hypothesis-profile=nightly --timeout=3600
 
 bench: install  ## measure
 	$(PY) benchmarks/startup.py

@@ -1,17 +1,60 @@
-"""One thread per process: many ranks share few cores, and sums keep one order. And a real Slurm where there can be one."""
+"""How tests run: threads, examples of hypothesis, which worker takes which file; and a real Slurm where there can be one."""
+
+from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
+from xdist.scheduler import LoadFileScheduling
 
-os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported, so no import above may import it
+os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share few cores, and sums keep one order; read when torch is first imported
 # Started in the background or under nohup, a process ignores these, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None)
+settings.register_profile("nightly", max_examples=1000, deadline=None)
+settings.load_profile("ci")  # --hypothesis-profile names another
+
+# The files that take longest go first, so that no worker sits with one of them while the others have nothing left.
+LONGEST = (
+    "test_exact_products", "test_exact_controls", "test_checkpoint", "test_exact_zero", "test_exact_pipeline", "test_export",
+    "test_doctor_node", "test_exact_numbers", "test_exact_tensor", "test_launch", "test_localise",
+)
+
+
+@cache
+def uses_the_lab(file: Path) -> bool:
+    return re.search(r"\bLab\b", file.read_text(encoding="utf-8")) is not None
+
+
+class OneLab(LoadFileScheduling):
+    """Gives files to workers, and all files that use the Slurm of the lab to one: they wait more than they compute."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "lab" if uses_the_lab(self.config.rootpath / file) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneLab:
+    return OneLab(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        if uses_the_lab(item.path):
+            return -1
+        return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
+
+    items.sort(key=place)
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+from hpc_mp.base.errors import HpcMpError
+
+
+def text_of(file: Path, kind: str) -> str:
+    """A user's file with its own line ends; bytes that are no UTF-8 stay visible as replacement characters.
+
+    Raises:
+        HpcMpError: it cannot be read; the user is asked to name a ``kind`` of file.
+    """
+    try:
+        return file.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise HpcMpError(str(file), f"cannot be read ({error.strerror})", f"name a {kind}") from None
+
 
 def sync(path: Path) -> None:
     """Make a file's bytes, or a directory's names, durable; a full disk may show only here. Raises OSError."""

@@ -15,18 +15,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.base.findings import findings_document
+from hpc_mp.cli.output import exit_by, print_findings
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import profile_names
-from hpc_mp.environment.rule import Severity
 from hpc_mp.environment.shell import one_line, shell_lines
 from hpc_mp.environment.versions import shown
 from hpc_mp.environment.view import AUTO, View, look
 
 IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
-COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 @click.command(help="Show which environment variables count here for NCCL and the network, who says so, what this platform's "
@@ -40,16 +40,16 @@ COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "info": "cy
 @click.option("--root", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Look at a copy of another machine's files below DIR, with this process's variables.")
 def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root: Path | None) -> None:
-    view = look(Source(), os.environ, profile) if root is None else \
-        look(Source(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
+    view = look(NodeSource(), os.environ, profile) if root is None else \
+        look(NodeSource(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
     if as_json:
         click.echo(json.dumps(_tree(view)))
     elif as_shell:
         click.echo(os.fsencode("\n".join(shell_lines(view))))
     else:
         _print(view, everything)
-    if not as_shell and any(finding.severity == "error" for finding in view.findings):
-        raise click.exceptions.Exit(1)
+    if not as_shell:
+        exit_by(view.findings)
 
 
 def _nobody(argv: Sequence[str]) -> str:
@@ -72,7 +72,7 @@ def _tree(view: View) -> dict[str, Any]:
         "versions": {library: shown(have) for library, have in view.versions.items()},
         "files": [{"path": file.path, "missing": file.missing} for file in view.files],
         "variables": [asdict(each) for each in view.variables],
-        "findings": [asdict(each) for each in view.findings],
+        **findings_document(view.findings),
     }
 
 
@@ -93,9 +93,7 @@ def _print(view: View, everything: bool) -> None:
         console.print(f"{more} others have NCCL's own defaults (--all)")
     if applied:
         _print_profile(console, applied)
-    for each in view.findings:
-        where, message, fix = (escape(one_line(text)) for text in (each.where or "this machine", each.message, each.fix))
-        console.print(f"[{COLOURS[each.severity]}]{each.severity}[/] {each.code} {where}: {message}\n    → {fix}")
+    print_findings(view.findings)
 
 
 def _table(variables: Sequence[Effective]) -> Table:

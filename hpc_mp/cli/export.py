@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from hpc_mp.base.text import counted, data_size
 from hpc_mp.rundir import find_run
 
 
@@ -47,4 +48,4 @@ def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, 
     else:
         click.echo(f"exported  step {done.step} of {directory.path}\n"
                    f"written   {done.output}: {done.parameters:,} parameters, {done.dtype}, "
-                   f"{done.bytes / 1e6:,.1f} MB in {len(done.files)} file{'s' if len(done.files) > 1 else ''}")
+                   f"{data_size(done.bytes)} in {counted(len(done.files), 'file')}")

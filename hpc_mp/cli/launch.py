@@ -11,14 +11,14 @@ import click
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cluster.slurm.releases import Version, parse_version
-from hpc_mp.launch.launch import LaunchRequest, On, Preview, again, launch, preview
+from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, launch, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.outcome import Outcome
 
 
 @click.command(help="Plan, place, render and start a job.")
 @click.argument("job", type=click.Path(path_type=Path))
-@click.option("--on", type=click.Choice(["auto", "slurm", "local", "mpi"]), default="auto", show_default=True,
+@click.option("--on", type=click.Choice(ON), default="auto", show_default=True,
               help="Slurm, or emulated nodes on this machine; auto says which it takes and why.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set train.steps=20.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
@@ -29,7 +29,7 @@ from hpc_mp.rundir.outcome import Outcome
               help="Write the job script for this release of Slurm instead of the one found.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
 def command(
-    job: Path, on: On, overrides: tuple[str, ...], dry_run: bool, explain: bool, wait: bool, resume: bool,
+    job: Path, on: str, overrides: tuple[str, ...], dry_run: bool, explain: bool, wait: bool, resume: bool,
     slurm_version: Version | None, as_json: bool,
 ) -> int:
     request = LaunchRequest(job, on, overrides, wait, resume, slurm_version)
@@ -64,6 +64,10 @@ def _print(shown: Preview, explain: bool, as_json: bool) -> None:
         click.echo(f"# template: {shown.script.template}")
         for line, why in shown.script.explanations:
             click.echo(f"{line}\n    {why}")
+        click.echo("# choices of the job file")
+        for choice in shown.plans[0].resolution.keys:
+            if choice.why:
+                click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
     else:
         click.echo(shown.script.text, nl=False)
 

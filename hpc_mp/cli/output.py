@@ -1,16 +1,80 @@
-"""Standard output and error that outlive their readers: no run may end because a pager or a terminal has gone."""
+"""How verbs print: findings in one form for all of them, and streams that outlive their readers, as no run may end because a
+pager or a terminal has gone."""
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
+import click
+
+from hpc_mp.base.findings import Finding, Severity, findings_document, nagios_line, summary, worst
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLOURS: dict[Severity, str] = {"error": "red", "warning": "yellow", "unknown": "magenta", "info": "cyan", "ok": "green"}
 GONE = (errno.EPIPE, errno.EIO)  # nobody reads the pipe any more; the terminal was closed
+
+
+def finish(findings: Sequence[Finding], as_json: bool, *, more: Mapping[str, Any] | None = None, what: str = "",
+           everything: bool = True) -> None:
+    """Print what a linter or a check found, and how many of each severity; exit 1 if one is an error.
+
+    Args:
+        more: what else stands in the JSON document, such as the host.
+        what: was looked at, in front of the counts.
+        everything: print those too that say that all is well.
+    """
+    if as_json:
+        click.echo(json.dumps({**(more or {}), **findings_document(findings)}))
+    else:
+        print_findings([finding for finding in findings if everything or finding.severity != "ok"])
+        click.echo((f"{what}: " if what else "") + (summary(findings) or "nothing found"))
+    exit_by(findings)
+
+
+def exit_by(findings: Sequence[Finding]) -> None:
+    """Exit 1 if one of them is an error."""
+    if worst(findings) == "error":
+        raise click.exceptions.Exit(1)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Each as ``FILE:LINE: severity CODE subject: message``, with its fix on the next line."""
+    from rich.markup import escape
+
+    console = terminal()
+    for each in findings:
+        where = f"{each.file}:{each.line}: " if each.line else f"{each.file}: " if each.file else ""
+        about = f"{each.subject}: " if each.subject and each.subject not in each.message else ""
+        fix = f"\n    → {_one_line(each.fix)}" if each.fix else ""
+        severity = f"[{COLOURS[each.severity]}]{each.severity}[/]"
+        console.print(f"{escape(where)}{severity} {each.code} {escape(_one_line(about + each.message))}{escape(fix)}")
+
+
+def terminal() -> Console:
+    """Standard output, coloured where it is a terminal; lines are never broken, so that a pipe gets them whole."""
+    from rich.console import Console
+
+    return Console(highlight=False, emoji=False, soft_wrap=True)
+
+
+def _one_line(text: str) -> str:
+    """A message quotes what others wrote: what would break the line or steer the terminal becomes a question mark."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def to_monitor(findings: Sequence[Finding]) -> None:
+    """One line and the exit code of a Nagios plug-in."""
+    click.echo(nagios_line(findings))
+    raise click.exceptions.Exit(findings_document(findings)["nagios"])
 
 
 class Lasting(io.FileIO):

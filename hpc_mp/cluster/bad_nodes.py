@@ -19,7 +19,7 @@ from hpc_mp.base.files import read_lines
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BadNode:
     """Why a node is avoided.
 
     Attributes:
@@ -37,7 +37,7 @@ class Finding:
     until: float
 
 
-FIELDS = {field.name for field in fields(Finding)}
+FIELDS = {field.name for field in fields(BadNode)}
 
 
 def ledger(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -46,14 +46,14 @@ def ledger(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "hpc-mp" / "nodes" / f"{cluster}.jsonl"
 
 
-def record(path: Path, findings: Sequence[Finding]) -> None:
+def record(path: Path, findings: Sequence[BadNode]) -> None:
     """Add findings. Raises OSError when it cannot be written."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write("".join(json.dumps(asdict(finding)) + "\n" for finding in findings))
 
 
-def bad_nodes(path: Path, now: float | None = None) -> dict[str, Finding]:
+def bad_nodes(path: Path, now: float | None = None) -> dict[str, BadNode]:
     """The latest finding of every node that is to be avoided still, by node; lines of another form are passed over."""
     moment = time.time() if now is None else now
     try:
@@ -61,5 +61,5 @@ def bad_nodes(path: Path, now: float | None = None) -> dict[str, Finding]:
     except OSError as error:
         warnings.warn(f"bad nodes are not known: {path} cannot be read ({error.strerror})", stacklevel=2)
         return {}
-    findings = [Finding(**line) for line in lines if isinstance(line, dict) and line.keys() == FIELDS]
+    findings = [BadNode(**line) for line in lines if isinstance(line, dict) and line.keys() == FIELDS]
     return {finding.node: finding for finding in findings if finding.until > moment}

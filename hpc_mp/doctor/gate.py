@@ -24,7 +24,7 @@ def main(environ: Mapping[str, str] = os.environ) -> int:
     source = injected(Path(root) if root else None, Path(commands) if commands else None)
     errors = refused(diagnose(source, CODES, DEADLINE_S)) or refused(taken(source))
     for finding in errors:
-        print(f"{finding.code}: {finding.subject + ': ' if finding.subject else ''}{finding.evidence}")
+        print(f"{finding.code}: {finding.subject + ': ' if finding.subject else ''}{finding.message}")
     return 1 if errors else 0
 
 

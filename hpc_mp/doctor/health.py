@@ -13,19 +13,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
+from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.source import Source
-from hpc_mp.cluster.node.state import keep
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import NodeSource, here, keep
 from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.fit import CODES
 from hpc_mp.doctor.checks.registry import PASSIVE
-from hpc_mp.doctor.finding import Finding
 
 _MARK = "hpc-mp"
 _REASON_LENGTH = 200  # what sinfo -R still shows in a wide terminal
@@ -48,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         in_time({"findings": lambda: _publish(source, findings)}, _KEEP_S)
     for line in lines(findings, options.json):
         print(line)
-    errors = [finding for finding in findings if finding.outcome == "error"]
+    errors = [finding for finding in findings if finding.severity == "error"]
     if errors and options.drain:
         print(drain(_this_node(os.environ), reason(errors), here(timeout=_SLURM_S).ask), file=sys.stderr)
     sys.stdout.flush()
@@ -58,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def lines(findings: Sequence[Finding], as_json: bool = False) -> list[str]:
     """What is not well, the gravest first: ``error hpc-mp:CODE:subject: evidence``."""
     if as_json:
-        return [json.dumps({"findings": [asdict(finding) for finding in findings]})]
-    order = ("error", "warning", "incomplete")
-    return [f"{outcome} {_word(finding)}: {finding.evidence}" + (f" -> {finding.remedy}" if finding.remedy else "")
-            for outcome in order for finding in findings if finding.outcome == outcome]
+        return [json.dumps(findings_document(findings))]
+    bad = sorted((finding for finding in findings if finding.severity != "ok"), key=weight)
+    return [f"{finding.severity} {_word(finding)}: {finding.message}" + (f" -> {finding.fix}" if finding.fix else "")
+            for finding in bad]
 
 
 def reason(errors: Sequence[Finding]) -> str:
@@ -84,13 +81,12 @@ def _word(finding: Finding) -> str:
     return f"{_MARK}:{finding.code}:{' '.join(subject.split())}".rstrip(":")
 
 
-def _publish(source: Source, findings: Sequence[Finding]) -> None:
+def _publish(source: NodeSource, findings: Sequence[Finding]) -> None:
     """For whoever asks later: ``/run/hpc-mp/findings.json``."""
     file = keep(source, "findings.json")
     if file is not None:
         new = file.with_suffix(".new")
-        found = [asdict(finding) for finding in findings]
-        new.write_text(json.dumps({"time": time.time(), "findings": found}), encoding="utf-8")
+        new.write_text(json.dumps({"time": time.time(), **findings_document(findings)}), encoding="utf-8")
         new.chmod(0o644)
         new.replace(file)
 

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.recorded import recorded
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, recorded
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.container_diff import differences, view
 from hpc_mp.doctor.drift import traits
-from hpc_mp.doctor.finding import Finding, worst
 from hpc_mp.doctor.nccl_log import PROGRAMS
 
 DEADLINE_S = 7.0
 _KEEP_S, _VIEW_S = 0.5, 1.0
 
 
-def diagnose(source: Source, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
+def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
     """The findings of the checks named, or of all.
 
     Raises:
@@ -39,19 +36,17 @@ def diagnose(source: Source, codes: Sequence[str] = (), deadline: float = DEADLI
     return tuple(findings)
 
 
-def document(findings: Sequence[Finding], source: Source) -> dict[str, Any]:
-    """For ``--json``: host, time (seconds since 1970), worst outcome, findings, view of this place, traits of this node."""
+def place_document(source: NodeSource) -> dict[str, Any]:
+    """What stands in ``--json`` beside the findings: host, time (seconds since 1970), view of this place, traits of this node."""
     return {
         "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",
         "time": time.time(),
-        "worst": worst(findings),
-        "findings": [asdict(finding) for finding in findings],
         "view": _in_time(source, view),
         "traits": _in_time(source, traits),
     }
 
 
-def against(file: Path, source: Source) -> tuple[Finding, ...]:
+def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
     """What this place, inside of a container, lacks of the host, whose document is ``file``.
 
     Raises:
@@ -59,17 +54,17 @@ def against(file: Path, source: Source) -> tuple[Finding, ...]:
     """
     seen = _json(file).get("view")
     if not isinstance(seen, dict):
-        raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor --node --json")
+        raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor node --json")
     return tuple(differences(seen, _in_time(source, view)))
 
 
-def _in_time(source: Source, read: Callable[[Source], dict[str, Any]]) -> dict[str, Any]:
+def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -> dict[str, Any]:
     """What it reads; nothing where it hangs."""
     found = in_time({"": lambda: read(source)}, _VIEW_S)[""]
-    return {} if isinstance(found, Unseen) else found
+    return {} if isinstance(found, Unavailable) else found
 
 
-def injected(root: Path | None, commands: Path | None) -> Source:
+def injected(root: Path | None, commands: Path | None) -> NodeSource:
     """This machine, or a recorded one.
 
     Raises:
@@ -96,5 +91,5 @@ def _check(code: str) -> Check[Any]:
     for check in PASSIVE:
         if check.code == code:
             return check
-    near = difflib.get_close_matches(code, [check.code for check in PASSIVE], n=1)
-    raise HpcMpError(f"check {code}", "does not exist", f"did you mean {near[0]}?" if near else "`hpc-mp doctor --list` has all")
+    raise HpcMpError(f"check {code}", "does not exist",
+                     did_you_mean(code, [check.code for check in PASSIVE], "`hpc-mp doctor --list` has all"))

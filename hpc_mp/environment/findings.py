@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple
 
-from hpc_mp.environment import machine_rules
-from hpc_mp.environment.conf import ConfFile
-from hpc_mp.environment.file_rules import faults
+from hpc_mp.base.findings import Finding
+from hpc_mp.environment import file_rules, machine_rules
+from hpc_mp.environment.conf import ConfFile, read_lines
+from hpc_mp.environment.file_rules import ReadFile
 from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective
-from hpc_mp.environment.rule import Hit, Severity, filled
 from hpc_mp.environment.rules import LOOPBACK, RULES
 
 # A machine does not say how many nodes a job will have: there the loopback may be right.
 ANYWHERE = (*RULES, replace(LOOPBACK, severity="warning"))
 
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault.
-
-    Attributes:
-        code: ``HM`` and three digits; those from 601 to 618 mean the same to ``hpc-mp lint``.
-        severity: ``error`` is wrong on any cluster, ``warning`` depends on the site or the case, ``info`` is style.
-        name: of the variable; empty where it is about none.
-        where: who says so: ``process``, ``/etc/nccl.conf:3``, ``profile azure-ndv4``; empty where nobody does.
-        message, fix: what stands there and why it hurts; what to do about it.
-    """
-
-    code: str
-    severity: Severity
-    name: str
-    where: str
-    message: str
-    fix: str
+_SETS = re.compile(r"\s*(?:(?:export|declare -x|setenv)\s+)?([A-Za-z_]\w*)(?:=|\s+(?=\S))(.*)")
 
 
 class _Numbered(NamedTuple):
@@ -44,17 +28,17 @@ class _Numbered(NamedTuple):
     line: int
 
 
-def lint(variables: Sequence[Effective], here: Here, files: Iterable[ConfFile],
-         environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Every finding, by variable.
+def lint(here: Here, files: Iterable[ConfFile], environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Every finding, by variable, which is its subject; HM601 to HM618 mean the same to ``hpc-mp lint``.
 
     Args:
-        variables: as they count here.
         files: NCCL's, in which lines are looked at too.
         environ: of the process.
     """
-    found = [*_anywhere(variables), *_on_machine(variables, here), *_in_files(files, environ)]
-    return tuple(sorted(dict.fromkeys(found), key=lambda each: (each.name, each.code, each.where)))
+    found = [*_anywhere(tuple(here.variables.values())), *_on_machine(here)]
+    for file in files:
+        found += [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(file, environ), file.path)]
+    return tuple(sorted(dict.fromkeys(found), key=lambda each: (each.subject, each.code, each.file or "", each.line or 0)))
 
 
 def place(variable: Effective) -> str:
@@ -66,25 +50,54 @@ def _anywhere(variables: Sequence[Effective]) -> Iterator[Finding]:
     """A profile knows what it says, so its own values are not held against it."""
     said = [each for each in variables if each.origin not in ("default", "profile")]
     context = [each for each in variables if each.origin != "default"]
-    settings = [_Numbered(each.name, each.value or "", line) for line, each in enumerate(context)]
+    settings = [_Numbered(each.name, each.value or "", number) for number, each in enumerate(context)]
     for rule in ANYWHERE:
         for hit in rule.find(settings):
             each = context[hit.line]
             if each in said:
-                yield Finding(rule.code, rule.severity, each.name, place(each), filled(rule.message, hit), filled(rule.fix, hit))
+                yield _at(each, rule.finding(hit._replace(subject=each.name)))
 
 
-def _on_machine(variables: Sequence[Effective], here: Here) -> Iterator[Finding]:
-    named = {each.name: each for each in variables}
+def _on_machine(here: Here) -> Iterator[Finding]:
     for rule in machine_rules.RULES:
-        for at in rule.find(named, here):
-            hit = Hit(0, at.it, at.advice)
-            each = named.get(at.name)
-            where = place(each) if each and each.origin != "default" else ""
-            yield Finding(rule.code, rule.severity, at.name, where, filled(rule.message, hit), filled(rule.fix, hit))
+        for finding in rule.apply(here):
+            yield _at(here.variables.get(finding.subject), finding)
 
 
-def _in_files(files: Iterable[ConfFile], environ: Mapping[str, str]) -> Iterator[Finding]:
-    for file in files:
-        for fault in faults(file, environ):
-            yield Finding(fault.code, fault.severity, fault.name, f"{file.path}:{fault.line}", fault.message, fault.fix)
+def _at(variable: Effective | None, finding: Finding) -> Finding:
+    """In the file and line that set the variable, if a file did."""
+    if variable is None or variable.origin not in ("user file", "system file"):
+        return replace(finding, file=None, line=None)
+    path, _, line = variable.where.rpartition(":")
+    return replace(finding, file=path, line=int(line))
+
+
+def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
+    """The rules that hold anywhere, for what ``env`` prints, NAME=VALUE lines or the exports of a shell."""
+    settings = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _SETS.match(line):
+            settings.append(_Numbered(found[1], _unquoted(found[2]), number))
+    return _of_lines(settings, path)
+
+
+def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
+    """The same for a file of NCCL's, and the rules about its lines."""
+    lines, silent = read_lines(data)
+    own = [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(ConfFile(path, lines, silent), {}), path)]
+    return tuple(sorted((*own, *_of_lines([_Numbered(line.name, line.value, line.number) for line in lines], path)),
+                        key=lambda each: (each.line or 0, each.code)))
+
+
+def _of_lines(settings: Sequence[_Numbered], path: str) -> tuple[Finding, ...]:
+    names = {each.line: each.name for each in settings}
+    found = {rule.finding(hit._replace(subject=names[hit.line]), path) for rule in ANYWHERE for hit in rule.find(settings)}
+    return tuple(sorted(found, key=lambda each: (each.line or 0, each.code)))
+
+
+def _unquoted(value: str) -> str:
+    """As a shell reads it; text that no shell reads stays as it is."""
+    try:
+        return " ".join(shlex.split(value, comments=True))
+    except ValueError:
+        return value

@@ -6,16 +6,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.machine import Shown
 from hpc_mp.environment.name_filter import taken
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
-from hpc_mp.environment.rule import Severity
 from hpc_mp.environment.rules import clouds_of
 from hpc_mp.environment.versions import Release, shown
 
+Variables = Mapping[str, Effective]
 FILES = ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE")
 NCCL_INTERFACES = ("NCCL_SOCKET_IFNAME", "NCCL_OOB_NET_IFNAME")
 
@@ -25,11 +26,13 @@ class Here:
     """One machine, and what is known of it.
 
     Attributes:
+        variables: as they count here, by name; those too that only the library knows.
         platform: the profile that it fits by itself.
         applied: the profile in use, which may be another.
         there: whether there is a file of that path.
     """
 
+    variables: Variables
     machine: Shown
     versions: Mapping[str, Release]
     platform: str | None
@@ -37,26 +40,8 @@ class Here:
     there: Callable[[str], bool]
 
 
-class At(NamedTuple):
-    """Where a rule applies: the variable, and the words that fill ``{it}`` and ``{advice}``."""
-
-    name: str
-    it: str = ""
-    advice: str = ""
-
-
-Variables = Mapping[str, Effective]
-
-
-@dataclass(frozen=True, slots=True)
-class MachineRule:
-    """One row, as ``VariableRule``; ``find`` gets all variables, those that only the library knows too."""
-
-    code: str
-    severity: Severity
-    find: Callable[[Variables, Here], Iterable[At]]
-    message: str
-    fix: str
+def _hit(subject: str, it: str = "", advice: str = "") -> Hit:
+    return Hit(it=it, advice=advice, subject=subject)
 
 
 def _set(variables: Variables) -> Sequence[Effective]:
@@ -67,14 +52,14 @@ def _value(variables: Variables, name: str) -> str:
     return (variables[name].value or "") if name in variables else ""
 
 
-def _other_cloud(variables: Variables, here: Here) -> Iterable[At]:
+def _other_cloud(here: Here) -> Iterable[Hit]:
     if here.platform is None:
         return
     own = (load_profile(here.platform).cloud or "").partition(" ")[0]
-    for each in _set(variables):
+    for each in _set(here.variables):
         clouds = clouds_of(_Plain(each.name, each.value or ""))
         if clouds and own not in [cloud.partition(" ")[0] for cloud in clouds]:
-            yield At(each.name, f"{each.name}={each.value} is for {' or '.join(clouds)}", here.platform)
+            yield _hit(each.name, f"{each.name}={each.value} is for {' or '.join(clouds)}", here.platform)
 
 
 class _Plain(NamedTuple):
@@ -83,10 +68,10 @@ class _Plain(NamedTuple):
     line: int = 0
 
 
-def _no_interface(variables: Variables, here: Here) -> Iterable[At]:
+def _no_interface(here: Here) -> Iterable[Hit]:
     there = here.machine.interfaces
     names = (*there, *here.machine.layers, "all")
-    for each in _set(variables):
+    for each in _set(here.variables):
         value, missing = each.value or "", False
         if each.name in NCCL_INTERFACES:
             missing = len(value) > 1 and not taken(value, there)  # NCCL passes over a single letter
@@ -95,92 +80,92 @@ def _no_interface(variables: Variables, here: Here) -> Iterable[At]:
         elif each.name == "UCX_NET_DEVICES":
             missing = bool(value) and not {part.partition(":")[0] for part in value.split(",")} <= set(names)
         if there and missing:
-            yield At(each.name, f"{each.name}={value}", ", ".join(there))
+            yield _hit(each.name, f"{each.name}={value}", ", ".join(there))
 
 
-def _no_device(variables: Variables, here: Here) -> Iterable[At]:
-    value = _value(variables, "NCCL_IB_HCA")
+def _no_device(here: Here) -> Iterable[Hit]:
+    value = _value(here.variables, "NCCL_IB_HCA")
     if value and here.machine.layers and not taken(value, here.machine.layers):
-        yield At("NCCL_IB_HCA", f"NCCL_IB_HCA={value}", ", ".join(here.machine.layers))
+        yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}", ", ".join(here.machine.layers))
 
 
-def _mixed_devices(variables: Variables, here: Here) -> Iterable[At]:
-    value = _value(variables, "NCCL_IB_HCA")
+def _mixed_devices(here: Here) -> Iterable[Hit]:
+    value = _value(here.variables, "NCCL_IB_HCA")
     chosen = taken(value, here.machine.layers)
     band, other = ([name for name in here.machine.devices(layer) if name in chosen] for layer in ("InfiniBand", "Ethernet"))
     if band and other:
-        yield At("NCCL_IB_HCA", f"NCCL_IB_HCA={value}" if value else "without NCCL_IB_HCA NCCL", ",".join(other))
+        yield _hit("NCCL_IB_HCA", f"NCCL_IB_HCA={value}" if value else "without NCCL_IB_HCA NCCL", ",".join(other))
 
 
-def _no_file(variables: Variables, here: Here) -> Iterable[At]:
+def _no_file(here: Here) -> Iterable[Hit]:
     for name in FILES:
-        value = _value(variables, name)
+        value = _value(here.variables, name)
         if value and not here.there(value):
-            yield At(name, f"{name}={value}")
+            yield _hit(name, f"{name}={value}")
 
 
-def _too_new(variables: Variables, here: Here) -> Iterable[At]:
+def _too_new(here: Here) -> Iterable[Hit]:
     have = here.versions.get("nccl", ())
-    for each in _set(variables):
+    for each in _set(here.variables):
         since = facts().since.get(each.name, ())
         if have and since > have:
-            yield At(each.name, each.name, f"{shown(since)}; here is {shown(have)}")
+            yield _hit(each.name, each.name, f"{shown(since)}; here is {shown(have)}")
 
 
-def _unmet(variables: Variables, here: Here) -> Iterable[At]:
+def _unmet(here: Here) -> Iterable[Hit]:
     if here.applied is not None:
-        yield from (At("", here.applied.profile.name, text) for text in here.applied.unmet)
+        yield from (_hit("", here.applied.profile.name, text) for text in here.applied.unmet)
 
 
-def _left_alone(variables: Variables, here: Here) -> Iterable[At]:
+def _left_alone(here: Here) -> Iterable[Hit]:
     for wanted in here.applied.unset if here.applied is not None else ():
-        each = variables.get(wanted.name)
+        each = here.variables.get(wanted.name)
         if here.applied and each and each.origin != "default":
-            yield At(each.name, f"{each.name}={each.value}: {here.applied.profile.name} leaves it alone", wanted.reason)
+            yield _hit(each.name, f"{each.name}={each.value}: {here.applied.profile.name} leaves it alone", wanted.reason)
 
 
-def _against_profile(variables: Variables, here: Here) -> Iterable[At]:
-    for each in _set(variables):
+def _against_profile(here: Here) -> Iterable[Hit]:
+    for each in _set(here.variables):
         for said in each.hides:
             if said.origin == "profile" and said.value != each.value:
-                yield At(each.name, f"{each.name}={each.value}", f"{said.where} says {said.value or 'nothing'}")
+                yield _hit(each.name, f"{each.name}={each.value}", f"{said.where} says {said.value or 'nothing'}")
 
 
-def _plugin(variables: Variables, here: Here) -> Iterable[At]:
-    value = _value(variables, "NCCL_ENV_PLUGIN")
+def _plugin(here: Here) -> Iterable[Hit]:
+    value = _value(here.variables, "NCCL_ENV_PLUGIN")
     if value and value.lower() != "none":
-        yield At("NCCL_ENV_PLUGIN", f"NCCL_ENV_PLUGIN={value}")
+        yield _hit("NCCL_ENV_PLUGIN", f"NCCL_ENV_PLUGIN={value}")
 
 
-RULES = (
-    MachineRule("HM651", "warning", _other_cloud,
-                "{it}; this machine shows itself as {advice}.",
-                "Leave it out here."),
-    MachineRule("HM652", "warning", _no_interface,
-                "{it} fits no interface of this machine, which has {advice}.",
-                "Name the one that reaches the other nodes, or leave it out."),
-    MachineRule("HM653", "warning", _no_device,
-                "{it} fits no RDMA device of this machine, which has {advice}: NCCL goes over TCP.",
-                "Name these, or leave it out."),
-    MachineRule("HM654", "warning", _mixed_devices,
-                "{it} takes {advice}, in Ethernet mode, beside the devices of InfiniBand: another network.",
-                "Write NCCL_IB_HCA=^={advice}, or name those of InfiniBand."),
-    MachineRule("HM655", "warning", _no_file,
-                "{it}: there is no such file here, and NCCL goes on without a word.",
-                "Correct the path; a container must have the file mounted."),
-    MachineRule("HM656", "warning", _too_new,
-                "{it} came with NCCL {advice}: it does nothing.",
-                "Leave it out, or take a newer NCCL."),
-    MachineRule("HM657", "warning", _unmet,
-                "{it} asks for {advice}.",
-                "Take a newer release."),
-    MachineRule("HM658", "warning", _left_alone,
-                "{it}: {advice}.",
-                "Leave it out."),
-    MachineRule("HM659", "info", _against_profile,
-                "{it}, while {advice}.",
-                "See to it that this is meant."),
-    MachineRule("HM660", "info", _plugin,
-                "{it}: a plug-in may say other values than those shown here.",
-                "Ask the plug-in; NCCL_ENV_PLUGIN=none does without it."),
+RULES: tuple[Rule[Here], ...] = (
+    Rule("HM651", "warning", _other_cloud,
+         "{it}; this machine shows itself as {advice}.",
+         "Leave it out here."),
+    Rule("HM652", "warning", _no_interface,
+         "{it} fits no interface of this machine, which has {advice}.",
+         "Name the one that reaches the other nodes, or leave it out."),
+    Rule("HM653", "warning", _no_device,
+         "{it} fits no RDMA device of this machine, which has {advice}: NCCL goes over TCP.",
+         "Name these, or leave it out."),
+    Rule("HM654", "warning", _mixed_devices,
+         "{it} takes {advice}, in Ethernet mode, beside the devices of InfiniBand: another network.",
+         "Write NCCL_IB_HCA=^={advice}, or name those of InfiniBand."),
+    Rule("HM655", "warning", _no_file,
+         "{it}: there is no such file here, and NCCL goes on without a word.",
+         "Correct the path; a container must have the file mounted."),
+    Rule("HM656", "warning", _too_new,
+         "{it} came with NCCL {advice}: it does nothing.",
+         "Leave it out, or take a newer NCCL."),
+    Rule("HM657", "warning", _unmet,
+         "{it} asks for {advice}.",
+         "Take a newer release."),
+    Rule("HM658", "warning", _left_alone,
+         "{it}: {advice}.",
+         "Leave it out."),
+    Rule("HM659", "info", _against_profile,
+         "{it}, while {advice}.",
+         "See to it that this is meant."),
+    Rule("HM660", "info", _plugin,
+         "{it}: a plug-in may say other values than those shown here.",
+         "Ask the plug-in; NCCL_ENV_PLUGIN=none does without it."),
 )

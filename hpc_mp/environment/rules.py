@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
+from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.text import nearest
 from hpc_mp.environment.facts import Harm, facts
 from hpc_mp.environment.numbers import is_plain, read_number
-from hpc_mp.environment.rule import Hit, Setting, VariableRule
 
 CLOSE = 0.8  # how alike two names are when one is taken for a slip of the other
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
@@ -18,6 +19,20 @@ SOCKETS = ("NCCL_SOCKET_NTHREADS", "NCCL_NSOCKS_PERTHREAD")
 MOST_SOCKETS = 64  # their product, says NCCL's documentation
 _EXPANDED = re.compile(r"[$`]")  # the shell puts a value there that is not known here
 _STRAY = re.compile(r"[\s^=]")
+
+
+class Setting(Protocol):
+    """A variable that somebody sets. ``line``: of a script, or the number of the setting among others."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def value(self) -> str: ...
+
+    @property
+    def line(self) -> int: ...
+
 
 Settings = Sequence[Setting]
 
@@ -42,7 +57,7 @@ def _unknown(settings: Settings) -> Iterable[Hit]:
     known = facts()
     for each in settings:
         if each.name.startswith("NCCL_") and not known.explains(each.name):
-            near = difflib.get_close_matches(each.name, sorted(known.known), n=1, cutoff=CLOSE)
+            near = nearest(each.name, sorted(known.known), CLOSE)
             yield Hit(each.line, each.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
 
 
@@ -130,48 +145,48 @@ def _signs_in_list(settings: Settings) -> Iterable[Hit]:
             yield Hit(each.line, f"{each.name}={each.value}", f"{each.name}={sign}{_STRAY.sub('', entries)}")
 
 
-LOOPBACK = VariableRule(  # wrong only where there are other nodes
+LOOPBACK: Rule[Settings] = Rule(  # wrong only where there are other nodes
     "HM611", "error", _loopback,
     "{it}: other nodes cannot be reached through this interface.",
     "Name the interface between the nodes.")
-RULES = (
-    VariableRule("HM601", "warning", _removed,
-                 "{it} does nothing: NCCL has removed it.",
-                 "{advice}."),
-    VariableRule("HM602", "info", _legacy,
-                 "{it} is an old name that NCCL still honours.",
-                 "{advice}."),
-    VariableRule("HM603", "warning", _no_name,
-                 "{it} is no variable of NCCL: it does nothing.",
-                 "{advice}."),
-    VariableRule("HM604", "warning", _unknown,
-                 "NCCL 2.30 reads no variable {it}.",
-                 "{advice}"),
-    VariableRule("HM605", "info", _numbered_level,
-                 "{it}: a number that only old scripts use.",
-                 "Write the word that is meant: {advice}."),
-    VariableRule("HM606", "warning", _debug,
-                 "{it} {advice}: a setting for the search of a fault.",
-                 "Leave it out of production runs."),
-    VariableRule("HM607", "warning", _harmful,
-                 "{it}.",
-                 "{advice}."),
-    VariableRule("HM608", "info", _outdated,
-                 "{it}.",
-                 "{advice}."),
-    VariableRule("HM614", "warning", _two_clouds,
-                 "{it}: no machine has both.",
-                 "Keep the settings of the cluster that this is for."),
-    VariableRule("HM615", "warning", _too_many_sockets,
-                 "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: more than 64 is not allowed.",
-                 "Lower one of them, or leave both out."),
-    VariableRule("HM616", "warning", _no_number,
-                 "{it}: NCCL takes a whole number there, and reads {advice}.",
-                 "Write a number in figures, or leave it out."),
-    VariableRule("HM617", "warning", _no_word,
-                 "{it} is no word that NCCL knows there: it does nothing.",
-                 "Write one of {advice}, or leave it out."),
-    VariableRule("HM618", "warning", _signs_in_list,
-                 "{it}: ^ and = count in front of the whole list only, and a blank belongs to a name. Such names match nothing.",
-                 "One sign, no blanks: {advice}; or leave it out."),
+RULES: tuple[Rule[Settings], ...] = (
+    Rule("HM601", "warning", _removed,
+         "{it} does nothing: NCCL has removed it.",
+         "{advice}."),
+    Rule("HM602", "info", _legacy,
+         "{it} is an old name that NCCL still honours.",
+         "{advice}."),
+    Rule("HM603", "warning", _no_name,
+         "{it} is no variable of NCCL: it does nothing.",
+         "{advice}."),
+    Rule("HM604", "warning", _unknown,
+         "NCCL 2.30 reads no variable {it}.",
+         "{advice}"),
+    Rule("HM605", "info", _numbered_level,
+         "{it}: a number that only old scripts use.",
+         "Write the word that is meant: {advice}."),
+    Rule("HM606", "warning", _debug,
+         "{it} {advice}: a setting for the search of a fault.",
+         "Leave it out of production runs."),
+    Rule("HM607", "warning", _harmful,
+         "{it}.",
+         "{advice}."),
+    Rule("HM608", "info", _outdated,
+         "{it}.",
+         "{advice}."),
+    Rule("HM614", "warning", _two_clouds,
+         "{it}: no machine has both.",
+         "Keep the settings of the cluster that this is for."),
+    Rule("HM615", "warning", _too_many_sockets,
+         "NCCL_SOCKET_NTHREADS × NCCL_NSOCKS_PERTHREAD is {it}: more than 64 is not allowed.",
+         "Lower one of them, or leave both out."),
+    Rule("HM616", "warning", _no_number,
+         "{it}: NCCL takes a whole number there, and reads {advice}.",
+         "Write a number in figures, or leave it out."),
+    Rule("HM617", "warning", _no_word,
+         "{it} is no word that NCCL knows there: it does nothing.",
+         "Write one of {advice}, or leave it out."),
+    Rule("HM618", "warning", _signs_in_list,
+         "{it}: ^ and = count in front of the whole list only, and a blank belongs to a name. Such names match nothing.",
+         "One sign, no blanks: {advice}; or leave it out."),
 )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
 from hpc_mp.environment.detect import Platform, platform
-from hpc_mp.environment.findings import Finding, lint
+from hpc_mp.environment.findings import lint
 from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective, of_file, of_library, of_process, settle
@@ -38,7 +39,7 @@ class View:
     findings: tuple[Finding, ...]
 
 
-def look(source: Source, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
+def look(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
     """Args: ``profile``: a name, ``auto`` for the one that the machine fits, ``none``. Raises HpcMpError: no such profile."""
     machine = read_machine(source)
     seen = platform(machine)
@@ -48,8 +49,9 @@ def look(source: Source, environ: Mapping[str, str], profile: str = AUTO, instal
     user, system = user_file(source, environ), read_file(source, SYSTEM)
     files = (system,) if user is None else (user, system)
     variables = effective(environ, files, applied)
-    here = Here(machine, have, seen.name, applied, lambda path: source.path(path).exists())
-    return View(seen, applied, have, files, variables, lint(variables, here, files, environ))
+    here = Here({each.name: each for each in variables}, machine, have, seen.name, applied,
+                lambda path: source.path(path).exists())
+    return View(seen, applied, have, files, variables, lint(here, files, environ))
 
 
 def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: Applied | None) -> tuple[Effective, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import decide
@@ -24,10 +23,11 @@ from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
 from hpc_mp.launch.summary import describe
 from hpc_mp.layout.models import read_config
-from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.outcome import Outcome, finished, note_report
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import Outcome, figures
 
-On = Literal["auto", "slurm", "local", "mpi"]
+ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class LaunchRequest:
     """
 
     job: Path | JobSpec
-    on: On = "auto"
+    on: str = "auto"
     overrides: tuple[str, ...] = ()
     wait: bool = True
     resume: bool = False
@@ -63,11 +63,12 @@ class Preview:
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
         return {"run": str(self.run), "state": "planned", "job_id": None, "where": self.plans[0].where.place,
-                "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations}
+                "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations,
+                "choices": self.plans[0].resolution.document()}
 
 
 def run_job(
-    job: Path | str | JobSpec, *, on: On = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
+    job: Path | str | JobSpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
     """Launch a job and return what became of it; nothing is printed.
@@ -107,14 +108,12 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
         raise HpcMpError("--resume", "goes on with one run, and slurm.array makes several",
                          "launch the element that you want to go on with as a job of its own")
     with _resumed(plans[0], request) as resumed:
-        listener.say(describe(plans[0], backend.title))
+        listener.say(describe(plans[0], backend.target.title))
         if resumed is not None and not resumed.left:
             listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
-            outcome = finished(resumed.run)
-        else:
-            check = _check_models(plans, listener)
-            outcome = backend.start(Launch(plans, resumed, request.wait, check, listener))
-    return _with_report(outcome, listener)
+            done = resumed.run.attempt()
+            return conclude(Outcome(resumed.run.path, "completed", **figures(resumed.run, done)), done, listener.note)
+        return backend.start(Launch(plans, resumed, request.wait, _check_models(plans, listener), listener))
 
 
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
@@ -122,7 +121,7 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     plans = plan_job(request)
     with _resumed(plans[0], request) as resumed:
         _check_models(plans, listener)()
-        listener.say(describe(plans[0], BACKENDS[plans[0].where.place].title))
+        listener.say(describe(plans[0], BACKENDS[plans[0].where.place].target.title))
         run = resumed.run.path if resumed else next_run(plans[0].spec)
         others = (run.with_name(f"{int(run.name) + number:04d}") for number in range(1, len(plans)))
         return Preview(plans, run, script(plans[0], run, *others))
@@ -136,12 +135,15 @@ def plan_job(request: LaunchRequest) -> tuple[Plan, ...]:
         HpcMpError: a value that is wrong, files that are not there, a layout that the model, the machine or the cluster
             does not have.
     """
+    if request.on not in ON:
+        raise HpcMpError(f"on = {request.on!r}", "is no back end", f"choose one of {', '.join(ON)}")
     project = request.job.absolute().parent if isinstance(request.job, Path) else Path.cwd()
     elements = load_array(request.job, request.overrides, site_defaults(project))
     where, template = decide(request.on), find_template(project)
-    if not BACKENDS[where.place].arrays:
+    backend = BACKENDS[where.place]
+    if not backend.arrays:
         elements = elements[:1]
-    plans = tuple(replace(compose(given, where, request.slurm_version), template=template) for given in elements)
+    plans = tuple(replace(compose(given, where, backend.target, request.slurm_version), template=template) for given in elements)
     check_array([plan.spec for plan in plans])
     data = elements[0].data
     find_files(data.files)
@@ -183,25 +185,3 @@ def _check_models(plans: Sequence[Plan], listener: Listener) -> Callable[[], Non
                 listener.note(f"warning: {text}")
 
     return check
-
-
-def _with_report(outcome: Outcome, listener: Listener) -> Outcome:
-    """The outcome with the page that is drawn of each run that has ended and trained; a run is no worse for lack of one."""
-    if outcome.elements:
-        elements = tuple(_with_report(element, listener) for element in outcome.elements)
-        return replace(elements[outcome.elements.index(replace(outcome, elements=()))], elements=elements)
-    if outcome.state == "submitted" or not outcome.steps:
-        return outcome
-    from hpc_mp.report import write_report  # it takes a while to import, and many a launch ends without one
-
-    run = RunDirectory(outcome.run)
-    try:
-        report = write_report(run)
-    except Exception as error:
-        listener.note(f"warning: no report ({type(error).__name__}: {error}); {run.main_log} says where")
-        log = LineFile(run.main_log)
-        log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
-        log.close()
-        return outcome
-    note_report(run, report)
-    return replace(outcome, report=report)

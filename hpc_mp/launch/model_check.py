@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 
 # Keys that transformers takes although they are no fields: the family's name, and older or private spellings.
 ACCEPTED = {"model_type", "torch_dtype", "attn_implementation"}
@@ -34,9 +34,8 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> 
     known = fields | set(family.attribute_map) | ACCEPTED | (ROTARY if "rope_parameters" in fields else set())
     for key in config if written_here else ():
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             raise HpcMpError(f"model.config.{key}", f"is not a key of a {config['model_type']} configuration",
-                             f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(sorted(known))}")
+                             did_you_mean(key, known, f"the keys are {', '.join(sorted(known))}", likeness=0.5))
     try:
         family(**{key: value for key, value in config.items() if key != "model_type"})
     except Exception as error:  # transformers validates with exceptions of many kinds

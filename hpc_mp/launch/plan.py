@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
-from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.avoid import avoid
-from hpc_mp.launch.facts import ClusterFacts, ask_cluster
-from hpc_mp.launch.gpu_request import settle
-from hpc_mp.launch.profile import settle_profile
+from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
+from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
+from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import Template
-from hpc_mp.layout.models import ModelShape, check_layout, layer_costs, read_shape
+from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule.partition import stage_layers
-from hpc_mp.planner import state_bytes
-from hpc_mp.planner.device import Device, check_memory, local_device
-from hpc_mp.planner.order import degrees, foresee_hosts, settle_order
+from hpc_mp.planner.device import Device, check_memory
+from hpc_mp.planner.hosts import expected_slow_links
+from hpc_mp.planner.memory import state_bytes
+from hpc_mp.planner.order import RankOrder, choose_rank_order
+from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.plan import RunPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a plan needs to know of the back end that will start it.
+
+    Attributes:
+        title: where its ranks run, for the summary of a plan.
+        facts: asks the cluster, for a job and the release of Slurm to write for (None: the one found).
+        gpus: what its ranks compute on, by the job and these facts. Both raise HpcMpError for what cannot be had.
+        in_script: whether ranks are started by the job script, so that environment profiles and bad nodes count.
+    """
+
+    title: str
+    facts: Callable[[JobSpec, Version | None], ClusterFacts]
+    gpus: Callable[[JobSpec, ClusterFacts], GpuRequest]
+    in_script: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +51,29 @@ class Plan:
 
     Attributes:
         given: the job as its author wrote it.
-        spec: the same with ``auto`` settled: what the run directory gets.
-        order_why: why the ranks are laid out in this order.
-        state: bytes of parameters, gradients and optimizer state, by rank.
+        resolution: every choice, with its reason.
+        spec: the job with these choices: what the run directory gets.
+        device: what the ranks compute on, with the memories that are known.
+        record: what ``plan.json`` holds.
         facts: what Slurm says of itself; nothing on emulated nodes.
         template: of the job script, where it is not the shipped one.
-        avoided: which nodes are left out because they failed lately.
-        profile: which environment profile, and what is to be said of it.
         measured: rates between nodes of the cluster; the order of the hosts follows them.
     """
 
     given: JobSpec
+    resolution: Resolution
     spec: JobSpec
     where: Where
     shape: ModelShape
     placement: Placement
-    order_why: str
     device: Device
-    state: tuple[int, ...]
+    record: RunPlan
     facts: ClusterFacts
     template: Template | None = None
-    avoided: str | None = None
-    profile: str | None = None
-    measured: Measured | None = None
+    measured: LinkRates | None = None
 
 
-def compose(given: JobSpec, where: Where, slurm_version: Version | None = None) -> Plan:
+def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> Plan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
@@ -71,45 +87,41 @@ def compose(given: JobSpec, where: Where, slurm_version: Version | None = None) 
     check_layout(shape, given)
     if given.checkpoint.resume is not None:
         _check_origin(Path(given.checkpoint.resume))
-    costs, p = layer_costs(shape, given.data.sequence_length), given.parallel
-    layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
-    facts = ClusterFacts(slurm_version) if where.place in OUTSIDE else ask_cluster(given, slurm_version)
-    if where.place == "step":
-        facts = replace(facts, cpus=None)  # an allocation may have fewer than its nodes
-    settled, device = OUTSIDE[where.place](given) if where.place in OUTSIDE else _slurm(given, facts)
-    avoided = None
-    if facts.cluster is not None:
-        settled, avoided = avoid(settled, facts.partition, bad_nodes(ledger(facts.cluster)))
+    facts = target.facts(given, slurm_version)
     measured = noted(facts.cluster)
-    settled, profile = settle_profile(settled, measured.platform if measured else None)
-    order, why = settle_order(settled, shape, layers, measured)
-    order_why = "; ".join(filter(None, (why, foresee_hosts(settled, measured))))
-    spec = settled.model_copy(update={"parallel": p.model_copy(update={"order": order})})
-    placement = place(degrees(spec), order, spec.job.ranks_per_node, spec.parallel.rank_map)
-    held = state_bytes(shape, spec, layers)
-    state = tuple(held[rank.pp, rank.tp].total for rank in placement.ranks)
-    check_memory(state, device)
-    return Plan(given, spec, where, shape, placement, order_why, device, state, facts, avoided=avoided,
-                profile=None if where.place in OUTSIDE else profile, measured=measured)
+    gpus = target.gpus(given, facts)
+    layers, device = _layers(given, shape), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
+    known = resolved(given, (device, layers))  # gloo and NCCL do not send the same
+    traffic = traffic_of(known, shape, layers.value)
+    order = choose_rank_order(known, traffic, measured)
+    resolution = _resolution(given, target, facts, gpus, measured, layers, order)
+    spec = resolved(given, resolution.keys)
+    placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
+    held = state_bytes(shape, spec, layers.value)
+    state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
+    check_memory([each.total for each in state], gpus.device)
+    record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why))
+    return Plan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
 
 
-def _local(spec: JobSpec) -> tuple[JobSpec, Device]:
-    device = local_device(spec.job.device, spec.ranks)
-    return spec.model_copy(update={"job": spec.job.model_copy(update={"device": device.kind})}), device
+def _layers(given: JobSpec, shape: ModelShape) -> ResolvedKey[tuple[int, ...]]:
+    p = given.parallel
+    why = "as given" if p.partition != "auto" else "stages of equal cost" if p.pipeline > 1 else "one stage has them all"
+    return ResolvedKey("parallel.partition", stage_layers(given, shape), why)
 
 
-def _mpi(spec: JobSpec) -> tuple[JobSpec, Device]:
-    return spec, Device(spec.job.device, "mpirun's hosts are not known here")
-
-
-OUTSIDE = {"local": _local, "mpi": _mpi}  # of Slurm
-
-
-def _slurm(spec: JobSpec, facts: ClusterFacts) -> tuple[JobSpec, Device]:
-    if facts.silence is not None:
-        return spec, Device(spec.job.device, f"partitions unknown: {facts.silence}")
-    spec = settle(spec, facts)
-    return spec, Device(spec.job.device, "as the partition has it")
+def _resolution(
+    given: JobSpec, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
+    layers: ResolvedKey[tuple[int, ...]], order: RankOrder,
+) -> Resolution:
+    slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)
+    profile = choose_profile(given, measured.platform if measured else None)
+    return Resolution(
+        ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type,
+        exclude=avoid(given, facts.partition, bad_nodes(ledger(facts.cluster))) if facts.cluster is not None
+        else ResolvedKey(EXCLUDE, None),
+        profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
+        layers=layers, order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))))
 
 
 def _check_origin(path: Path) -> None:

@@ -1,16 +1,31 @@
-"""A plan in words, printed before the start."""
+"""A plan in words, printed before the start: every choice with its reason, and the keys that have no effect where it runs."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import Any
 
+from hpc_mp.base.text import memory_size
+from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.unused_keys import without_effect
-from hpc_mp.planner.device import size
 
 WIDTH = 120
+
+# Which keys have an effect in which back ends only; every other key has one everywhere.
+# What an allocation is asked for, or follows from its end: no step of an allocation can change that.
+JOB: tuple[str, ...] = ("slurm",)
+# What the script does (slurm/job.sbatch.j2) or the cluster's nodes do before the ranks.
+SCRIPT: tuple[str, ...] = ("slurm", "step")
+
+PLACES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.switches", "slurm.gpu_type",
+                     "slurm.gpu_request", "slurm.array", "slurm.retries", "slurm.chain"), JOB),
+    **dict.fromkeys(("slurm.partition", "slurm.mpi", "slurm.components", "slurm.grace", "slurm.container",
+                     "slurm.container_runtime", "slurm.container_mounts", "slurm.modules", "slurm.conda", "slurm.venv",
+                     "slurm.python", "slurm.setup", "slurm.extra", "environment.local", "environment.stage",
+                     "environment.profile", "environment.health", "model.stage", "data.stage"), SCRIPT),
+}
 
 
 def describe(plan: Plan, title: str) -> str:
@@ -28,14 +43,14 @@ def describe(plan: Plan, title: str) -> str:
         "layout": f"tensor({p.tensor}) × pipeline({p.pipeline}) × data({spec.data_degree}), ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
                     f"sequences of {spec.data.sequence_length} tokens",
-        "order": f"{plan.placement.order} ({plan.order_why})",
+        "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
         "defaults": defaults(plan.given),
     }
-    if plan.avoided is not None:
-        rows["nodes"] = plan.avoided
-    if plan.profile is not None:
-        rows["profile"] = plan.profile
+    if plan.resolution.exclude.why:
+        rows["nodes"] = plan.resolution.exclude.why
+    if plan.resolution.profile.why:
+        rows["profile"] = plan.resolution.profile.why
     note = without_effect(plan.given, plan.where.place)
     if note is not None:
         rows["note"] = note
@@ -55,13 +70,14 @@ def defaults(spec: JobSpec) -> str:
 
 
 def _state(plan: Plan) -> str:
-    low, high = size(min(plan.state)), size(max(plan.state))
+    state = [each.total for each in plan.record.state]
+    low, high = memory_size(min(state)), memory_size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
     if not plan.device.pools:
         return f"{each}; the memory of the nodes is not known here"
-    tightest = max(plan.device.pools, key=lambda pool: sum(plan.state[rank] for rank in pool.ranks))
-    total = size(sum(plan.state[rank] for rank in tightest.ranks))
-    limit = "an unknown size" if tightest.size is None else size(tightest.size)
+    tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
+    total = memory_size(sum(state[rank] for rank in tightest.ranks))
+    limit = "an unknown size" if tightest.size is None else memory_size(tightest.size)
     return f"{each}, {total} of {limit} on {tightest.name}"
 
 
@@ -74,3 +90,23 @@ def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)
+
+
+def without_effect(spec: JobSpec, place: str) -> str | None:
+    """One sentence on the keys that the job gives other values than the defaults, and that do nothing there; None without any.
+
+    Args:
+        spec: as its author wrote it; of an array the first element, which is the one that runs where arrays have no effect.
+    """
+    vain = [key for key, places in PLACES.items() if place not in places and _given(spec, key)]
+    if place == "step":
+        told = {"cpus-per-task", *options_of(spec, "step")}  # these are said to srun too
+        vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in told]
+    words = f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
+    return f"{words}; of the array only the first element runs" if words and "slurm.array" in vain else words
+
+
+def _given(spec: JobSpec, key: str) -> bool:
+    section, name = key.split(".")
+    table = getattr(spec, section)
+    return bool(getattr(table, name) != type(table).model_fields[name].get_default())

@@ -142,7 +142,7 @@ def test_the_doctor_finds_no_error_on_any_node(cluster: Cluster) -> None:
         code, said = cluster.site[name].run(["/shared/hpc-mp/bin/hpc-mp", "doctor", "--node", "--json"])
         found = json.loads(said)["findings"]
         assert code == 0 and len(found) > 20, said
-        assert [each for each in found if each["outcome"] == "error"] == []
+        assert [each for each in found if each["severity"] == "error"] == []
 
 
 def test_healthagents_program_is_still_called_on_every_node(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from cyclecloud_cases import CASES, CLEAN, GOLDEN, PROJECT, expected, found, planted, write_project
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure import lint, read_given, read_project
 from hpc_mp.clouds.azure.rules import RULES
 
@@ -241,7 +241,7 @@ def test_the_command_says_where_what_and_how_to_mend_it(tmp_path: Path) -> None:
     file = tmp_path / "my template.txt"
     file.write_text(CLEAN, encoding="utf-8")
     done = call(file)
-    assert (done.exit_code, done.output) == (0, "Nothing found.\n")
+    assert (done.exit_code, done.output) == (0, "nothing found\n")
 
     file.write_text(CLEAN.replace("slurm.dampen_memory = 5", "slurm.dampen_memory = 0"), encoding="utf-8")
     done = call(file)
@@ -252,7 +252,7 @@ def test_the_command_says_where_what_and_how_to_mend_it(tmp_path: Path) -> None:
     done = call(file, "--json")
     assert done.exit_code == 1
     (first, *_) = json.loads(done.stdout)["findings"]
-    assert set(first) == {"code", "file", "line", "severity", "message", "fix"}
+    assert set(first) == {"code", "severity", "subject", "message", "fix", "file", "line"}
 
 
 def test_the_command_takes_parameters_and_a_project(tmp_path: Path) -> None:

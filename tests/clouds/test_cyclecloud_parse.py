@@ -6,7 +6,7 @@ import random
 
 import pytest
 from cyclecloud_cases import CASES, CLEAN, planted
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpc_mp.clouds.azure import expression as ex
@@ -131,7 +131,6 @@ def _grown(inner: st.SearchStrategy[ex.Expression]) -> st.SearchStrategy[ex.Expr
         st.builds(ex.Record, st.lists(st.tuples(st.sampled_from(["Label", "Value"]), inner), max_size=2).map(tuple)))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.recursive(_LEAVES, _grown, max_leaves=12))
 def test_a_printed_expression_parses_to_the_same(expression: ex.Expression) -> None:
     assert parse_expression(expression_text(expression)) == expression
@@ -162,7 +161,6 @@ def _section(rank: int) -> st.SearchStrategy[Section]:
     return st.builds(Section, _NAME, _WORD | st.just(""), st.just(rank), st.just(1), attributes, below)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(_section(1), max_size=3).map(tuple).map(Template))
 def test_a_printed_tree_parses_to_the_same(template: Template) -> None:
     parsed = parse(to_text(template))
@@ -203,7 +201,6 @@ def check(text: str) -> None:
     assert parse(to_text(template)).template == template
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(), st.lists(st.sampled_from(PIECES), max_size=40).map("".join),
                  st.lists(st.sampled_from(PIECES), max_size=60).map("\n".join)))
 @example("")

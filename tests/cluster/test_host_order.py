@@ -8,13 +8,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from slurm_lab.lab import Lab
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import SwitchTree, crossings, from_addresses, load_topology, order_hosts, read_topology
-from hpc_mp.cluster.topology.tree import Switch, from_switches
+from hpc_mp.cluster.topology.model import Switch, from_switches
 
 TREE = {f"n{i}": (f"s{(i + 1) // 2}", "spine") for i in (1, 2, 3, 4)}
 BLOCKS = {f"n{i}": (f"b{(i + 1) // 2}", f"b[{1 + 2 * (i > 4)}-{2 + 2 * (i > 4)}]", "b[1-4]") for i in range(1, 9)}
@@ -140,7 +140,6 @@ FRAGMENTS = st.sampled_from([
     "[" * 50, "²", "\0", "\t", "2001-99-99", "1" * 5000])
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.one_of(st.lists(FRAGMENTS, max_size=25).map("".join), st.text(max_size=80)))
 @example("BlockName=b\nBlockSizes=²")
 @example("- " * 2000)
@@ -186,7 +185,6 @@ def clusters(draw: st.DrawFn, most: int = 24) -> tuple[tuple[str, ...], SwitchTr
     return tuple(draw(st.permutations([f"h{i}" for i in range(len(leaf))]))), from_switches(switches)
 
 
-@settings(deadline=None)
 @given(clusters())
 def test_an_order_is_a_permutation_and_never_worse_than_the_given_one(cluster: tuple[tuple[str, ...], SwitchTree]) -> None:
     hosts, tree = cluster
@@ -201,7 +199,6 @@ def test_an_order_is_a_permutation_and_never_worse_than_the_given_one(cluster: t
     assert whim(order_hosts(hosts, tree, whim)) <= whim(hosts)
 
 
-@settings(max_examples=60, deadline=None)
 @given(clusters(most=6))
 def test_an_order_is_the_best_or_next_to_it(cluster: tuple[tuple[str, ...], SwitchTree]) -> None:
     hosts, tree = cluster
@@ -210,7 +207,6 @@ def test_an_order_is_the_best_or_next_to_it(cluster: tuple[tuple[str, ...], Swit
     assert found == best if len(hosts) in (1, 2, 4) else found <= best + 3
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 8), st.randoms(use_true_random=False))
 def test_equal_leaves_are_put_together(leaves: int, size: int, random: Random) -> None:
     hosts = [f"h{leaf}-{i}" for leaf in range(leaves) for i in range(size)]

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from measured import Groups, leaves, measure
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import Switch, SwitchTree, Topology
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
@@ -26,7 +26,6 @@ def believe(groups: Groups, root: bool = True) -> SwitchTree:
 # --- what rates show -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.1, 0.55), st.integers(0, 1000))
 def test_leaves_behind_narrow_uplinks_are_found(sizes: list[int], across: float, seed: int) -> None:
     groups = leaves(*sizes)
@@ -34,14 +33,12 @@ def test_leaves_behind_narrow_uplinks_are_found(sizes: list[int], across: float,
     assert sorted(map(sorted, seen.groups)) == sorted(map(sorted, groups)) and seen.unplaced == ()
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.floats(0.9, 1.0), st.integers(0, 1000))
 def test_nothing_is_claimed_where_uplinks_carry_everything(sizes: list[int], across: float, seed: int) -> None:
     seen = infer(measure(leaves(*sizes), across, seed=seed))
     assert seen.groups == () and "cannot be told apart" in seen.why
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1000), st.integers(0, 31), st.floats(0.02, 0.6))
 def test_a_slow_node_or_link_is_no_leaf(seed: int, bad: int, share: float) -> None:
     def slow(a: str, b: str, rate: float) -> float:
@@ -106,7 +103,7 @@ def test_pairs_across_are_of_several_kinds(sizes: Sequence[int]) -> None:
 
 def test_groups_that_no_pair_parts_may_be_one() -> None:
     whole = measure(leaves(2, 2, 4), 0.3)
-    part = Measured("x", 0.0, whole.nodes, tuple(pair for pair in whole.pairs if not (pair[0] < 2 <= pair[1] < 4)))
+    part = LinkRates("x", 0.0, whole.nodes, tuple(pair for pair in whole.pairs if not (pair[0] < 2 <= pair[1] < 4)))
     assert infer(whole).groups == (("n1", "n2"), ("n3", "n4"), ("n5", "n6", "n7", "n8"))
     assert infer(part).groups == (("n1", "n2"), ("n5", "n6", "n7", "n8")) and infer(part).unplaced == ("n3", "n4")
 
@@ -119,8 +116,8 @@ def test_rates_that_fall_with_the_distance_are_no_groups() -> None:
 
 
 def test_too_little_shows_nothing() -> None:
-    assert infer(Measured("x", 0.0, ("a", "b"), ((0, 1, 5.0),))).groups == ()
-    assert infer(Measured("x", 0.0, ("a", "b"), ())).groups == ()
+    assert infer(LinkRates("x", 0.0, ("a", "b"), ((0, 1, 5.0),))).groups == ()
+    assert infer(LinkRates("x", 0.0, ("a", "b"), ())).groups == ()
     assert infer(measure(leaves(2, 1), 0.3)).groups == (), "one group and a single node: it may just be slow"
 
 
@@ -135,7 +132,6 @@ def test_a_tree_of_what_was_measured() -> None:
 # --- belief and measurement ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 8), min_size=2, max_size=5), st.integers(0, 1000))
 def test_a_belief_that_is_right_raises_nothing(sizes: list[int], seed: int) -> None:
     groups = leaves(*sizes)
@@ -143,7 +139,6 @@ def test_a_belief_that_is_right_raises_nothing(sizes: list[int], seed: int) -> N
     assert (found.verdict, found.odd) == ("agrees", ())
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(4, 8), min_size=2, max_size=4), st.integers(0, 1000), st.data())
 def test_nodes_that_slurm_has_elsewhere_are_named(sizes: list[int], seed: int, data: st.DataObject) -> None:
     groups = leaves(*sizes)
@@ -237,7 +232,7 @@ def test_a_stray_pair_moves_no_node() -> None:
     groups = leaves(6, 6)
     whole = measure(groups, 0.4)
     met = tuple((a, b, 99.0 if (a, b) == (0, 11) else rate) for a, b, rate in whole.pairs if b < 11 or a >= 6 or a == 0)
-    rates = Measured("x", 0.0, whole.nodes, met)
+    rates = LinkRates("x", 0.0, whole.nodes, met)
     found = infer(rates)
     assert [{*nodes} <= {*leaf} for nodes, leaf in zip(found.groups, groups, strict=True)] == [True, True]
     assert agreement(believe(groups), rates).verdict == "agrees"

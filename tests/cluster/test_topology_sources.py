@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.ibnet_text import host_of, switch_name
+from hpc_mp.cluster.topology.ibnetdiscover import host_of, switch_name
 from hpc_mp.cluster.topology.readers import SOURCES, read
 from hpc_mp.cluster.topology.reading import LONGEST, legal
 
@@ -158,7 +158,6 @@ def pods(draw: st.DrawFn) -> list[list[list[str]]]:
             for _ in range(draw(st.integers(1, 3)))]
 
 
-@settings(max_examples=60, deadline=None)
 @given(pods(), st.integers(1, 3), st.booleans())
 def test_any_fat_tree_is_read_back(planned: list[list[list[str]]], rails: int, named: bool) -> None:
     known = read(clos(planned, rails, named=named).text(), "x", "ibnetdiscover")
@@ -219,7 +218,6 @@ def test_a_fabric_without_hosts_is_no_topology() -> None:
 # --- all -------------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.text(max_size=90), st.lists(st.text(max_size=70)))
 def test_names_are_legal_and_none_of_those_taken(name: str, others: list[str]) -> None:
     taken: list[str] = []
@@ -231,7 +229,6 @@ def test_names_are_legal_and_none_of_those_taken(name: str, others: list[str]) -
     assert legal("leaf-1.x_y") == "leaf-1.x_y"
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.one_of(st.text(max_size=100), st.lists(st.sampled_from([
     "SwitchName=a ", "BlockName=b 1 ", "Nodes=n[1-3]", "\n", "#", "Switch 1 \"S-01\"", "[1] \"H-0a\"[1]", " # \"n1 HCA-1\"", "{",
     "}", "[", "]", "\"pairs\"", ":", f"n1 {UUID} 1", "n1: CliqueId : 3", "- topology: x\n", "node", ","])).map("".join)))

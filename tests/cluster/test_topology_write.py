@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -58,14 +58,12 @@ def leaf_groups(topology: Topology) -> set[frozenset[str]]:
 # --- there and back --------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.one_of(trees(), blocks()), st.lists(st.text(max_size=40), max_size=3))
 @example(Topology(kind="tree", switches=(Switch("s", ("n1",)),), default=True), ["made from C:\\"])
 def test_topology_conf_is_read_back_as_it_was(topology: Topology, header: list[str]) -> None:
     assert read_topologies(to_conf(topology, header)) == (topology,)
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(trees(), blocks()), min_size=1, max_size=3), st.integers(0, 2))
 def test_topology_yaml_is_read_back_as_it_was(found: list[Topology], default: int) -> None:
     named = tuple(Topology(f"t{i}", each.kind, each.switches, each.sizes, default=i == default) for i, each in enumerate(found))
@@ -180,7 +178,6 @@ def test_the_schema_refuses_what_slurm_refuses(text: str) -> None:
 # --- one kind as another ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(st.one_of(trees(), blocks()))
 def test_conversions_keep_the_leaves(topology: Topology) -> None:
     tree, block = as_tree(topology), as_block(topology)
@@ -232,7 +229,6 @@ def test_wrong_sizes_are_refused(sizes: tuple[int, ...], words: str) -> None:
         as_block(topology, sizes)
 
 
-@settings(deadline=None)
 @given(trees(), st.data())
 def test_some_nodes_only(topology: Topology, data: st.DataObject) -> None:
     nodes = data.draw(st.sets(st.sampled_from(topology.hosts)))

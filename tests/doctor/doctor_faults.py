@@ -10,7 +10,7 @@ from typing import Any
 from machines.tree import HANGS, tree
 
 from hpc_mp.cluster.node.counters import KEPT, read_counters
-from hpc_mp.cluster.node.state import SHARED
+from hpc_mp.cluster.node.source import SHARED
 
 IB = "/sys/class/infiniband"
 NET = "/sys/class/net"
@@ -147,7 +147,7 @@ FAULTS: tuple[Fault, ...] = (
     _fabric("efa-software", {"/opt/amazon/efa": None}, "error", "libfabric: is not in any of its places", kind="p4d"),
     _fabric("efa-software", {"/opt/amazon/ofi-nccl": None}, "warning", "aws-ofi-nccl", kind="p4d"),
     _growth("fabric-errors", "ndv5", {f"{IB}/mlx5_ib2/ports/1/counters/symbol_error": "17"}, "warning",
-            "symbol_error +17 in 60 min"),
+            "symbol_error +17 in 1 h"),
     _growth("fabric-errors", "ndv5", {f"{IB}/mlx5_ib2/ports/1/counters/local_link_integrity_errors": "900"}, "error",
             "mlx5_ib2 port 1"),
     _growth("fabric-retransmits", "ndv5", {f"{IB}/mlx5_ib2/ports/1/hw_counters/local_ack_timeout_err": "40"}, "warning",
@@ -195,7 +195,7 @@ FAULTS: tuple[Fault, ...] = (
           "SrcValid+")},
           "warning", "0000:15:00.0: access control is on in 1 PCI bridges"),
     Fault("pci-acs", "ndv5", METAL | {"lspci -D -vvv -d ::0604": "0000:15:00.0 PCI bridge\n\tCapabilities: <access denied>\n"},
-          "incomplete", "to root only"),
+          "unknown", "to root only"),
     Fault("pci-iommu", "ndv5", METAL | {"/sys/kernel/iommu_groups/18/type": "DMA-FQ"}, "warning", "(type DMA-FQ)"),
     Fault("gdr-module", "ndv5", {"/proc/modules": "nvidia 1 0 - Live 0x0",
           "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX "
@@ -207,17 +207,17 @@ FAULTS: tuple[Fault, ...] = (
     Fault("dns-own-name", "ndv5", {"getent ahosts node17": "127.0.1.1       STREAM node17\n127.0.1.1       DGRAM\n"}, "warning",
           "node17 is 127.0.1.1: ranks that look up"),
     Fault("dns-own-name", "ndv5", {"getent ahosts node17": 2}, "warning", "node17 has no address"),
-    Fault("dns-own-name", "ndv5", {"getent ahosts node17": HANGS}, "incomplete", "no answer within", also=("dns-back",)),
+    Fault("dns-own-name", "ndv5", {"getent ahosts node17": HANGS}, "unknown", "no answer within", also=("dns-back",)),
     Fault("dns-back", "ndv5", {"getent hosts 10.0.0.17": "10.0.0.17  node18.cluster.internal\n"}, "warning", "which is node18"),
     Fault("clock-sync", "ndv5", CLOCKS, "warning", "chrony follows no other clock"),
-    Fault("clock-sync", "ndv5", {"chronyc -c tracking": ("0.000012345", "-4.2")}, "warning", "chrony keeps it, 4.2e+03 ms off"),
+    Fault("clock-sync", "ndv5", {"chronyc -c tracking": ("0.000012345", "-4.2")}, "warning", "chrony keeps it, 4.2 s off"),
     Fault("clock-sync", "ndv5", {"chronyc -c tracking": None, "timedatectl show": "NTPSynchronized=no\n"}, "warning",
           "timedatectl"),
-    Fault("clock-sync", "ndv5", {"chronyc -c tracking": None}, "incomplete", "no program that keeps the clock"),
+    Fault("clock-sync", "ndv5", {"chronyc -c tracking": None}, "unknown", "no program that keeps the clock"),
     Fault("firewall", "ndv5", {"/etc/ufw/ufw.conf": "ENABLED=yes"}, "warning", "ufw: is on"),
     Fault("firewall", "ndv5", process(70, "firewalld", "S", 1, 0), "warning", "firewalld: is on"),
     Fault("firewall", "ndv5", {"nft list ruleset": ("policy accept", "policy drop")}, "warning", "inet filter input: drops"),
-    Fault("firewall", "ndv5", {"nft list ruleset": 1}, "incomplete", "nft exited with 1"),
+    Fault("firewall", "ndv5", {"nft list ruleset": 1}, "unknown", "nft exited with 1"),
     Fault("ethernet-link", "ethernet", {f"{NET}/eno2/operstate": "down"}, "warning", "eno2: down, 25 Gb/s; it had a link"),
     Fault("ethernet-link", "ethernet", {f"{NET}/eno2/duplex": "half"}, "warning", "half duplex"),
     Fault("ethernet-speed", "ethernet", {f"{NET}/eno3/speed": "1000"}, "warning",

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.gpu import CHECKS
-from hpc_mp.doctor.finding import Finding
 from tests.machines.tree import Edit, broken, tree
 
 SMI = "nvidia-smi -q -x"
@@ -38,10 +38,10 @@ class Case:
         """The check says it, of the right part; and no other check says anything new."""
         healthy, now = healthy_ills(self.kind), ills(findings(broken(self.kind, self.edits)))
         mine = now.get(self.code, [])
-        right = [finding for finding in mine if self.evidence in finding.evidence and self.subject in finding.subject]
+        right = [finding for finding in mine if self.evidence in finding.message and self.subject in finding.subject]
         assert right, f"{self.code} says {mine}"
-        assert {finding.outcome for finding in right} == {self.outcome}
-        assert all(finding.remedy for finding in right if finding.outcome in ("warning", "error"))
+        assert {finding.severity for finding in right} == {self.outcome}
+        assert all(finding.fix for finding in right if finding.severity in ("warning", "error"))
         assert set(now) - set(healthy) == {self.code} | self.also
 
 
@@ -50,7 +50,7 @@ def healthy_ills(kind: str) -> dict[str, list[Finding]]:
     return ills(findings(tree(kind)))
 
 
-def findings(source: Source) -> list[Finding]:
+def findings(source: NodeSource) -> list[Finding]:
     """What all checks say but the one that waits for counters to grow; it is tested by itself."""
     return run([check for check in CHECKS if check.code != "gpu-nvlink-errors"], source, deadline=20)
 
@@ -59,7 +59,7 @@ def ills(found: list[Finding]) -> dict[str, list[Finding]]:
     """All that is not well, by code."""
     ill: dict[str, list[Finding]] = {}
     for finding in found:
-        if finding.outcome != "ok":
+        if finding.severity != "ok":
             ill.setdefault(finding.code, []).append(finding)
     return ill
 

@@ -167,7 +167,7 @@ def test_a_message_from_another_rank_is_seen() -> None:
 # --- the pattern -----------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(2, 64), st.integers(0, 3))
 def test_every_element_is_somebodys_and_sums_stay_exact(ranks: int, repetition: int) -> None:
     parts = [pattern.addend(rank, ranks, repetition) for rank in range(ranks)]
@@ -176,7 +176,6 @@ def test_every_element_is_somebodys_and_sums_stay_exact(ranks: int, repetition: 
     assert (summed.astype(np.float32) == torch.from_numpy(summed).to(torch.bfloat16).double().numpy()).all()
 
 
-@settings(deadline=None)
 @given(st.integers(0, 500), st.integers(0, 500), st.integers(1, pattern.PERIOD - 1))
 def test_other_ranks_and_places_have_other_numbers(one: int, other: int, shift: int) -> None:
     mine = pattern.numbers(one, 1, 251)
@@ -186,7 +185,6 @@ def test_other_ranks_and_places_have_other_numbers(one: int, other: int, shift: 
     assert (mine == pattern.numbers(one, 2, 251)).mean() < 0.03
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3 * pattern.PERIOD), st.integers(0, 10**6))
 def test_what_is_written_is_found_and_a_change_too(length: int, place: int) -> None:
     buffer = np.zeros(length)

@@ -15,10 +15,10 @@ from machines.tree import HANGS, MACHINES, broken, tree
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.doctor import command
 from hpc_mp.cluster.node.mounts import Mount, Room
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor import storage as storage_test
 from hpc_mp.doctor.container_diff import ITEMS, differences, view
-from hpc_mp.doctor.node import against, diagnose, document
+from hpc_mp.doctor.node import against, diagnose, place_document
 from hpc_mp.doctor.storage import Rates, judge, measure, storage
 
 HOST: dict[str, Any] = {
@@ -57,7 +57,7 @@ def called(*arguments: str) -> Result:
 def test_a_container_that_shows_what_its_host_shows_lacks_nothing() -> None:
     host = view(broken("ndv5", HOST))
     assert {item.code for item in ITEMS} == set(LOST) == {finding.code for finding in differences(host, host)}
-    assert all(finding.outcome == "ok" for finding in differences(host, host))
+    assert all(finding.severity == "ok" for finding in differences(host, host))
 
 
 @pytest.mark.parametrize("code", LOST)
@@ -66,9 +66,9 @@ def test_what_a_container_lacks_is_named(code: str) -> None:
     kept = {name: edit for name, edit in (HOST | edits).items() if edit is not None or name not in HOST}
     host, inside = view(broken("ndv5", HOST)), view(broken("ndv5", kept))
     found = {finding.code: finding for finding in differences(host, inside)}
-    assert found[code].outcome in ("error", "warning") and says in found[code].evidence and found[code].remedy
+    assert found[code].severity in ("error", "warning") and says in found[code].message and found[code].fix
     follow = {"container-nccl-conf": {"container-topology"}, "container-rdma": set()}.get(code, set())
-    assert {finding.code for finding in found.values() if finding.outcome != "ok"} <= {code} | follow
+    assert {finding.code for finding in found.values() if finding.severity != "ok"} <= {code} | follow
 
 
 def test_what_the_host_lacks_too_is_no_difference() -> None:
@@ -78,9 +78,9 @@ def test_what_the_host_lacks_too_is_no_difference() -> None:
 
 def test_documents_of_host_and_container_are_compared(tmp_path: Path) -> None:
     host, inside = broken("ndv5", HOST), broken("ndv5", HOST | {"/dev/infiniband": None})
-    (tmp_path / "host.json").write_text(json.dumps(document(diagnose(host, ["limit-memlock"]), host)))
+    (tmp_path / "host.json").write_text(json.dumps(place_document(host)))
     found = against(tmp_path / "host.json", inside)
-    assert [finding.code for finding in found if finding.outcome != "ok"] == ["container-uverbs"]
+    assert [finding.code for finding in found if finding.severity != "ok"] == ["container-uverbs"]
     (tmp_path / "host.json").write_text("{}")
     with pytest.raises(HpcMpError, match="no document of a host"):
         against(tmp_path / "host.json", inside)
@@ -103,7 +103,7 @@ def test_what_is_read_must_be_what_was_written(tmp_path: Path, monkeypatch: pyte
     size, at))
     found = measure(str(tmp_path), most=12 << 20, seconds=5.0)
     assert not found.same
-    assert judge("/x", None, found).outcome == "error"
+    assert judge("/x", None, found).severity == "error"
 
 
 SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
@@ -111,16 +111,16 @@ SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
 
 @pytest.mark.parametrize(("rates", "outcome"), [
     (SOUND, "ok"), (Rates(0.05, 3.0, 5000.0, True, 1), "warning"), (Rates(2.0, 0.01, 5000.0, True, 1), "warning"),
-    (Rates(2.0, 3.0, 20.0, True, 1), "warning"), (Rates(2.0, 3.0, 5000.0, False, 1), "error"), (Unseen("no"), "incomplete")])
+    (Rates(2.0, 3.0, 20.0, True, 1), "warning"), (Rates(2.0, 3.0, 5000.0, False, 1), "error"), (Unavailable("no"), "unknown")])
 @pytest.mark.parametrize(("type_", "code"), [("nfs4", "storage-shared"), ("lustre", "storage-shared"), ("xfs", "storage-local")])
-def test_rates_are_judged(rates: Rates | Unseen, outcome: str, type_: str, code: str) -> None:
+def test_rates_are_judged(rates: Rates | Unavailable, outcome: str, type_: str, code: str) -> None:
     found = judge("/x", Mount("d", "/", type_, (), Room(1, 1, 1, 1)), rates)
-    assert (found.code, found.outcome) == (code, outcome)
+    assert (found.code, found.severity) == (code, outcome)
 
 
 def test_a_directory_that_is_not_there_is_incomplete(tmp_path: Path) -> None:
-    found = storage([str(tmp_path / "gone")], Source())
-    assert [(each.outcome, "No such file" in each.evidence) for each in found] == [("incomplete", True)]
+    found = storage([str(tmp_path / "gone")], NodeSource())
+    assert [(each.severity, "No such file" in each.message) for each in found] == [("unknown", True)]
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def test_a_machine_that_is_not_here(tmp_path: Path) -> None:
 
 
 def test_a_check_that_does_not_exist_is_answered_with_the_nearest() -> None:
-    with pytest.raises(HpcMpError, match="Did you mean fabric-port"):
+    with pytest.raises(HpcMpError, match="Did you mean 'fabric-port'"):
         diagnose(tree("ndv5"), ["fabric-prot"])
 
 
@@ -161,5 +161,5 @@ def test_a_file_of_answers_that_is_none_is_refused(tmp_path: Path, text: str) ->
 
 def test_a_view_that_hangs_is_empty_and_in_time() -> None:
     begin = time.monotonic()
-    assert document((), broken("ndv5", {"/etc/nccl.conf": HANGS}))["view"] == {}
+    assert place_document(broken("ndv5", {"/etc/nccl.conf": HANGS}))["view"] == {}
     assert time.monotonic() - begin < 5

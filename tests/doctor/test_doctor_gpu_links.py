@@ -45,7 +45,7 @@ CASES = (
     Case("gpu-fabric", "gb200", smi("gb200", 1, {"fabric/health/summary": "Limited Capacity"}), "warning", "Limited Capacity"),
     Case("gpu-fabric", "gb200", smi("gb200", 1, {"fabric/health/bandwidth": "Degraded"}), "error", "bandwidth degraded"),
     Case("gpu-fabric-manager", "p4d", {MANAGER: 3}, "error", "6 NVSwitches and nvidia-fabricmanager is inactive"),
-    Case("gpu-fabric-manager", "p4d", {MANAGER: None}, "incomplete", "systemctl is not on PATH"),
+    Case("gpu-fabric-manager", "p4d", {MANAGER: None}, "unknown", "systemctl is not on PATH"),
     Case("gpu-imex", "gb200", {IMEX: ("Domain State: UP", "Domain State: DEGRADED")}, "error", "IMEX domain is DEGRADED"),
     Case("gpu-imex", "gb200", {IMEX: ("10.0.4.13          - READY      ", "10.0.4.13          - UNAVAILABLE")}, "error",
          "IMEX node is UNAVAILABLE", "10.0.4.13"),
@@ -74,11 +74,11 @@ def test_errors_that_grow_and_old_ones_that_do_not() -> None:
     assert len(names) == 8 * 18 * 3
     assert names[0] == "nvlink/GPU 0 link 0 Replay Errors"
     still = errors(Changes(600.0, dict.fromkeys(names, 0), dict.fromkeys(names, 7)))
-    assert [finding.outcome for finding in still] == ["ok"]
+    assert [finding.severity for finding in still] == ["ok"]
     grown = dict.fromkeys(names, 0) | {"nvlink/GPU 2 link 7 CRC Errors": 9, "nvlink/GPU 2 link 8 Recovery Errors": 1}
     found = list(errors(Changes(600.0, grown, grown)))
-    assert [(finding.outcome, finding.subject) for finding in found] == [("error", "GPU 2"), ("warning", "GPU 2")]
-    assert "link 7 CRC Errors: 9 more within 600 s" in found[0].evidence
+    assert [(finding.severity, finding.subject) for finding in found] == [("error", "GPU 2"), ("warning", "GPU 2")]
+    assert "link 7 CRC Errors: 9 more within 10 min" in found[0].message
 
 
 def test_counters_of_healthy_traffic_are_no_errors() -> None:

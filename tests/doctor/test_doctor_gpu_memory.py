@@ -81,16 +81,16 @@ def test_broken(case: Case) -> None:
 
 def test_capped_power_is_how_a_busy_gpu_works() -> None:
     busy = smi("ndv5", None, {f"{EVENTS}_sw_power_cap": "Active", f"{EVENTS}_gpu_idle": "Not Active"})
-    assert [finding.outcome for finding in of(findings(broken("ndv5", busy)), "gpu-throttle")] == ["ok"]
+    assert [finding.severity for finding in of(findings(broken("ndv5", busy)), "gpu-throttle")] == ["ok"]
 
 
 def test_pages_of_a_v100_that_are_few() -> None:
     found = of(findings(broken("ndv4", smi("ndv4", None, PAGES))), "gpu-retired-pages")
-    assert [(finding.outcome, finding.evidence) for finding in found] == [("ok", "8 GPUs: few pages retired, none waits")]
+    assert [(finding.severity, finding.message) for finding in found] == [("ok", "8 GPUs: few pages retired, none waits")]
 
 
 def test_what_the_driver_does_not_tell_is_incomplete_and_not_well() -> None:
     found = of(findings(broken("ndv5", smi("ndv5", 2, {"ecc_mode": None}))), "gpu-ecc-mode")
-    assert [(finding.outcome, finding.subject) for finding in found] == [("incomplete", "GPU 2 (0003:00:00.0)")]
+    assert [(finding.severity, finding.subject) for finding in found] == [("unknown", "GPU 2 (0003:00:00.0)")]
     gone = of(findings(broken("ndv5", smi("ndv5", None, {"temperature/gpu_temp": "Unknown Error"}))), "gpu-temperature")
-    assert [finding.outcome for finding in gone] == ["incomplete"]
+    assert [finding.severity for finding in gone] == ["unknown"]

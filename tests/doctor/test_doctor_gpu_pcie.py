@@ -10,7 +10,7 @@ from gpu_machines import Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import read_kernel_log
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
 from tests.machines.tree import broken, tree
 
@@ -38,7 +38,7 @@ CASES = (
          "error", "fallen off the bus", "0002:00:00.0"),
     Case("gpu-pcie-width", "p5", {pci("0000:86:00.0", "current_link_width"): "8"}, "error", "8 lanes of 16", "0000:86:00.0"),
     Case("gpu-pcie-width", "ndv4", {pci("{0001,0002,0003,0004,000b,000c,000d,000e}:00:00.0", "max_link_width"): "0"},
-         "incomplete", "no link width"),
+         "unknown", "no link width"),
     Case("gpu-pcie-speed", "p5", smi("p5", 1, {f"{GEN}/current_link_gen": "1", "utilization/gpu_util": "97 %"}), "error",
          "PCIe 1 of 5 while 97 % busy", "GPU 1"),
     Case("gpu-pcie-speed", "p5", smi("p5", 1, {f"{GEN}/max_link_gen": "4"}), "warning", "the slot allows PCIe 4", "GPU 1"),
@@ -46,16 +46,16 @@ CASES = (
     Case("gpu-pcie-payload", "p4d",
          {LSPCI: answer("p4d", LSPCI).replace("MaxPayload 256 bytes, MaxReadReq", "MaxPayload 128 bytes, MaxReadReq", 1)},
          "warning", "MaxPayload 128 bytes; most have 256", "0000:10:1c.0"),
-    Case("gpu-pcie-payload", "p5", {LSPCI: "0000:53:00.0 3D controller: NVIDIA\n\tCapabilities: <access denied>\n"}, "incomplete",
+    Case("gpu-pcie-payload", "p5", {LSPCI: "0000:53:00.0 3D controller: NVIDIA\n\tCapabilities: <access denied>\n"}, "unknown",
          "it does to root only"),
     Case("gpu-pcie-limited", "ndv5", logged(LIMITED), "warning", "8 lanes of 16", "0009:00:00.0"),
     Case("gpu-numa", "ndv5", {pci("0003:00:00.0", "numa_node"): "-1"}, "warning", "no NUMA node", "0003:00:00.0"),
-    Case("gpu-numa", "gb200", {pci("{0008,0009,0018,0019}:01:00.0", "numa_node"): "-1"}, "incomplete", "for any GPU"),
+    Case("gpu-numa", "gb200", {pci("{0008,0009,0018,0019}:01:00.0", "numa_node"): "-1"}, "unknown", "for any GPU"),
     # ---- kernel log -------------------------------------------------------------------------------------------------
     Case("gpu-xid", "ndv5", logged("NVRM: Xid (PCI:000a:00:00): 79, pid=4711, name=python, GPU has fallen off the bus."), "error",
          "Xid 79: the GPU has fallen off the bus; 1 min ago", "GPU 000a:00:00"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 48, pid=1, Double Bit ECC Error", 86400 * 4), "warning",
-         "4 days ago"),
+         "4 d ago"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 94, pid=1, Contained memory error"), "warning", "Xid 94"),
     Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now wants: Node Reboot Required"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch3: SXid (PCI:0000:c0:1b.0): 20034, Fatal, Link 30 LTSSM Fault Up"), "error",
@@ -73,8 +73,8 @@ def test_broken(case: Case) -> None:
 def test_an_idle_gpu_lowers_its_speed_and_is_well() -> None:
     idle = smi("ndv5", None, {f"{GEN}/current_link_gen": "1", "utilization/gpu_util": "0 %"})
     found = of(findings(broken("ndv5", idle)), "gpu-pcie-speed")
-    assert [finding.outcome for finding in found] == ["ok"]
-    assert "it says nothing but under load" in found[0].evidence
+    assert [finding.severity for finding in found] == ["ok"]
+    assert "it says nothing but under load" in found[0].message
 
 
 def test_cards_in_narrow_slots_are_well_and_one_among_others_is_not() -> None:
@@ -82,15 +82,15 @@ def test_cards_in_narrow_slots_are_well_and_one_among_others_is_not() -> None:
     bus = "0000:{53,64,75,86,97,a8,b9,ca}:00.0"
     cards = {pci(bus, "current_link_width"): "8", f"/proc/driver/nvidia/gpus/{bus}/information": "Model: \t Tesla T4"}
     found = of(findings(broken("p5", cards)), "gpu-pcie-width")
-    assert [(finding.outcome, finding.evidence[:22]) for finding in found] == [("ok", "8 GPUs with 8 lanes ea")]
+    assert [(finding.severity, finding.message[:22]) for finding in found] == [("ok", "8 GPUs with 8 lanes ea")]
     found = of(findings(broken("p5", cards | {pci("0000:86:00.0", "current_link_width"): "4"})), "gpu-pcie-width")
-    assert [(finding.outcome, finding.subject) for finding in found] == [("error", "0000:86:00.0")]
+    assert [(finding.severity, finding.subject) for finding in found] == [("error", "0000:86:00.0")]
 
 
 def test_programs_errors_blame_no_gpu() -> None:
     found = of(findings(tree("ndv5")), "gpu-xid")
-    assert [finding.outcome for finding in found] == ["ok"]
-    assert "Xid 13 are programs' doing" in found[0].evidence
+    assert [finding.severity for finding in found] == ["ok"]
+    assert "Xid 13 are programs' doing" in found[0].message
 
 
 def test_a_fault_that_repeats_is_one_finding() -> None:
@@ -98,7 +98,7 @@ def test_a_fault_that_repeats_is_one_finding() -> None:
     log = "".join(f"4,{number},{NOW_US - 30_000_000 + number},-;{line}\n" for number in range(400))
     found = of(findings(broken("ndv5", {"/dev/kmsg": log})), "gpu-xid")
     assert len(found) == 1
-    assert "400 times" in found[0].evidence
+    assert "400 times" in found[0].message
 
 
 def test_the_log_is_read_from_wherever_it_may_be() -> None:
@@ -119,7 +119,7 @@ def test_a_log_that_never_ends_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "dev/kmsg")
     pipe = os.open(tmp_path / "dev/kmsg", os.O_RDWR)
     os.write(pipe, b"6,1,1000000,-;one\n")
-    assert [line.text for line in read_kernel_log(Source(tmp_path))] == ["one"]
+    assert [line.text for line in read_kernel_log(NodeSource(tmp_path))] == ["one"]
     os.close(pipe)
 
 

@@ -34,12 +34,12 @@ CASES = (
                                LIST: "".join(answer("ndv5", LIST).splitlines(keepends=True)[1:])}, "error", "PCI bus 7"),
     Case("gpu-count", "p4d", {"/dev/nvidia5": None}, "error", "/dev/nvidia* 7"),
     Case("gpu-count", "p5", {LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:6])}, "error", "nvidia-smi 6"),
-    Case("gpu-count", "gb200", {LIST: 15}, "incomplete", "nvidia-smi says nothing"),
+    Case("gpu-count", "gb200", {LIST: 15}, "unknown", "nvidia-smi says nothing"),
     *(Case("gpu-smi", "ndv5", {SMI: code}, outcome, evidence, also=TOLD) for code, outcome, evidence in (
         (9, "error", "the driver is not loaded"), (15, "error", "fallen off the bus"), (14, "error", "infoROM is corrupt"),
         (18, "error",
          "versions do not match"), (8, "error", "power cables"), (10, "error", "interrupt"), (12, "error", "libnvidia-ml"),
-        (4, "error", "may not use"), (2, "incomplete", "does not know the question"), (139, "error", "signal 11"),
+        (4, "error", "may not use"), (2, "unknown", "does not know the question"), (139, "error", "signal 11"),
         (-6, "error", "signal 6"), (77, "error", "without a known meaning"))),
     Case("gpu-smi", "p5", {SMI: None}, "error", "not on PATH", also=TOLD),
     Case("gpu-smi", "p5", {SMI: answer("p5", SMI) + "\nWARNING: infoROM is corrupted at gpu 0000:53:00.0\n"}, "error",
@@ -47,7 +47,7 @@ CASES = (
     Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None,
                                 "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.550.90.07": ""}, "error",
          "driver 535.161.08 runs, libnvidia-ml is 550.90.07"),
-    Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None}, "incomplete", "to compare with"),
+    Case("gpu-driver", "ndv4", {"/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.535.161.08": None}, "unknown", "to compare with"),
     Case("gpu-driver", "ndv5", {"/proc/driver/nvidia/version": None, "/sys/module/nvidia/version": None}, "error",
          "no driver loaded"),
     Case("gpu-device-files", "gb200", {"/dev/nvidia-uvm": None}, "error", "no /dev/nvidia-uvm: CUDA cannot start"),
@@ -80,21 +80,21 @@ def test_broken(case: Case) -> None:
 
 def test_amd_gpus_are_recognised() -> None:
     found = of(findings(broken("ethernet", amd())), "gpu-amd")
-    assert [(finding.outcome, finding.evidence.partition(";")[0]) for finding in found] == [("ok", "8 AMD GPUs, amdgpu 6.7.0")]
+    assert [(finding.severity, finding.message.partition(";")[0]) for finding in found] == [("ok", "8 AMD GPUs, amdgpu 6.7.0")]
 
 
 def test_a_job_that_may_use_two_of_eight_gpus_has_not_lost_six() -> None:
     inside = {"/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
               LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:2])}
     found = of(findings(broken("p5", inside)), "gpu-count")
-    assert [finding.outcome for finding in found] == ["ok"]
-    assert "may use 2 of 8" in found[0].evidence
+    assert [finding.severity for finding in found] == ["ok"]
+    assert "may use 2 of 8" in found[0].message
 
 
 def test_a_hanging_driver_is_incomplete_within_the_deadline() -> None:
     found = run(CHECKS, broken("ndv5", {SMI: HANGS}), deadline=2)
-    assert {finding.outcome for finding in of(found, "gpu-smi")} == {"incomplete"}
-    assert {finding.outcome for finding in of(found, "gpu-bus")} == {"ok"}
+    assert {finding.severity for finding in of(found, "gpu-smi")} == {"unknown"}
+    assert {finding.severity for finding in of(found, "gpu-bus")} == {"ok"}
 
 
 def test_kinds_say_where_they_are_from() -> None:

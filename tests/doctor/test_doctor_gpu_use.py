@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from gpu_machines import SMI, Case, answer, findings, of, smi
 
-from hpc_mp.cluster.node.gpu_csv import read_load
-from hpc_mp.cluster.node.gpu_smi import address, parse_smi
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.nvidia_smi import address, parse_smi, read_load
+from hpc_mp.cluster.node.source import Unavailable
 from tests.machines import rebuild_gpu
 from tests.machines.tree import broken, tree
 
@@ -33,10 +32,10 @@ CASES = (
     Case("gpu-leftover", "ndv5", program("Z", IN_JOB), "error", "is dead and still holds the GPU", "GPU 1 (0002:00:00.0)"),
     Case("gpu-leftover", "ndv5", program("D", IN_JOB), "warning", "hangs in the kernel"),
     Case("gpu-memory-held", "p4d", {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211")}, "warning",
-         "30211 MiB in use", "GPU 2"),
+         "29.5 GiB in use", "GPU 2"),
     Case("gpu-memory-held", "p4d",
          {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211"), "/.dockerenv": ""},
-         "incomplete", "30211 MiB in use"),
+         "unknown", "29.5 GiB in use"),
 )
 
 
@@ -48,16 +47,16 @@ def test_broken(case: Case) -> None:
 def test_a_job_s_own_program_is_no_leftover() -> None:
     held = {USED: answer("ndv5", USED).replace("0002:00:00.0, 4", "0002:00:00.0, 70000")}
     found = findings(broken("ndv5", program("R", IN_JOB) | held))
-    assert [(finding.outcome, finding.evidence)
+    assert [(finding.severity, finding.message)
             for finding in of(found, "gpu-leftover")] == [("ok", "1 program on the GPUs, none left over")]
-    assert [finding.outcome for finding in of(found, "gpu-memory-held")] == ["ok"]
+    assert [finding.severity for finding in of(found, "gpu-memory-held")] == ["ok"]
 
 
 def test_without_slurm_any_program_is_somebody_s() -> None:
     here = tree("ndv5")
     no_slurm = {path: "bash" for path in here.names("/proc/[0-9]*/comm") if here.text(path) == "slurmd"}
     found = of(findings(broken("ndv5", program("S", IN_SESSION) | no_slurm)), "gpu-leftover")
-    assert [finding.outcome for finding in found] == ["ok"]
+    assert [finding.severity for finding in found] == ["ok"]
 
 
 def test_load_is_read_from_new_and_old_drivers() -> None:
@@ -74,9 +73,9 @@ def test_nvidia_smi_in_xml() -> None:
     assert (told.driver, told.attached, len(told.gpus), str(told.gpus[2])) == ("570.158.01", 4, 4, "GPU 2 (0018:01:00.0)")
     assert told.gpus[0].number("gpu_power_readings/current_power_limit") == 1200.0
     assert told.gpus[0].says("applications_clocks/graphics_clock") is None  # deprecated
-    with pytest.raises(Unseen, match="no XML"):
+    with pytest.raises(Unavailable, match="no XML"):
         parse_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    with pytest.raises(Unseen, match="another kind"):
+    with pytest.raises(Unavailable, match="another kind"):
         parse_smi("<html></html>")
     assert [address(bus) for bus in ("00000000:C6:00.0", "00010000:01:00.0", "0008:01:00.0", "?")] == [
         "0000:c6:00.0", "10000:01:00.0", "0008:01:00.0", "?"]
@@ -91,4 +90,4 @@ def test_a_laptop_s_gpu_has_no_such_parts() -> None:
     silent = ("gpu-ecc-mode", "gpu-ecc-sram", "gpu-ecc-dram", "gpu-row-remap", "gpu-row-spare", "gpu-retired-pages", "gpu-mig",
               "gpu-fabric", "gpu-persistence", "gpu-clocks", "gpu-memory-temperature", "gpu-repair")
     assert not {finding.code for finding in found} & set(silent)
-    assert {finding.outcome for finding in found} == {"ok"}
+    assert {finding.severity for finding in found} == {"ok"}

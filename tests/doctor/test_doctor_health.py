@@ -17,9 +17,9 @@ import pytest
 import hpc_mp
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.drain import drain
-from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.health import lines, main, reason
 from hpc_mp.doctor.install import ARCHIVE, SCRIPT, install, pack, packed
 
@@ -94,9 +94,9 @@ def test_the_same_sources_give_the_same_bytes(archive: Path, tmp_path: Path) -> 
 
 
 def test_lines_for_people_and_reasons_for_slurm() -> None:
-    found = [Finding("a", "ok", "", "well"), Finding("b", "incomplete", "/x", "hung"), *ERRORS]
+    found = [Finding("a", "ok", "", "well"), Finding("b", "unknown", "/x", "hung"), *ERRORS]
     assert lines(found) == ["error hpc-mp:fabric-port:mlx5_ib3 port 1: down -> look at the cable",
-                            "error hpc-mp:shm-size:/dev/shm: tiny", "incomplete hpc-mp:b:/x: hung"]
+                            "error hpc-mp:shm-size:/dev/shm: tiny", "unknown hpc-mp:b:/x: hung"]
     assert reason(ERRORS) == "hpc-mp:fabric-port:mlx5_ib3 port 1; hpc-mp:shm-size:/dev/shm"
     many = reason([Finding("fabric-port", "error", f"mlx5_{at} port 1", "") for at in range(40)])
     assert len(many) <= 210 and many.endswith(" +35") and many.count("hpc-mp:") == 5
@@ -160,7 +160,7 @@ def test_shared_storage_is_refused(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/mounts").write_text("/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n")
     with pytest.raises(HpcMpError, match="is on nfs4"):
-        install(Path("/shared/bin"), None, False, absent, Source(tmp_path))
+        install(Path("/shared/bin"), None, False, absent, NodeSource(tmp_path))
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

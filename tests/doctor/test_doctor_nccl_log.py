@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_mp.cluster.node.source import Source
-from hpc_mp.doctor.finding import Finding
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
 from tests.machines.tree import broken, tree
 
@@ -68,12 +68,12 @@ def test_every_log_has_a_case() -> None:
 def test_judged(name: str) -> None:
     machine, expected = CASES[name]
     found = list(judge(truth(name), machine))
-    ill = [finding for finding in found if finding.outcome != "ok"]
+    ill = [finding for finding in found if finding.severity != "ok"]
     assert {finding.code for finding in ill} == set(expected)
     for code, (outcome, subject, evidence) in expected.items():
         mine = [finding for finding in ill if finding.code == code]
-        assert all(finding.outcome == outcome and subject in finding.subject and finding.remedy for finding in mine), mine
-        assert evidence in mine[0].evidence
+        assert all(finding.severity == outcome and subject in finding.subject and finding.fix for finding in mine), mine
+        assert evidence in mine[0].message
     assert any(finding.code == "nccl-network" for finding in found)
 
 
@@ -125,18 +125,18 @@ def test_old_numbers_of_algorithms() -> None:
 
 def test_gpudirect_with_some_adapters_only_is_a_warning() -> None:
     lines = (LOGS / "one-rank-no-gdr.log").read_text(encoding="utf-8").replace("Disabled for HCA 3", "Enabled for HCA 3")
-    ill = [finding for finding in judge(parse(lines.splitlines()), IB) if finding.outcome != "ok"]
-    assert [(finding.code, finding.outcome) for finding in ill] == [("nccl-gdr", "warning")] and "7 of 8" in ill[0].evidence
+    ill = [finding for finding in judge(parse(lines.splitlines()), IB) if finding.severity != "ok"]
+    assert [(finding.code, finding.severity) for finding in ill] == [("nccl-gdr", "warning")] and "7 of 8" in ill[0].message
 
 
 def test_no_log_says_nothing() -> None:
     found = list(judge(parse(["epoch 1", "loss 2.3", "NCCL is a library"]), IB))
-    assert [(finding.code, finding.outcome) for finding in found] == [("nccl-network", "incomplete")]
+    assert [(finding.code, finding.severity) for finding in found] == [("nccl-network", "unknown")]
 
 
 def test_sockets_where_there_is_nothing_else() -> None:
-    assert {finding.outcome for finding in judge(truth("ib-socket"), Machine())} == {"ok"}
-    roce = {finding.code: finding.outcome for finding in judge(truth("ib-socket"), Machine("roce", 2, True))}
+    assert {finding.severity for finding in judge(truth("ib-socket"), Machine())} == {"ok"}
+    roce = {finding.code: finding.severity for finding in judge(truth("ib-socket"), Machine("roce", 2, True))}
     assert roce["nccl-network"] == "warning"  # an adapter that could do RoCE need not be meant to
 
 
@@ -152,13 +152,13 @@ def test_a_machine_without_a_fast_network() -> None:
     assert machine_of(tree("ethernet")) == Machine()
 
 
-def counters(kind: str, **sent: int) -> Source:
+def counters(kind: str, **sent: int) -> NodeSource:
     return broken(kind, {f"/sys/class/infiniband/{name}/ports/1/counters/port_xmit_data": str(count // 4) for name,
                          count in sent.items()})
 
 
 def says(found: list[Finding]) -> list[tuple[str, str]]:
-    return [(finding.outcome, finding.subject) for finding in found]
+    return [(finding.severity, finding.subject) for finding in found]
 
 
 def test_bytes_of_the_ports_against_bytes_sent() -> None:
@@ -172,11 +172,11 @@ def test_bytes_of_the_ports_against_bytes_sent() -> None:
     assert says(list(judge_ports(before, lame, 7_000_000_000))) == [("warning", "mlx5_ib5 port 1")]
     found = list(judge_ports(before, before, 8_000_000_000))  # it all went over Ethernet
     assert says(found) == [("error", "")]
-    assert "0 GB went through the fast ports, the ranks sent 8 GB" in found[0].evidence
+    assert "0 B went through the fast ports, the ranks sent 8 GB" in found[0].message
 
 
 def test_ports_that_cannot_be_compared() -> None:
-    assert says(list(judge_ports({}, {}, 100))) == [("incomplete", "")]
+    assert says(list(judge_ports({}, {}, 100))) == [("unknown", "")]
     reset = {"a port 1": PortBytes(5, 5)}
-    assert says(list(judge_ports({"a port 1": PortBytes(9, 9)}, reset, 100))) == [("incomplete", "")]
-    assert says(list(judge_ports(reset, reset, 0))) == [("incomplete", "")]
+    assert says(list(judge_ports({"a port 1": PortBytes(9, 9)}, reset, 100))) == [("unknown", "")]
+    assert says(list(judge_ports(reset, reset, 0))) == [("unknown", "")]

@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from machines.tree import HANGS, Edit, broken, tree
 
 from hpc_mp.cli.doctor import command
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.this_node import Own, here
+from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable, here
 from hpc_mp.doctor.nccl_log import PROGRAMS, taken
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
@@ -27,8 +26,8 @@ def log(name: str) -> str:
     return (LOGS / f"{name}.log").read_text(encoding="utf-8")
 
 
-def told(source: Source) -> dict[str, str]:
-    return {finding.code: finding.outcome for finding in taken(source) if finding.outcome != "ok"}
+def told(source: NodeSource) -> dict[str, str]:
+    return {finding.code: finding.severity for finding in taken(source) if finding.severity != "ok"}
 
 
 @pytest.mark.parametrize(("name", "ill"), [
@@ -81,12 +80,12 @@ def test_the_probe_is_silent_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_program_of_ours_goes_by_its_name_and_has_its_own_time() -> None:
-    own = {"greet": Own(("sh", "-c", "echo hello $1", "sh"), 5.0), "sleep": Own(("sleep",), 0.2)}
+    own = {"greet": OwnProgram(("sh", "-c", "echo hello $1", "sh"), 5.0), "sleep": OwnProgram(("sleep",), 0.2)}
     source = here(own=own)
     assert source.answer(["greet", "you"]) == "hello you\n"
-    with pytest.raises(Unseen, match=r"within 0\.2 s"):
+    with pytest.raises(Unavailable, match=r"within 0\.2 s"):
         source.answer(["sleep", "3"])
-    with pytest.raises(Unseen, match="greet is not on PATH"):
+    with pytest.raises(Unavailable, match="greet is not on PATH"):
         here().answer(["greet"])
 
 
@@ -101,7 +100,7 @@ def test_a_kept_log_is_judged(tmp_path: Path) -> None:
     done = doctor(tmp_path, LOGS / "ib-socket.log")
     found = json.loads(done.stdout)
     assert done.exit_code == 1 and found["worst"] == "error"
-    assert {each["code"] for each in found["findings"] if each["outcome"] == "error"} == {"nccl-network"}
+    assert {each["code"] for each in found["findings"] if each["severity"] == "error"} == {"nccl-network"}
     assert {each["code"].partition("-")[0] for each in found["findings"]} == {"nccl"}, "the machine itself is not looked at"
     assert doctor(tmp_path, LOGS / "ib-healthy.log").exit_code == 0
 
@@ -132,4 +131,4 @@ def test_a_log_that_cannot_be_read(tmp_path: Path) -> None:
 def test_a_log_of_something_else_says_nothing(tmp_path: Path) -> None:
     (tmp_path / "x.log").write_text("epoch 1\n")
     done = doctor(tmp_path, tmp_path / "x.log")
-    assert done.exit_code == 0 and [each["outcome"] for each in json.loads(done.stdout)["findings"]] == ["incomplete"]
+    assert done.exit_code == 0 and [each["severity"] for each in json.loads(done.stdout)["findings"]] == ["unknown"]

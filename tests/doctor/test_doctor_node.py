@@ -9,18 +9,18 @@ from doctor_faults import GOOD, Fault, earlier, logged
 from doctor_faults_more import ALL, ROCE
 from machines.tree import HANGS, KINDS, broken, machine, tree
 
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks import gpu
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
-from hpc_mp.doctor.finding import Finding
 
 NODE: tuple[Check[Any], ...] = PASSIVE[len(gpu.CHECKS):]
 BY_CODE = {check.code: check for check in NODE}
 REBUILT = [kind for kind in KINDS if kind != "here"]
 
 
-def looked(source: Source, checks: tuple[Check[Any], ...]) -> list[Finding]:
+def looked(source: NodeSource, checks: tuple[Check[Any], ...]) -> list[Finding]:
     """What ``run`` would say, in this process."""
     facts: dict[Any, Any] = {}
     found: list[Finding] = []
@@ -28,13 +28,13 @@ def looked(source: Source, checks: tuple[Check[Any], ...]) -> list[Finding]:
         try:
             facts[check.reader] = facts[check.reader] if check.reader in facts else check.reader(source)
             found += check.findings(facts[check.reader])
-        except Unseen as unseen:
-            found.append(Finding(check.code, "incomplete", "", str(unseen)))
+        except Unavailable as unseen:
+            found.append(Finding(check.code, "unknown", "", str(unseen)))
     return found
 
 
 def bad(findings: list[Finding]) -> list[Finding]:
-    return [finding for finding in findings if finding.outcome != "ok"]
+    return [finding for finding in findings if finding.severity != "ok"]
 
 
 @pytest.mark.parametrize("kind", REBUILT)
@@ -47,16 +47,16 @@ def test_every_check_has_a_healthy_machine_that_it_praises(code: str) -> None:
     kind, edits = GOOD.get(code, ("ndv5", {}))
     findings = looked(broken(kind, edits), (BY_CODE[code],))
     assert findings
-    assert {(finding.outcome, finding.code, finding.remedy) for finding in findings} == {("ok", code, "")}, findings
+    assert {(finding.severity, finding.code, finding.fix) for finding in findings} == {("ok", code, "")}, findings
 
 
 @pytest.mark.parametrize("fault", ALL, ids=[f"{fault.code}-{at}" for at, fault in enumerate(ALL)])
 def test_a_broken_machine_is_found_out(fault: Fault) -> None:
     source, check = broken(fault.kind, fault.edits), (BY_CODE[fault.code],)
     found = bad(run(check, source, 4.0) if HANGS in fault.edits.values() else looked(source, check))
-    assert [finding.outcome for finding in found].count(fault.outcome) == len(found) == fault.many, found
-    assert fault.says in " | ".join(f"{finding.subject}: {finding.evidence}" for finding in found), found
-    assert all(finding.code == fault.code and (finding.remedy or finding.outcome == "incomplete") for finding in found)
+    assert [finding.severity for finding in found].count(fault.outcome) == len(found) == fault.many, found
+    assert fault.says in " | ".join(f"{finding.subject}: {finding.message}" for finding in found), found
+    assert all(finding.code == fault.code and (finding.fix or finding.severity == "unknown") for finding in found)
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -65,8 +65,8 @@ def test_a_fault_sets_off_its_own_check_only(part: int) -> None:
         if HANGS in fault.edits.values():
             continue
         source = broken(fault.kind, earlier(fault.kind) | dict(fault.edits))
-        graver = {"error", "warning"} if fault.outcome != "incomplete" else {"error"}
-        others = {finding.code for finding in bad(looked(source, NODE)) if finding.outcome in graver} - {fault.code}
+        graver = {"error", "warning"} if fault.outcome != "unknown" else {"error"}
+        others = {finding.code for finding in bad(looked(source, NODE)) if finding.severity in graver} - {fault.code}
         assert others <= set(fault.also), (fault.code, others)
 
 
@@ -129,10 +129,10 @@ def test_an_adapter_at_the_same_switch_is_near_whatever_the_memory_node() -> Non
 
 
 def test_a_recorded_machine_says_what_it_said_when_it_was_there() -> None:
-    found = {finding.code: finding.outcome for finding in bad(run(PASSIVE, tree("here"), 30.0))}
-    assert {code: outcome for code, outcome in found.items() if outcome != "incomplete"} == dict.fromkeys(
+    found = {finding.code: finding.severity for finding in bad(run(PASSIVE, tree("here"), 30.0))}
+    assert {code: outcome for code, outcome in found.items() if outcome != "unknown"} == dict.fromkeys(
         ("dns-own-name", "limit-nofile", "kernel-neighbours", "kernel-pids"), "warning")
-    assert {code for code, outcome in found.items() if outcome == "incomplete"} <= {
+    assert {code for code, outcome in found.items() if outcome == "unknown"} <= {
         "clock-sync", *(code for code in BY_CODE if code.startswith("kernel-"))}
 
 

@@ -38,7 +38,7 @@ def certain(verdict: Verdict) -> set[tuple[str, tuple[str, ...]]]:
 # --- what is bad -----------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.sampled_from((16, 64)), st.sampled_from(TAPERS), st.integers(0, 10_000))
 def test_known_leaves_every_fault_has_its_name(nodes: int, taper: float, seed: int) -> None:
     outcome = trial(Case(nodes, taper, known=True, seed=seed))
@@ -101,7 +101,7 @@ def test_too_many_faults_in_a_small_leaf_end_in_a_set() -> None:
         assert any(suspect.kind == "uplink" and "leaf1" in suspect.members for suspect in verdict.suspects), seed
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(4, 16), st.data())
 def test_a_slow_link_of_few_nodes_is_neither_of_them(nodes: int, data: st.DataObject) -> None:
     one, other = sorted(data.draw(st.lists(st.integers(0, nodes - 1), min_size=2, max_size=2, unique=True)))
@@ -152,7 +152,7 @@ def test_three_leaves_can(leaf: int) -> None:
 # --- rounds ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=settings.default.max_examples // 2)
 @given(st.integers(2, 70), st.booleans(), st.integers(0, 99))
 def test_few_rounds_for_any_number_of_nodes(nodes: int, known: bool, seed: int) -> None:
     random = np.random.default_rng(seed)

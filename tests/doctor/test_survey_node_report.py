@@ -9,9 +9,9 @@ import pytest
 from machines.tree import broken, tree
 from survey_paper import Faults, made
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.doctor.compute import Result
 from hpc_mp.doctor.drift import traits
-from hpc_mp.doctor.finding import Finding
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.node import diagnose
 from hpc_mp.doctor.survey.actions import findings
@@ -35,7 +35,7 @@ def test_equal_findings_stand_together_and_the_gravest_first() -> None:
     assert [(noted.who, noted.nodes, noted.finding.code) for noted in found] == [
         ("n2", ("n2",), "fabric-port"), ("n[0-3]", ("n0", "n1", "n2", "n3"), "limit-memlock")]
     both = conclusions(looks(n2=Look((DOWN, replace(DOWN, subject="mlx5_ib4 port 1")), USUAL)))
-    assert both[0].finding.evidence == "mlx5_ib3 port 1: state 1: DOWN (and 1 more)"
+    assert both[0].finding.message == "mlx5_ib3 port 1: state 1: DOWN (and 1 more)"
 
 
 def test_nodes_that_differ_are_named() -> None:
@@ -77,7 +77,7 @@ def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
     assert sent([{"rail": 0, "direction": 0, "why": "cut"}], 0, order) == 0
     still = read_port_bytes(tree("ndv4"))
     [error] = judge_ports(still, still, sent(ends, 0, order))
-    assert (error.code, error.outcome) == ("nccl-ports", "error")
+    assert (error.code, error.severity) == ("nccl-ports", "error")
     twice = Look((LIMIT,), USUAL).and_also([error]).and_also([error])
     assert {*twice.findings} == {LIMIT, error} and len(twice.findings) == 2
 
@@ -85,9 +85,9 @@ def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
 def test_the_step_of_the_agent_itself_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one task; what it is granted is no fault of the node."""
     machine = broken("ndv5", {"/proc/self/environ": "SLURM_CPUS_ON_NODE=999\0"})
-    assert "cgroup-cpus" in [finding.code for finding in diagnose(machine) if finding.outcome == "error"]
+    assert "cgroup-cpus" in [finding.code for finding in diagnose(machine) if finding.severity == "error"]
     monkeypatch.setattr("hpc_mp.doctor.survey.node_report.here", lambda: machine)
-    assert "error" not in [finding.outcome for finding in look("n1", 0.0).findings]
+    assert "error" not in [finding.severity for finding in look("n1", 0.0).findings]
 
 
 def test_this_machine_says_it_over_the_wire() -> None:
@@ -95,4 +95,4 @@ def test_this_machine_says_it_over_the_wire() -> None:
     assert str(Look.read(json.loads(json.dumps(seen.document())))) == str(seen)
     [result] = seen.results
     assert result.host == "n7" and not result.error and result.rates and result.digests
-    assert "kernel" in seen.traits and all(finding.outcome in ("error", "warning") for finding in seen.findings)
+    assert "kernel" in seen.traits and all(finding.severity in ("error", "warning") for finding in seen.findings)

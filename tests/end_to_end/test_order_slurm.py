@@ -14,7 +14,7 @@ from slurm_jobs import EIGHT, launch, losses, own_ledger, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import USER
 
-from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory, read_lines
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -36,7 +36,7 @@ def plant(lab: Cluster, job: Path, *slow: str) -> None:
     name = next(line.split()[-1] for line in config.splitlines() if line.startswith("ClusterName"))
     pairs = tuple((i, j, 0.3 if {NODES[i], NODES[j]} == {*slow} else 1.0) for i, j in combinations(range(4), 2))
     path = where(name, own_ledger(job))
-    write_measured(path, Measured(name, time.time() - 3 * 86400, NODES, pairs))
+    write_measured(path, LinkRates(name, time.time() - 3 * 86400, NODES, pairs))
     for folder in (path.parent.parent, path.parent):
         folder.chmod(0o777)
     path.chmod(0o644)
@@ -63,7 +63,7 @@ def test_a_slow_way_carries_nothing_and_no_number_changes(lab: Cluster, job: Pat
     plant(lab, job, *slow)
     moved, same, said, run = ran(lab, job)
     assert corners(moved, *slow) and not corners(usual, *slow)
-    assert f"{'–'.join(sorted(slow))} has 30 % of the usual rate: carries nothing" in said and "measured 3 days ago" in said
+    assert f"{'–'.join(sorted(slow))} has 30 % of the usual rate: carries nothing" in said and "measured 3 d ago" in said
     assert same == numbers
     kept = read_measured(run.measured)
     assert kept is not None and kept.between(*slow) == 0.3 and run.measured.stat().st_mode & 0o077 == 0

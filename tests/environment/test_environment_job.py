@@ -14,10 +14,10 @@ from rendering import CPU, GPUS, PYTHON, RUN, executable, execute, facts, job, t
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cluster.bandwidth import Measured, noted, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
 from hpc_mp.environment.profiles import APPLIED, load_profile, profile_names
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.profile import settle_profile
+from hpc_mp.launch.choices import choose_profile
 from hpc_mp.launch.render import Template, render
 from hpc_mp.lint.sbatch import lint
 
@@ -123,9 +123,9 @@ def test_pyxis_is_told_every_name() -> None:
 def test_what_is_left_out_is_said() -> None:
     why = lines(with_profile("aws-efa"))["# left out: FI_EFA_USE_DEVICE_RDMA=1"]
     assert "Only for ofi-nccl <1.7, and which release the nodes have, is not known here" in why
-    _, said = settle_profile(with_profile("aws-efa"), None)
+    said = choose_profile(with_profile("aws-efa"), None).why
     assert said and "only a node can tell: FI_EFA_USE_DEVICE_RDMA, FI_PROVIDER" in said
-    _, said = settle_profile(with_profile("aws-efa", environment={"set": {"FI_PROVIDER": "efa"}}), None)
+    said = choose_profile(with_profile("aws-efa", environment={"set": {"FI_PROVIDER": "efa"}}), None).why
     assert said and "FI_PROVIDER" not in said
 
 
@@ -146,26 +146,26 @@ def test_our_own_linter_has_nothing_against_it(name: str, tmp_path: Path) -> Non
     ("roce", "azure-ndv5", "roce", "roce (RoCE, any machine with GPUs)."),
 ])
 def test_which_profile_a_job_gets(wanted: str | None, platform: str | None, name: str | None, words: str | None) -> None:
-    settled, said = settle_profile(with_profile(wanted), platform)
-    assert (settled.environment.profile, said) == (name, words)
+    chosen = choose_profile(with_profile(wanted), platform)
+    assert (chosen.value, chosen.why) == (name, words or "")
 
 
 def test_the_doctors_note_is_found_by_cluster(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     assert noted("lab", environ) is None and noted(None, environ) is None
-    write_measured(where("lab", environ), Measured("lab", 0.0, ("n1", "n2"), ((0, 1, 1.0),), platform="azure-ndv4"))
+    write_measured(where("lab", environ), LinkRates("lab", 0.0, ("n1", "n2"), ((0, 1, 1.0),), platform="azure-ndv4"))
     found = noted("lab", environ)
     assert found is not None and found.platform == "azure-ndv4" and noted("other", environ) is None
 
 
 def test_a_container_is_told_what_it_lacks() -> None:
-    _, said = settle_profile(with_profile("gcp-a3-mega", slurm={"container": "/images/torch.sif"}), None)
+    said = choose_profile(with_profile("gcp-a3-mega", slurm={"container": "/images/torch.sif"}), None).why
     assert said and "/dev/aperture_devices" in said
 
 
 def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
     with pytest.raises(HpcMpError, match=r"environment\.profile = 'azure-ndv6': is none of .* Did you mean 'azure-ndv"):
-        settle_profile(with_profile("azure-ndv6"), None)
+        choose_profile(with_profile("azure-ndv6"), None)
     with pytest.raises(HpcMpError, match=r"environment\.profile = 'two words'"):
         with_profile("two words")
 

@@ -15,8 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.layout.models import check_layout, layer_costs, read_shape
 
-MANY = settings(max_examples=300, deadline=None,
-                suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 # --- what is written can be read -------------------------------------------------------------------------------------
 

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from hpc_mp.cluster.bad_nodes import Finding
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.job import resolve
-from hpc_mp.launch.avoid import avoid
+from hpc_mp.job.resolution import resolved
+from hpc_mp.launch.choices import avoid
 
-PARTITION = Partition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
+PARTITION = SlurmPartition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 
 
-def bad(*nodes: str) -> dict[str, Finding]:
-    return {node: Finding(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
+def bad(*nodes: str) -> dict[str, BadNode]:
+    return {node: BadNode(node, "lost", f"{node} vanished", "run", 0.0, 1e12) for node in nodes}
 
 
 @pytest.mark.parametrize(("nodes", "extra", "found", "excluded", "words"), [
@@ -32,6 +33,6 @@ def test_bad_nodes(nodes: int, extra: dict[str, Any], found: tuple[str, ...], ex
     spec = resolve({"job": {"nodes": nodes}, "model": {"config": {"model_type": "gpt2"}},
                     "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 12},
                     "slurm": {"extra": extra}}, Path("/"))
-    settled, said = avoid(spec, PARTITION, bad(*found))
-    assert settled.slurm.extra.get("exclude") == excluded
-    assert (said or "").startswith(words or "") and (said is None) == (words is None)
+    chosen = avoid(spec, PARTITION, bad(*found))
+    assert resolved(spec, [chosen]).slurm.extra == {**extra, **({"exclude": excluded} if excluded else {})}
+    assert chosen.why.startswith(words or "") and bool(chosen.why) == (words is not None)

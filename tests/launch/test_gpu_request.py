@@ -10,21 +10,21 @@ from rendering import job
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
+from hpc_mp.launch.choices import MIG, slurm_gpus
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
-from hpc_mp.launch.gpu_request import MIG, settle
 
 Gpus = tuple[tuple[str | None, int], ...]
 
 
 def cluster(*kinds: Gpus, select: str | None = "select/cons_tres") -> ClusterFacts:
     nodes = tuple(NodeKind((f"n{number}",), 64, 2**38, gpus) for number, gpus in enumerate(kinds))
-    return ClusterFacts(partition=Partition("gpu", True, True, None, nodes), select=select)
+    return ClusterFacts(partition=SlurmPartition("gpu", True, True, None, nodes), select=select)
 
 
 def settled(facts: ClusterFacts, device: str = "auto", **slurm: Any) -> tuple[str, str, str | None]:
-    spec = settle(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm), facts)
-    return spec.job.device, spec.slurm.gpu_request, spec.slurm.gpu_type
+    chosen = slurm_gpus(job(job={"ranks_per_node": 4, "device": device}, slurm=slurm), facts)
+    return chosen.device.kind, chosen.form.value, chosen.type.value
 
 
 H100, A100, PLAIN, NONE, SLICES = (("h100", 8),), (("a100", 4),), ((None, 4),), (), (("1g.10gb", 7),)
@@ -115,7 +115,7 @@ def test_what_the_cluster_says() -> None:
 def test_a_partition_that_is_not_there(slurm: dict[str, Any], words: str) -> None:
     spec = job(slurm=slurm)
     with pytest.raises(HpcMpError, match=words):
-        settle(spec, ask_cluster(spec, ask=answer))
+        slurm_gpus(spec, ask_cluster(spec, ask=answer))
 
 
 @pytest.mark.parametrize("slurm", [
@@ -124,9 +124,10 @@ def test_a_partition_that_is_not_there(slurm: dict[str, Any], words: str) -> Non
 ])
 def test_a_partition_that_may_be_there(slurm: dict[str, Any]) -> None:
     spec = job(job={"device": "cpu"}, slurm=slurm)
-    settle(spec, ask_cluster(spec, ask=answer))
+    assert slurm_gpus(spec, ask_cluster(spec, ask=answer)).device.kind == "cpu"
     named = job(job={"device": "cpu"}, slurm={"partition": "none"})
-    settle(named, ask_cluster(named, ask=silent))  # nobody knows better than its author
+    nobody_knows_better = slurm_gpus(named, ask_cluster(named, ask=silent))
+    assert nobody_knows_better.device.why.startswith("partitions unknown") and nobody_knows_better.form.value == "auto"
 
 
 def test_a_silent_cluster_is_no_error() -> None:

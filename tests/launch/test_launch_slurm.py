@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import environment, executable, mark, record, said, the_run, until, write_job
 
-from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
 
 HERE = Path(__file__).parent
@@ -105,11 +105,11 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
                '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
     executable(cluster.bin, "sbatch", "exit 1")  # so that the run may be launched again
     state = {"XDG_STATE_HOME": str(cluster.folder / "state home")}
-    rates = Measured("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
+    rates = LinkRates("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
     write_measured(where("lab", state), rates)
     _, out, _ = cluster.launch(mark, job, "--on", "slurm", **state)
     said = " ".join(out.split())
-    assert "at the 25 GB/s measured 3 days ago; slow ways will get the least to carry" in said
+    assert "at the 25 GB/s measured 3 d ago; slow ways will get the least to carry" in said
     assert "n2–n3 has 38 % of the usual rate" in said
     assert read_measured(the_run(job).measured) == rates
     where("lab", state).unlink()

@@ -70,7 +70,7 @@ def test_unquoted_values_would_not(tmp_path: Path) -> None:
         run_it(tmp_path, spec, template=Template(Path("mine"), source))
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.sampled_from(["A", "B", "NCCL_X"]), st.one_of(st.sampled_from(NASTY), st.text(
     st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12))), LINES)
 def test_any_text_is_data(values: dict[str, str], name: str) -> None:

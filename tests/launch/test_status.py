@@ -20,7 +20,6 @@ from launching import environment, executable, mark, record, the_run, until, wri
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cli.status import duration
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import seen
@@ -126,12 +125,6 @@ def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     assert status(run)["loss"] is None
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min"),
-                                               (90061, "1 d 1 h")])
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
-
-
 # --- the cause ----------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +143,7 @@ def test_the_cause_among_many_failures(run: RunDirectory, kinds: list[str], caus
 def test_where_the_cause_was(run: RunDirectory) -> None:
     started(run, 3, "n1")
     failed(run, 3, "error", "ValueError: boom")
-    assert status(run)["cause"] == "rank 3 [dp 0, pp 1, cp 0, tp 1] on n1 (host1) failed: ValueError: boom"
+    assert status(run)["cause"] == "rank 3 (dp 0, pp 1, tp 1) on n1 failed: ValueError: boom"
 
 
 # --- what Slurm and the run directory say together -------------------------------------------------------------
@@ -209,7 +202,7 @@ def test_the_cause_is_the_last_thing_in_the_logs(run: RunDirectory) -> None:
     failed(run, 3, "error", "ValueError: boom")
     lines = call("logs", run.path).output.splitlines()
     assert "training" in lines and "srun: error: n1: task 3: Exited" in lines and "Traceback of rank 3" in lines
-    assert lines[-1] == "rank 3 [dp 0, pp 1, cp 0, tp 1] on n1 (host1) failed: ValueError: boom"
+    assert lines[-1] == "rank 3 (dp 0, pp 1, tp 1) on n1 failed: ValueError: boom"
 
 
 def test_no_cause_where_all_went_well(run: RunDirectory) -> None:

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from placements import COST_DEGREES, COSTS, layouts, rows
 
 from hpc_mp.base.errors import HpcMpError
@@ -17,7 +17,7 @@ from hpc_mp.layout.placement import (
     from_dict,
     normalize_order,
     place,
-    spans,
+    reach_of,
     to_dict,
 )
 
@@ -62,12 +62,11 @@ def test_pipelines_without_tensor_parallelism() -> None:
 def test_nodes_spanned_and_hops_on_64_ranks(row: list[str]) -> None:
     order, *cells = row
     for degrees, cell in zip(COST_DEGREES, cells, strict=True):
-        reach = spans(place(degrees, order, ranks_per_node=8))
+        reach = reach_of(place(degrees, order, ranks_per_node=8))
         found = " ".join(f"{reach[axis].nodes},{reach[axis].hops}" for axis in ("tp", "pp", "dp"))
         assert found == cell, degrees
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_ranks_are_an_axis_permutation_of_an_arange(placement: Placement) -> None:
     d = placement.degrees
@@ -78,7 +77,6 @@ def test_ranks_are_an_axis_permutation_of_an_arange(placement: Placement) -> Non
         assert {"D": at.dp, "P": at.pp, "C": at.cp, "T": at.tp} == dict(zip(placement.order, coordinates, strict=True))
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_ranks_lie_on_nodes_as_the_map_says(placement: Placement) -> None:
     nodes, per_node = -(-placement.degrees.world // placement.ranks_per_node), placement.ranks_per_node
@@ -96,7 +94,6 @@ def test_ranks_lie_on_nodes_as_the_map_says(placement: Placement) -> None:
     assert placement.groups == block.groups  # a map moves ranks, it changes no coordinate
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_group_identities(placement: Placement) -> None:
     d, groups = placement.degrees, placement.groups
@@ -120,7 +117,6 @@ def test_group_identities(placement: Placement) -> None:
             assert all((placement.ranks[r].pp, placement.ranks[r].tp) == (at.pp, at.tp) for r in of["ep"][rank])
 
 
-@settings(deadline=None)
 @given(layouts())
 def test_json_round_trip(placement: Placement) -> None:
     again = from_dict(json.loads(json.dumps(to_dict(placement))))

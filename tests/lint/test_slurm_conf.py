@@ -16,7 +16,7 @@ from measured import leaves, measure
 from slurm_lab.lab import Lab
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.cli import cluster_describe
+from hpc_mp.cli import cluster
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.slurm.records import read_config, read_records
 from hpc_mp.cluster.topology import read_topologies
@@ -34,7 +34,7 @@ def recorded(release: str) -> Told:
 
 
 def codes(told: Told) -> set[str]:
-    return {misfit.code for misfit in describe(told).misfits}
+    return {finding.code for finding in describe(told).findings}
 
 
 # --- what scontrol prints --------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_every_rule_has_a_case_and_a_code_of_its_own() -> None:
 
 
 def test_a_cluster_that_is_set_up_rightly_gets_no_word() -> None:
-    assert describe(RIGHT).misfits == ()
+    assert describe(RIGHT).findings == ()
 
 
 @pytest.mark.parametrize("code", WRONG)
@@ -212,21 +212,21 @@ def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                                   options: list[str]) -> None:
     """Warnings are not: what is wrong depends on the site."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(cluster_describe, "ask_slurm", lambda: ask_slurm(Answers(tmp_path)))
+    monkeypatch.setattr(cluster, "ask_slurm", lambda: ask_slurm(Answers(tmp_path)))
     (tmp_path / "gres.conf").write_text(conf)
     done = CliRunner().invoke(command, ["describe", *options])
     assert done.exit_code == code, done.output
     assert "kill-wait" in done.stdout and ("gres-file" in done.stdout) == bool(code)
-    assert not options or json.loads(done.stdout)["misfits"]
+    assert not options or json.loads(done.stdout)["findings"]
 
 
 def test_what_slurm_does_not_say_is_not_held_against_it() -> None:
-    assert describe(Told({})).misfits == ()
+    assert describe(Told({})).findings == ()
 
 
-def test_every_misfit_says_why_and_what_to_do() -> None:
+def test_every_finding_says_why_and_what_to_do() -> None:
     for rule in RULES:
-        assert len(rule.why) > 15 and len(rule.remedy) > 10 and re.fullmatch(r"[a-z-]+", rule.code)
+        assert len(rule.message) > 15 and len(rule.fix) > 10 and re.fullmatch(r"[a-z-]+", rule.code)
 
 
 # --- asking ----------------------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def test_a_real_slurm_is_described(lab: Lab) -> None:
     assert partition["name"] == "all" and partition["default"]
     assert sum(group["nodes"] for group in partition["groups"]) == len(lab.nodes)
     assert document["switches"] == [2, 1] and document["settings"]["SelectType"] == "select/cons_tres"
-    found = {misfit["code"]: misfit for misfit in document["misfits"]}
+    found = {finding["code"]: finding for finding in document["findings"]}
     assert {"return-to-service", "kill-wait", "health-none", "task-plugin"} <= found.keys() and "no-requeue" not in found
-    assert found["return-to-service"]["seen"] == "ReturnToService=2"
+    assert found["return-to-service"]["subject"] == "ReturnToService=2"
     shown = lab.run([sys.executable, "-m", "hpc_mp", "cluster", "describe"], timeout=60, check=True).stdout
     assert "ReturnToService=2" in shown and "all*" in shown

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
@@ -139,7 +139,6 @@ def test_a_batch_is_its_samples_stacked(tmp_path: Path) -> None:
 LAYOUTS = st.sampled_from([(1, 1), (1, 4), (2, 1), (2, 2), (4, 1), (4, 2), (8, 1)])  # (data degree, microbatches)
 
 
-@settings(max_examples=50)
 @given(before=LAYOUTS, after=LAYOUTS, stop=st.integers(0, 12))
 def test_a_resume_on_another_layout_sees_each_sample_once(tmp_path_factory: pytest.TempPathFactory,
                                                           before: tuple[int, int], after: tuple[int, int],

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.clouds.azure.check import lint
-from hpc_mp.clouds.azure.finding import Finding, Severity
 from hpc_mp.clouds.azure.parameters import read_given
 from hpc_mp.clouds.azure.project import read_project
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from hpc_mp.base.findings import Finding, Hit
 from hpc_mp.clouds.azure.context import read_case
-from hpc_mp.clouds.azure.finding import Finding
 from hpc_mp.clouds.azure.parameters import Given
 from hpc_mp.clouds.azure.project import Project
 from hpc_mp.clouds.azure.rules import RULES
+
+_LONGEST = 240
 
 
 def lint(text: str, *, file: str = "template", given: Given | None = None, project: Project | None = None) -> tuple[Finding, ...]:
@@ -19,5 +21,14 @@ def lint(text: str, *, file: str = "template", given: Given | None = None, proje
         project: the project whose specs it uses; without one its files are not looked at.
     """
     case = read_case(text, file=file, given=given, project=project)
-    found = {finding for rule in RULES for finding in rule.findings(case)}
-    return tuple(sorted(found, key=lambda each: (each.file != file, each.file, each.line, each.code, each.message)))
+    found = {rule.finding(_printable(hit), case.file) for rule in RULES for hit in rule.find(case)}
+    return tuple(sorted(found, key=lambda each: (each.file != file, each.file or "", each.line or 0, each.code, each.message)))
+
+
+def _printable(hit: Hit) -> Hit:
+    """A value is quoted up to a length at which the line can still be read; a template's first line is 1."""
+    return hit._replace(it=_short(hit.it), advice=_short(hit.advice), line=max(hit.line, 1))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

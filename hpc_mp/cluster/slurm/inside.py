@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.query import why_silent
@@ -13,9 +12,9 @@ from hpc_mp.cluster.slurm.query import why_silent
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """``place``: "step" (of the allocation we are inside), "slurm" (a new job), "mpi" (mpirun) or "local" (emulated nodes)."""
+    """``place``: "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end."""
 
-    place: Literal["step", "slurm", "mpi", "local"]
+    place: str
     why: str
 
 
@@ -23,10 +22,10 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) 
     """Where to run.
 
     Args:
-        on: "auto", "slurm", "local" or "mpi".
+        on: "auto", "slurm" or the name of another back end ("local", "mpi"), which is taken at its word.
     """
-    if on in ("local", "mpi"):
-        return Where("mpi" if on == "mpi" else "local", f"--on {on}")
+    if on not in ("auto", "slurm"):
+        return Where(on, f"--on {on}")
     outside = why_outside(environ, ask)
     if outside is None:
         return Where("step", f"inside the live allocation {environ['SLURM_JOB_ID']}")

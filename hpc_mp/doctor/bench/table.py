@@ -106,7 +106,7 @@ def _spikes(rows: Iterable[Row]) -> Iterator[str]:
     for spike, result in sorted(found, key=lambda each: -each[0].times)[:SPIKES_SHOWN]:
         who = members(tuple(result.members[member] for member in spike.members))
         yield (f"# Spike                : {result.size} B, iteration {spike.iteration}: {spike.times:.1f} x the median, "
-               f"seen by rank{'s' if len(spike.members) > 1 else ''} {who}")
+               f"seen by {'rank' if len(spike.members) == 1 else 'ranks'} {who}")
     if len(found) > SPIKES_SHOWN:
         yield f"# Spike                : and {len(found) - SPIKES_SHOWN} more (--json has every iteration)"
 

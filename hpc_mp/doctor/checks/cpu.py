@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.cpu import Cpus, read_cpus
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 _GOOD_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter", "timebase", "tod", "xen")
 _GOOD_GOVERNORS = ("performance", "schedutil")

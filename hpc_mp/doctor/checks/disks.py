@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.disks import Disks, read_disks
 from hpc_mp.cluster.node.mounts import Mounts, read_mounts
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import size
-from hpc_mp.doctor.finding import Finding
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
@@ -18,7 +18,7 @@ _NO_ROOM = 100 << 20
 def answers(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         what = f"{mount.type} from {mount.device}"
-        if not isinstance(mount.room, Unseen):
+        if not isinstance(mount.room, Unavailable):
             yield Finding("mount-hung", "ok", mount.where, f"{what} answers")
         elif "Permission denied" in str(mount.room):
             yield Finding("mount-hung", "ok", mount.where, f"{what}: not for this user")
@@ -26,24 +26,24 @@ def answers(mounts: Mounts) -> Iterator[Finding]:
             yield Finding("mount-hung", "error", mount.where, f"{what}: {mount.room}",
                           f"umount -l {mount.where}, and mount it again")
         else:
-            yield Finding("mount-hung", "incomplete", mount.where, f"{what}: {mount.room}")
+            yield Finding("mount-hung", "unknown", mount.where, f"{what}: {mount.room}")
 
 
 def space(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         room = mount.room
-        if isinstance(room, Unseen) or not room.size:
+        if isinstance(room, Unavailable) or not room.size:
             continue
         used = 1 - room.free / room.size
         local_root = mount.where in ("/", "/tmp", "/var", "/var/tmp") and room.free < _NO_ROOM
         yield Finding("disk-space", "error" if local_root else "warning" if used >= _FULL else "ok", mount.where,
-                      f"{used:.0%} of {size(room.size)} are used, {size(room.free)} are left")
+                      f"{used:.0%} of {data_size(room.size)} are used, {data_size(room.free)} are left")
 
 
 def inodes(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         room = mount.room
-        if not isinstance(room, Unseen) and room.files:
+        if not isinstance(room, Unavailable) and room.files:
             used = 1 - room.free_files / room.files
             yield Finding("disk-inodes", "warning" if used >= _FULL else "ok", mount.where,
                           f"{used:.0%} of {room.files} inodes are used")
@@ -91,7 +91,7 @@ def arrays(disks: Disks) -> Iterator[Finding]:
 CHECKS: tuple[Check[Mounts] | Check[Disks], ...] = (
     Check("mount-hung", read_mounts, answers,
           "`/proc/mounts`; `stat -f` of every disk and network file system, each in a process of its own",
-          "incomplete: no answer within 2 s; error: a stale handle",
+          "unknown: no answer within 2 s; error: a stale handle",
           "look at the file server and the way to it; a process that touched it hangs until it is back"),
     Check("mount-missing", read_mounts, missing,
           "`/etc/fstab`, `/proc/mounts`",

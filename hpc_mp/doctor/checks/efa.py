@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.node.efa import Efa, read_efa
+from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node.rdma import Efa, read_efa
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding
 
 
 def software(efa: Efa) -> Iterator[Finding]:

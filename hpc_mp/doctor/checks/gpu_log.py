@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-from hpc_mp.cluster.node.kernel_log import Line
+from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import counted, duration
+from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
-from hpc_mp.doctor.checks.per_gpu import plural
-from hpc_mp.doctor.finding import Finding, Outcome
 
 RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot
 REMEDIES = {
@@ -22,23 +22,23 @@ REMEDIES = {
 Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
-def xids(lines: Sequence[Line]) -> Iterator[Finding]:
+def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     found = _by_part(lines, xid, lambda entry: (entry.bus, entry.number))
     grave = False
     for (bus, number), (entry, times, age) in found.items():
         if entry.action == "program":
             continue
         grave = True
-        outcome: Outcome = "error" if entry.action != "watch" and age is not None and age <= RECENT_S else "warning"
+        severity: Severity = "error" if entry.action != "watch" and age is not None and age <= RECENT_S else "warning"
         evidence = f"Xid {number}: {entry.meaning}; {_when(times, age)}"
-        yield Finding("gpu-xid", outcome, f"GPU {bus}", evidence, REMEDIES[entry.action])
+        yield Finding("gpu-xid", severity, f"GPU {bus}", evidence, REMEDIES[entry.action])
     if lines and not grave:
         programs = sorted({number for _, number in found})
         also = f"; Xid {', '.join(map(str, programs))} are programs' doing" if programs else ""
-        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {plural(len(lines), 'line')} of the kernel's log{also}")
+        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
 
 
-def sxids(lines: Sequence[Line]) -> Iterator[Finding]:
+def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", entry.number))
     for (switch, number), (entry, times, age) in found.items():
         fresh = entry.fatal and age is not None and age <= RECENT_S
@@ -49,7 +49,7 @@ def sxids(lines: Sequence[Line]) -> Iterator[Finding]:
         yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
 
 
-def _by_part(lines: Sequence[Line], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, int]],
+def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, int]],
              ) -> dict[tuple[str, int], tuple[Entry, int, float | None]]:
     """The latest of each kind of each part, how often it was there, and how long ago the latest is."""
     found: dict[tuple[str, int], tuple[Entry, int, float | None]] = {}
@@ -63,7 +63,7 @@ def _when(times: int, age: float | None) -> str:
     if age is None:
         ago = "at a time that the log does not tell"
     else:
-        ago = f"{age / 60:.0f} min ago" if age < 86400 else f"{age / 86400:.0f} days ago"
+        ago = f"{duration(age)} ago"
     return ago if times == 1 else f"{times} times, last {ago}"
 
 

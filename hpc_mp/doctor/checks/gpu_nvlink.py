@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
-from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
-from hpc_mp.cluster.node.gpu_fabric import Fabric, Imex, read_fabric, read_imex
-from hpc_mp.cluster.node.gpu_links import COUNTERS, Links, Topology, read_links, read_peers, read_topology
-from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
+from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, read_imex
+from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
-from hpc_mp.doctor.finding import Finding
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
 
 MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
@@ -20,19 +21,19 @@ _DIRECT = ("PIX", "PXB")  # without the processor in between
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
-def inactive(links: Links) -> Iterator[Finding]:
+def inactive(links: NvLinks) -> Iterator[Finding]:
     here = {gpu: rates for gpu, rates in links.rates.items() if rates}
     down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in here.items()}
     if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
         if dark:
-            yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{plural(len(dark), 'NVLink')} inactive: {_list(dark)}")
+            yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
     if here and not any(down.values()):
-        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {plural(len(here), 'GPU')} are active")
+        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(here), 'GPU')} are active")
 
 
-def rates(links: Links) -> Iterator[Finding]:
+def rates(links: NvLinks) -> Iterator[Finding]:
     """Number and speed of the active ones. Where the model is not known, those of most GPUs."""
     active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()}
     shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
@@ -50,7 +51,8 @@ def rates(links: Links) -> Iterator[Finding]:
             should = f"a {links.names[gpu]} has {_shape(expected)}" if expected else f"most others have {usual}"
             yield Finding("gpu-nvlink-rate", "error", f"GPU {gpu}", f"{_shape(shape)}; {should}")
     if shapes and not bad:
-        yield Finding("gpu-nvlink-rate", "ok", "", f"{plural(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
+        yield Finding("gpu-nvlink-rate", "ok", "",
+                      f"{counted(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
 
 
 def errors(changes: Changes) -> Iterator[Finding]:
@@ -58,12 +60,12 @@ def errors(changes: Changes) -> Iterator[Finding]:
     bad = {name: count for name, count in grown.items() if count}
     for name, count in bad.items():
         yield Finding("gpu-nvlink-errors", "error" if count >= MOST_ERRORS else "warning", name.partition(" link ")[0],
-                      f"link {name.partition(' link ')[2]}: {count} more within {changes.seconds:.0f} s")
+                      f"link {name.partition(' link ')[2]}: {count} more within {duration(changes.seconds)}")
     if grown and not bad:
-        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {changes.seconds:.0f} s")
+        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {duration(changes.seconds)}")
 
 
-def fabric_state(gpu: Gpu) -> Ill | None:
+def fabric_state(gpu: GpuReport) -> Ill | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
     if state is None:
         raise NotHere
@@ -77,14 +79,14 @@ def fabric_state(gpu: Gpu) -> Ill | None:
     return None
 
 
-def manager(fabric: Fabric) -> Iterator[Finding]:
+def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
     if not fabric.nvswitches:
         return  # none here, or the host's business
-    here = plural(fabric.nvswitches, "NVSwitch").replace("Switchs", "Switches")
+    here = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
     if fabric.manager == "active":
         yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
     elif fabric.manager.startswith("unknown"):
-        yield Finding("gpu-fabric-manager", "incomplete", "", f"{here}; {fabric.manager}")
+        yield Finding("gpu-fabric-manager", "unknown", "", f"{here}; {fabric.manager}")
     else:
         yield Finding("gpu-fabric-manager", "error", "", f"{here} and nvidia-fabricmanager is {fabric.manager}")
 
@@ -105,10 +107,10 @@ def imex(told: Imex | None) -> Iterator[Finding]:
         yield Finding("gpu-imex", "error", "", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
                       "load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
     if told.domain == "UP" and not told.unconnected and told.channels and all(state == "READY" for _, state in told.nodes):
-        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {plural(len(told.nodes), 'node')} is up and fully connected")
+        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(told.nodes), 'node')} is up and fully connected")
 
 
-def clique(asked: Asked) -> Iterator[Finding]:
+def clique(asked: SmiAnswer) -> Iterator[Finding]:
     gpus = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/clusterUuid")]
     groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
     racks = [gpu for gpu in gpus if (known := catalogue().gpu(gpu.name)) and known.rack]
@@ -121,7 +123,7 @@ def clique(asked: Asked) -> Iterator[Finding]:
         yield Finding("gpu-clique", "ok", "", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(told: Topology | None) -> Iterator[Finding]:
+def peers(told: GpuTopology | None) -> Iterator[Finding]:
     if told is None:
         return
     pairs = {pair: word for pair, word in told.ways.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
@@ -136,7 +138,7 @@ def peers(told: Topology | None) -> Iterator[Finding]:
         yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} ways between GPUs are open over NVLink")
 
 
-def ways(told: Topology | None) -> Iterator[Finding]:
+def ways(told: GpuTopology | None) -> Iterator[Finding]:
     if told is None or len(told.gpus) < 2:
         return
     between = {(first, second): told.ways.get((first, second), "")
@@ -148,10 +150,10 @@ def ways(told: Topology | None) -> Iterator[Finding]:
         yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
     else:
         kinds = ", ".join(sorted(set(between.values())))
-        yield Finding("gpu-topology", "ok", "", f"{plural(len(told.gpus), 'GPU')} joined by {kinds}")
+        yield Finding("gpu-topology", "ok", "", f"{counted(len(told.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(told: Topology | None) -> Iterator[Finding]:
+def nearest_nic(told: GpuTopology | None) -> Iterator[Finding]:
     if told is None or not told.nics:
         return
     best = {gpu: min((told.ways.get((gpu, nic), "SYS") for nic in told.nics), key=_distance) for gpu in told.gpus}
@@ -164,17 +166,17 @@ def nearest_nic(told: Topology | None) -> Iterator[Finding]:
         yield Finding("gpu-nic", "ok", "", f"every GPU has a NIC on its own PCIe switch ({kinds})")
     for gpu, way in best.items():
         if direct and way not in _DIRECT:
-            yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {plural(len(direct), 'other GPU')} have one on "
+            yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {counted(len(direct), 'other GPU')} have one on "
                           "their own PCIe switch")
 
 
-def _expected(links: Links, gpu: int) -> bool:
+def _expected(links: NvLinks, gpu: int) -> bool:
     known = catalogue().gpu(links.names.get(gpu, ""))
     return bool(known and known.board_links)
 
 
 def _shape(shape: tuple[int, float]) -> str:
-    return f"{plural(shape[0], 'link')} of {shape[1]:g} GB/s"
+    return f"{counted(shape[0], 'link')} of {shape[1]:g} GB/s"  # with the digits that nvidia-smi prints
 
 
 def _distance(way: str) -> int:

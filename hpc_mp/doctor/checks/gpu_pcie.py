@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import counted
 from hpc_mp.catalogue import catalogue
-from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi, read_models
+from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi, read_models
 from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
-from hpc_mp.cluster.node.gpu_smi import Gpu
-from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, number, plural, row, seen, usual_of
-from hpc_mp.doctor.finding import Finding
+from hpc_mp.doctor.checks.per_gpu import Ill, number, row, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation from which on a link should run at its greatest speed
@@ -28,10 +29,10 @@ def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     for gpu in lost:
         yield Finding("gpu-bus", "error", gpu.bus, "its PCI registers read as all ones: it has fallen off the bus")
     if mine and not lost:
-        yield Finding("gpu-bus", "ok", "", f"{plural(len(mine), 'GPU')} answer on the PCI bus")
+        yield Finding("gpu-bus", "ok", "", f"{counted(len(mine), 'GPU')} answer on the PCI bus")
 
 
-def read_lanes(source: Source) -> tuple[tuple[PciGpu, ...], bool]:
+def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
     """The GPUs, and whether they sit on a board that gives them all their lanes."""
     return read_gpus(source), any(each.per_node for each in read_models(source))
 
@@ -49,9 +50,9 @@ def width(told: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
     if mine and not short:
         least = min((gpu.width or 0) / (gpu.max_width or 1) for gpu in mine)
         slots = "all their lanes" if least == 1 else f"{widest} lanes each; they have more, and the slots have not, it seems"
-        yield Finding("gpu-pcie-width", "ok", "", f"{plural(len(mine), 'GPU')} with {slots}")
+        yield Finding("gpu-pcie-width", "ok", "", f"{counted(len(mine), 'GPU')} with {slots}")
     elif _nvidia(told[0]) and not mine:
-        yield Finding("gpu-pcie-width", "incomplete", "", "the kernel shows no link width here (a virtual machine)")
+        yield Finding("gpu-pcie-width", "unknown", "", "the kernel shows no link width here (a virtual machine)")
 
 
 def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
@@ -60,13 +61,13 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     if lost and len(lost) < len(mine):
         yield Finding("gpu-numa", "warning", ", ".join(lost), "the kernel knows no NUMA node for it, and does for the others")
     elif lost:
-        yield Finding("gpu-numa", "incomplete", "", "the kernel knows no NUMA node for any GPU")
+        yield Finding("gpu-numa", "unknown", "", "the kernel knows no NUMA node for any GPU")
     elif mine:
         nodes = [str(gpu.numa) for gpu in mine]
         yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
 
 
-def speed(gpu: Gpu) -> Ill | None:
+def speed(gpu: GpuReport) -> Ill | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
     now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
     able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
@@ -78,7 +79,7 @@ def speed(gpu: Gpu) -> Ill | None:
     return None
 
 
-def replays(asked: Asked) -> Iterator[Finding]:
+def replays(asked: SmiAnswer) -> Iterator[Finding]:
     """Judged by rate: a few repeated packets in weeks are nothing."""
     told = bad = False
     for gpu in seen(asked).gpus:
@@ -106,7 +107,7 @@ def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
         yield Finding("gpu-pcie-payload", "ok", "", f"MaxPayload {usual} bytes on all GPUs")
 
 
-def limited(lines: Sequence[Line]) -> Iterator[Finding]:
+def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     """The kernel compares speeds too, but when it does the link rests: only lost lanes count."""
     narrow = {found[1]: found for line in lines if (found := _LIMITED.search(line.text)) and int(found[2]) < int(found[4])}
     for bus, found in narrow.items():
@@ -115,7 +116,7 @@ def limited(lines: Sequence[Line]) -> Iterator[Finding]:
         yield Finding("gpu-pcie-limited", "ok", "", "no GPU with lanes missing in the kernel's log")
 
 
-def read_log_with_gpus(source: Source) -> tuple[Line, ...]:
+def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
     """The kernel's log where there are NVIDIA GPUs for it to speak of. Raises Unseen."""
     return read_kernel_log(source) if _nvidia(read_gpus(source)) else ()
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
-from hpc_mp.cluster.node.gpu_driver import Asked, Driver, ask_smi, read_driver
-from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
-from hpc_mp.doctor.finding import Finding, Outcome
+from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
-EXITS: dict[int, tuple[Outcome, str, str]] = {
-    2: ("incomplete", "it does not know the question (-q -x)", "use a newer driver"),
-    3: ("incomplete", "the question is not available on these GPUs", ""),
+EXITS: dict[int, tuple[Severity, str, str]] = {
+    2: ("unknown", "it does not know the question (-q -x)", "use a newer driver"),
+    3: ("unknown", "the question is not available on these GPUs", ""),
     4: ("error", "this user may not use the GPUs", "look at the rights of /dev/nvidia*, and at the job's cgroup"),
     6: ("error", "it finds no GPU", "see gpu-count and gpu-xid"),
     8: ("error", "a GPU's external power cables are not attached", "attach them"),
@@ -33,7 +34,7 @@ ALIKE = {"model": "product_name", "memory": "fb_memory_usage/total", "VBIOS": "v
 BOARDS = (1, 2, 4, 8)  # NVSwitch boards and their virtual machines come with so many GPUs
 
 
-def count(driver: Driver) -> Iterator[Finding]:
+def count(driver: GpuDriver) -> Iterator[Finding]:
     sides = {"PCI bus": len(driver.on_bus), "driver": len(driver.taken) + len(driver.excluded),
              "nvidia-smi": driver.listed, "/dev/nvidia*": sum(name[len("nvidia"):].isdigit() for name in driver.nodes)}
     told = {side: number for side, number in sides.items() if number is not None}
@@ -47,33 +48,34 @@ def count(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-count", "error", "", f"{here}; {driver.nvswitches} NVSwitches are there, whose boards have 8 GPUs")
     elif len(set(told.values())) == 1 and driver.listed is not None:
         right = f", as {driver.kind.name} has" if driver.kind else "; how many there should be is not known"
-        yield Finding("gpu-count", "ok", "", f"{plural(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
+        yield Finding("gpu-count", "ok", "", f"{counted(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
         yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
     elif driver.listed is None and len({told["PCI bus"], told["driver"]}) == 1:
-        yield Finding("gpu-count", "incomplete", "", here)
+        yield Finding("gpu-count", "unknown", "", here)
     else:
         yield Finding("gpu-count", "error", "", here)
 
 
-def smi(asked: Asked) -> Iterator[Finding]:
+def smi(asked: SmiAnswer) -> Iterator[Finding]:
     if asked.smi is not None and asked.smi.gpus:
         if "infoROM is corrupted" in asked.words:
             yield Finding("gpu-smi", "error", "", asked.words[:200], EXITS[14][2])
         else:
             yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
     elif asked.smi is None:
-        outcome, meaning, remedy = _exit(asked)
-        yield Finding("gpu-smi", outcome, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
+        severity, meaning, remedy = _exit(asked)
+        yield Finding("gpu-smi", severity, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
 
 
-def versions(driver: Driver) -> Iterator[Finding]:
+def versions(driver: GpuDriver) -> Iterator[Finding]:
     if not driver.on_bus and driver.loaded is None:
         return
     if driver.loaded is None:
-        yield Finding("gpu-driver", "error", "", f"{plural(len(driver.on_bus), 'GPU')} on the bus, no driver loaded", EXITS[9][2])
+        yield Finding("gpu-driver", "error", "", f"{counted(len(driver.on_bus), 'GPU')} on the bus, no driver loaded",
+                      EXITS[9][2])
     elif not driver.libraries:
-        yield Finding("gpu-driver", "incomplete", "", f"driver {driver.loaded}; no libnvidia-ml.so.VERSION found to compare with")
+        yield Finding("gpu-driver", "unknown", "", f"driver {driver.loaded}; no libnvidia-ml.so.VERSION found to compare with")
     elif driver.loaded not in driver.libraries:
         yield Finding("gpu-driver", "error", "", f"driver {driver.loaded} runs, libnvidia-ml is {', '.join(driver.libraries)}",
                       EXITS[18][2])
@@ -81,7 +83,7 @@ def versions(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-driver", "ok", "", f"driver and library are both {driver.loaded}")
 
 
-def device_files(driver: Driver) -> Iterator[Finding]:
+def device_files(driver: GpuDriver) -> Iterator[Finding]:
     if driver.loaded is None:
         return
     missing = [name for name in ("nvidiactl", "nvidia-uvm") if name not in driver.nodes]
@@ -91,14 +93,14 @@ def device_files(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-device-files", "ok", "", "/dev/nvidiactl and /dev/nvidia-uvm are there")
 
 
-def excluded(driver: Driver) -> Iterator[Finding]:
+def excluded(driver: GpuDriver) -> Iterator[Finding]:
     for bus in driver.excluded:
         yield Finding("gpu-excluded", "warning", bus, "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)")
     if driver.taken and not driver.excluded:
         yield Finding("gpu-excluded", "ok", "", "no GPU is left alone on purpose")
 
 
-def alike(asked: Asked) -> Iterator[Finding]:
+def alike(asked: SmiAnswer) -> Iterator[Finding]:
     """One slow GPU slows all: those of a node should be of one kind."""
     gpus = seen(asked).gpus
     differ = False
@@ -114,15 +116,15 @@ def alike(asked: Asked) -> Iterator[Finding]:
             if usual is not None and word != usual:
                 yield Finding("gpu-alike", "warning", str(gpu), f"{what} {word}, most others {usual}")
     if gpus and not differ:
-        yield Finding("gpu-alike", "ok", "", f"{plural(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
+        yield Finding("gpu-alike", "ok", "", f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
-def answers(gpu: Gpu) -> Ill | None:
+def answers(gpu: GpuReport) -> Ill | None:
     failed = gpu.failed()
     return Ill("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
 
 
-def recovery(gpu: Gpu) -> Ill | None:
+def recovery(gpu: GpuReport) -> Ill | None:
     action, reset = gpu.says("gpu_recovery_action"), gpu.says("gpu_reset_status/reset_required")
     drain = gpu.says("gpu_reset_status/drain_and_reset_recommended")
     if action is None and reset is None:
@@ -138,21 +140,22 @@ def amd(gpus: AmdGpus) -> Iterator[Finding]:
     if not gpus.on_bus:
         return
     if gpus.driver is None:
-        yield Finding("gpu-amd", "error", "", f"{plural(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
+        yield Finding("gpu-amd", "error", "", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
         return
     for (bus, unit), errors in gpus.uncorrected.items():
         if errors:
-            yield Finding("gpu-amd", "error", bus, f"{plural(errors, 'uncorrected error')} of {unit} since the driver was loaded")
+            yield Finding("gpu-amd", "error", bus,
+                          f"{counted(errors, 'uncorrected error')} of {unit} since the driver was loaded")
     if gpus.compute != len(gpus.on_bus):
-        yield Finding("gpu-amd", "warning", "", f"{plural(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
+        yield Finding("gpu-amd", "warning", "", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
     elif not any(gpus.uncorrected.values()):
-        yield Finding("gpu-amd", "ok", "", f"{plural(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
+        yield Finding("gpu-amd", "ok", "", f"{counted(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
 
 
-def _exit(asked: Asked) -> tuple[Outcome, str, str]:
+def _exit(asked: SmiAnswer) -> tuple[Severity, str, str]:
     if asked.code is None:
-        outcome: Outcome = "incomplete" if "did not answer" in asked.words else "error"
-        return outcome, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"
+        severity: Severity = "unknown" if "did not answer" in asked.words else "error"
+        return severity, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"
     if asked.code in EXITS:
         return EXITS[asked.code]
     signal = -asked.code if asked.code < 0 else asked.code - 128

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.finding import Finding, Outcome
 
 # name of a counter: (a warning above, an error above), within three hours. The first is that of Azure's healthagent.
 Bounds = dict[str, tuple[float, float]]
@@ -37,10 +38,10 @@ _FLAPS = {"fabric": 5, "net": 3}  # Azure's healthagent: InfiniBand, Ethernet
 
 
 def _over(changes: Changes) -> str:
-    return f"in {changes.seconds / 60:.0f} min" if changes.seconds >= 120 else f"in {changes.seconds:.0f} s"
+    return f"in {duration(changes.seconds)}"
 
 
-def _outcome(grown: float, bounds: tuple[float, float]) -> Outcome:
+def _severity(grown: float, bounds: tuple[float, float]) -> Severity:
     return "error" if grown > bounds[1] else "warning" if grown > bounds[0] else "ok"
 
 
@@ -56,11 +57,11 @@ def _subjects(changes: Changes, room: str) -> dict[str, dict[str, int]]:
 def _bounded(code: str, changes: Changes, room: str, bounds: Bounds) -> Iterator[Finding]:
     for subject, counters in _subjects(changes, room).items():
         watched = {name: grown for name, grown in counters.items() if name in bounds}
-        bad = {name: grown for name, grown in watched.items() if _outcome(grown, bounds[name]) != "ok"}
+        bad = {name: grown for name, grown in watched.items() if _severity(grown, bounds[name]) != "ok"}
         words = subject.replace("/", " port ")
         if bad:
-            graves = {_outcome(grown, bounds[name]) for name, grown in bad.items()}
-            grave: Outcome = "error" if "error" in graves else "warning"
+            graves = {_severity(grown, bounds[name]) for name, grown in bad.items()}
+            grave: Severity = "error" if "error" in graves else "warning"
             yield Finding(code, grave, words, ", ".join(f"{name} +{grown}" for name, grown in bad.items()) + f" {_over(changes)}")
         elif watched:
             yield Finding(code, "ok", words, f"{len(watched)} counters of errors stood still {_over(changes)}")
@@ -100,7 +101,7 @@ def flaps(changes: Changes) -> Iterator[Finding]:
             if changed is None:
                 continue
             downs = max(changed // 2, counters.get("carrier_down_count", 0)) if room == "net" else changed
-            grave: Outcome = "error" if downs > _FLAPS[room] else "warning" if downs else "ok"
+            grave: Severity = "error" if downs > _FLAPS[room] else "warning" if downs else "ok"
             yield Finding("link-flap", grave, subject.replace("/", " port "), f"went down {downs} times {_over(changes)}")
 
 
@@ -131,7 +132,7 @@ def loss(changes: Changes) -> Iterator[Finding]:
         return
     share = again / sent if sent else 0.0
     enough = sent >= _SEGMENTS
-    grave: Outcome = "error" if enough and share > _BAD_LOSS else "warning" if enough and share > _LOSS else "ok"
+    grave: Severity = "error" if enough and share > _BAD_LOSS else "warning" if enough and share > _LOSS else "ok"
     yield Finding("tcp-retransmits", grave, "", f"{again} of {sent} segments were sent again ({share:.2%}) {_over(changes)}")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from hpc_mp.cluster.node.memory import SHM, Memory, Shared, read_memory, read_shared
+from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import memory_size, several
+from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import several, size
-from hpc_mp.doctor.finding import Finding
 
 _SIZE_TOLERANCE = 0.95  # of what the kind has; the firmware keeps some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
@@ -16,51 +16,53 @@ _FULL = 0.9
 _MAPS = 65_530
 
 
-def installed(memory: Memory) -> Iterator[Finding]:
+def installed(memory: HostMemory) -> Iterator[Finding]:
     if memory.kind is not None and memory.kind.memory_seen_gib is not None:
         there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
         yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
-                      f"{there:.0f} GiB; a {memory.kind.name} has {wanted:.0f}")
+                      f"{memory_size(there * 2**30)}; a {memory.kind.name} has {memory_size(wanted * 2**30)}")
 
 
-def nodes(memory: Memory) -> Iterator[Finding]:
+def nodes(memory: HostMemory) -> Iterator[Finding]:
     if len(memory.nodes) > 1:
         most = max(memory.nodes.values())
         small = [node for node, there in memory.nodes.items() if there < _NODE_TOLERANCE * most]
         for node in small:
             yield Finding("memory-nodes", "warning", f"memory node {node}",
-                          f"{size(memory.nodes[node])}; the largest has {size(most)}")
+                          f"{memory_size(memory.nodes[node])}; the largest has {memory_size(most)}")
         if not small:
-            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {size(most)}")
+            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {memory_size(most)}")
 
 
-def free(memory: Memory) -> Iterator[Finding]:
+def free(memory: HostMemory) -> Iterator[Finding]:
     there, left = memory.of["MemTotal"], memory.of["MemAvailable"]
-    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "", f"{size(left)} of {size(there)} can be had")
+    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "",
+                  f"{memory_size(left)} of {memory_size(there)} can be had")
 
 
-def swap(memory: Memory) -> Iterator[Finding]:
+def swap(memory: HostMemory) -> Iterator[Finding]:
     there = memory.of["SwapTotal"]
     used = there - memory.of["SwapFree"]
     bad = used > 0.1 * there and used > 1 << 30
-    yield Finding("memory-swap", "warning" if bad else "ok", "", f"{size(used)} of {size(there)} are used" if there else "none")
+    yield Finding("memory-swap", "warning" if bad else "ok", "",
+                  f"{memory_size(used)} of {memory_size(there)} are used" if there else "none")
 
 
-def huge(memory: Memory) -> Iterator[Finding]:
+def huge(memory: HostMemory) -> Iterator[Finding]:
     many, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
     kept = idle * memory.of.get("Hugepagesize", 0)
     bad = kept > 0.1 * memory.of["MemTotal"]
     yield Finding("memory-hugepages", "warning" if bad else "ok", "",
-                  f"{many} are set aside, {idle} of them unused ({size(kept)})" if many else "none are set aside")
+                  f"{many} are set aside, {idle} of them unused ({memory_size(kept)})" if many else "none are set aside")
 
 
-def reclaim(memory: Memory) -> Iterator[Finding]:
+def reclaim(memory: HostMemory) -> Iterator[Finding]:
     mode = memory.settings.get("zone_reclaim_mode")
     if mode is not None:
         yield Finding("memory-reclaim", "warning" if mode else "ok", "", f"vm.zone_reclaim_mode = {mode}")
 
 
-def balancing(memory: Memory) -> Iterator[Finding]:
+def balancing(memory: HostMemory) -> Iterator[Finding]:
     on = memory.settings.get("numa_balancing")
     if on is not None:
         bad = on != 0 and memory.gpus and len(memory.nodes) > 1
@@ -68,40 +70,40 @@ def balancing(memory: Memory) -> Iterator[Finding]:
                       f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
 
 
-def overcommit(memory: Memory) -> Iterator[Finding]:
+def overcommit(memory: HostMemory) -> Iterator[Finding]:
     mode = memory.settings.get("overcommit_memory")
     if mode is not None:
         yield Finding("memory-overcommit", "warning" if mode == 2 else "ok", "", f"vm.overcommit_memory = {mode}")
 
 
-def maps(memory: Memory) -> Iterator[Finding]:
+def maps(memory: HostMemory) -> Iterator[Finding]:
     most = memory.settings.get("max_map_count")
     if most is not None:
         yield Finding("memory-maps", "ok" if most >= _MAPS else "warning", "", f"vm.max_map_count = {most}")
 
 
-def shared(found: Shared) -> Iterator[Finding]:
+def shared(found: SharedMemory) -> Iterator[Finding]:
     there, used = found.room.size, found.room.size - found.room.free
     if there < _SHM:
         yield Finding("shm-size", "error" if there <= _SHM_TINY else "warning", SHM,
-                      f"{size(there)}; NCCL and data workers share memory through it")
+                      f"{memory_size(there)}; NCCL and data workers share memory through it")
     elif used > _FULL * there:
-        yield Finding("shm-size", "warning", SHM, f"{size(used)} of {size(there)} are used",
+        yield Finding("shm-size", "warning", SHM, f"{memory_size(used)} of {memory_size(there)} are used",
                       "find out who left it (ls -l /dev/shm) and remove it")
     else:
-        yield Finding("shm-size", "ok", SHM, f"{size(used)} of {size(there)} are used")
+        yield Finding("shm-size", "ok", SHM, f"{memory_size(used)} of {memory_size(there)} are used")
 
 
-def left(found: Shared) -> Iterator[Finding]:
+def left(found: SharedMemory) -> Iterator[Finding]:
     used = found.room.size - found.room.free
     names = [name.rpartition("/")[2] for name in found.left]
     bad = len(names) > 0 and used > 0.05 * found.memory
     yield Finding("shm-leftovers", "warning" if bad else "ok", SHM,
-                  f"{len(names)} files as NCCL, torch and MPI make them, {size(used)} in all"
+                  f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
                   + (f": {several(names)}" if names else ""))
 
 
-CHECKS: tuple[Check[Memory] | Check[Shared], ...] = (
+CHECKS: tuple[Check[HostMemory] | Check[SharedMemory], ...] = (
     Check("memory-size", read_memory, installed,
           "`/proc/meminfo`: MemTotal, the machine's kind",
           "error: below 95 % of what this machine is sold with",

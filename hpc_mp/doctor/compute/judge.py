@@ -7,10 +7,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import data_rate
 from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.checks.gpu_clocks import HALVED, REASONS, SLOWED
 from hpc_mp.doctor.compute.result import Result
-from hpc_mp.doctor.finding import Finding, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,8 @@ def _alone(result: Result) -> Iterator[Finding]:
             rate = result.rates.get(way)
             if rate is not None and rate < known.host_copy_gbs:
                 yield Finding("compute-host-copy", "error", str(result),
-                              f"{way} {rate:.1f} GB/s; a {result.kind.partition(',')[0]} "
-                              f"reaches {known.host_copy_gbs:g}",
+                              f"{way} {data_rate(rate)}; a {result.kind.partition(',')[0]} "
+                              f"reaches {data_rate(known.host_copy_gbs)}",
                               "see gpu-pcie-width and gpu-pcie-speed; pin the rank to the GPU's NUMA node")
 
 
@@ -96,9 +97,9 @@ def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
         for who, factor in _below(rates, limit):
             ill = True
             both = len(who) > 1
-            outcome: Outcome = "error" if factor < 1 - limit.error and not both else "warning"
+            severity: Severity = "error" if factor < 1 - limit.error and not both else "warning"
             told = "of the other's: one is slow or the other fast, two cannot tell" if both else "of its peers' median"
-            yield Finding("compute-slow", outcome, ", ".join(who),
+            yield Finding("compute-slow", severity, ", ".join(who),
                           f"{what} {min(rates[name] for name in who):.4g} {_unit(what)}, {factor:.0%} {told}"
                           + ("" if both else shares.get(who[0], "")), _SLOW)
     if not ill and any(peer.rates for peer in peers):

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import Source
-from hpc_mp.doctor.finding import Finding, Outcome
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log.truth import Kind, NcclTruth, Trouble
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
@@ -38,7 +38,7 @@ class Machine:
     switched: bool = False
 
 
-def machine_of(source: Source) -> Machine:
+def machine_of(source: NodeSource) -> Machine:
     """What this machine has, from its files. Never raises."""
     fabric = read_fabric(source)
     ports = [port for port in fabric.ports if port.up]
@@ -54,7 +54,7 @@ def machine_of(source: Source) -> Machine:
 def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     """An error where NCCL does not use the fast network of the machine as it could; a warning where it uses part of it."""
     if not truth.lines:
-        yield Finding("nccl-network", "incomplete", "", "no line of NCCL's log", "run with NCCL_DEBUG=INFO")
+        yield Finding("nccl-network", "unknown", "", "no line of NCCL's log", "run with NCCL_DEBUG=INFO")
         return
     yield from _network(truth, machine)
     yield from _gdr(truth, machine)
@@ -67,7 +67,7 @@ def judge(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
 
 def refused(findings: Iterable[Finding]) -> list[Finding]:
     """Those for which a training should not be started."""
-    return [finding for finding in findings if finding.outcome == "error"]
+    return [finding for finding in findings if finding.severity == "error"]
 
 
 def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
@@ -79,15 +79,15 @@ def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         yield Finding(code, "error", "", f"the OFI plug-in chose {truth.provider[0]} on a machine with EFA{_set(truth)}",
                       "look for the EFA provider with fi_info -p efa; install EFA's libfabric on every node and in the container")
     elif slow and machine.fabric:
-        outcome: Outcome = "warning" if machine.fabric == "roce" else "error"
-        yield Finding(code, outcome, _few(hosts), f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}",
+        severity: Severity = "warning" if machine.fabric == "roce" else "error"
+        yield Finding(code, severity, _few(hosts), f"NCCL uses {used}; the machine has {_FABRICS[machine.fabric]}{_set(truth)}",
                       _REMEDIES[machine.fabric])
     elif truth.networks:
         yield Finding(code, "ok", "", f"NCCL uses {used}" + ("" if machine.fabric else "; no fast network is seen here"))
     elif truth.nodes == 1:
         yield Finding(code, "ok", "", "the log names no network, and one node needs none")
     else:
-        yield Finding(code, "incomplete", "", "the log names no network",
+        yield Finding(code, "unknown", "", "the log names no network",
                       "run with NCCL_DEBUG=INFO and without NCCL_DEBUG_SUBSYS")
 
 
@@ -103,8 +103,8 @@ def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     devices = sorted({channel.device for channel in without if channel.device is not None})
     disabled = sorted(name for name, able in truth.gdr.items() if not able)
     which = f"; NCCL found it impossible for {_few(disabled)}" if disabled else ""
-    outcome: Outcome = "error" if machine.fabric in ("infiniband", "efa") else "warning"
-    yield Finding("nccl-gdr", outcome, f"network device {_few([str(device) for device in devices])}",
+    severity: Severity = "error" if machine.fabric in ("infiniband", "efa") else "warning"
+    yield Finding("nccl-gdr", severity, f"network device {_few([str(device) for device in devices])}",
                   f"{len(without)} of {len(ways)} ways between nodes go through the host's memory, without GPUDirect"
                   f"{which}{_set(truth)}", _GDR)
 
@@ -177,8 +177,8 @@ def _troubles(troubles: Iterable[Trouble]) -> Iterator[Finding]:
         meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else ""
         words = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
-        outcome: Outcome = "warning" if kind in ("warning", "removeipc", "gid") else "error"
-        yield Finding(f"nccl-{kind}", outcome, f"{host} {hca}".strip(), words + times, _CURES[kind])
+        severity: Severity = "warning" if kind in ("warning", "removeipc", "gid") else "error"
+        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, _CURES[kind])
 
 
 def _algorithms(truth: NcclTruth) -> Iterator[Finding]:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from hpc_mp.cluster.bad_nodes import Finding, ledger, record
-from hpc_mp.cluster.bandwidth import Measured, where, write_measured
+from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
+from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.slurm.drain import drain_command
 from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
 from hpc_mp.doctor.survey.node_report import faulty
@@ -18,7 +18,7 @@ AVOIDED_S = 24 * 3600.0
 LONGEST_REASON = 120  # characters of evidence in a drain reason: sinfo shows them in one line
 
 
-def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[Finding, ...]:
+def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[BadNode, ...]:
     """Write what was found where ``hpc-mp launch`` looks: bad nodes into the ledger, rates into cluster.json.
 
     Nothing is written for a cluster without a name, and no rates after an interrupted survey.
@@ -39,12 +39,12 @@ def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[F
     return found
 
 
-def findings(report: Report) -> tuple[Finding, ...]:
+def findings(report: Report) -> tuple[BadNode, ...]:
     """A finding for every node that is bad for certain, and for one end of every bad link: that suffices to avoid it."""
-    bad = {node: (found.code, found.evidence) for node, found in faulty(report.noted, len(report.evidence.nodes))}
+    bad = {node: (found.code, found.message) for node, found in faulty(report.noted, len(report.evidence.nodes))}
     bad |= {node: (found.code, found.evidence) for node, found in to_avoid(report.diagnoses).items()}
     until = report.time + AVOIDED_S
-    return tuple(Finding(node, code, evidence, "hpc-mp doctor", report.time, until) for node, (code, evidence) in bad.items())
+    return tuple(BadNode(node, code, evidence, "hpc-mp doctor", report.time, until) for node, (code, evidence) in bad.items())
 
 
 def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
@@ -65,7 +65,7 @@ def drain_commands(diagnoses: Iterable[Diagnosis]) -> list[str]:
             for node, diagnosis in to_avoid(diagnoses).items()]
 
 
-def measured(report: Report) -> Measured:
+def measured(report: Report) -> LinkRates:
     """Pairs of which both directions succeeded, all rails together; the platform that most nodes look like."""
     rails, rates, seen = report.evidence.rails, report.rates, report.evidence
     pairs = []
@@ -77,7 +77,7 @@ def measured(report: Report) -> Measured:
     latencies = [leg.latency for leg in seen.legs if leg.latency is not None]
     latency = median(latencies) if latencies else None
     platform, _ = Counter(facts.platform for facts in seen.facts).most_common(1)[0]
-    return Measured(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
+    return LinkRates(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
 
 
 def _node(diagnosis: Diagnosis) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import here
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.facts import counters, look
@@ -90,7 +90,7 @@ class Agent:
                 before = read_port_bytes(source)
                 ends = measure(side, self._book[one][0][0], ports, order)
                 found = judge_ports(before, read_port_bytes(source), sent(ends, side, order))
-                return {"ends": ends, "found": [asdict(finding) for finding in found if finding.outcome in TOLD]}
+                return {"ends": ends, "found": [finding.document() for finding in found if finding.severity in TOLD]}
         return None
 
     def counters(self, order: Message) -> Message:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from hpc_mp.base.text import data_rate
 from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
 from hpc_mp.doctor.survey.report import Report
 
@@ -92,7 +93,7 @@ def matrix(report: Report) -> Matrix | None:
         known = [rate for rate in by_rail if rate is not None]
         worst = min(known) if len(known) == len(by_rail) else None
         share = None if worst is None else worst / expected
-        words = "no transfer succeeded" if worst is None else f"{words_of(worst)}, {share:.0%} of what is expected"
+        words = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
         text = "×" if share is None else f"{share * 100:.0f}"
         cells.append(Cell(sender, receiver, text if side >= TEXT_FROM else "",
                           f"{seen.nodes[sender]} → {seen.nodes[receiver]}: {words}", shade(share)))
@@ -146,11 +147,6 @@ def shade(share: float | None) -> Shade:
     """The colour of a share of the expected rate; None: nothing came."""
     rgb = NOTHING if share is None else _mixed(share)
     return Shade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
-
-
-def words_of(rate: float) -> str:
-    """``23.9 MB/s``, from GB/s."""
-    return f"{rate:.2f} GB/s" if rate >= 1 else f"{rate * 1000:.1f} MB/s"
 
 
 def _expected(report: Report) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from hpc_mp.doctor.finding import Finding
+from hpc_mp.base.findings import Finding
 from hpc_mp.doctor.localise import Sample
 from hpc_mp.doctor.survey.agents import Crew
 from hpc_mp.doctor.survey.evidence import Evidence, Leg, Pair, by_pair
@@ -48,7 +48,7 @@ class GpuInstruments(Instruments):
         answers = self.order(order, nodes, 2 * PATIENCE_S)
         for node, answer in answers.items():
             look = self.evidence.looks.get(node, Look())
-            self.evidence.looks[node] = look.and_also(Finding(**finding) for finding in answer["found"])
+            self.evidence.looks[node] = look.and_also(map(Finding.read, answer["found"]))
         legs: list[Leg] = [leg for pair in pairs for rail in range(self.rails)
                            for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), paced=False)]
         self.evidence.legs += legs

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.base.findings import Finding, Severity, weight
+from hpc_mp.cluster.node.source import here
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.compute import Result, devices_here, judge, measure
 from hpc_mp.doctor.drift import drift, traits
-from hpc_mp.doctor.finding import WEIGHT, Finding, Outcome
 from hpc_mp.doctor.node import DEADLINE_S, diagnose
 
 # Not the control group: ours is that of a step with one task, and says nothing of what a job will be granted.
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
-TOLD: tuple[Outcome, ...] = ("error", "warning")
+TOLD: tuple[Severity, ...] = ("error", "warning")
 LOOK_S = 3 * DEADLINE_S
 COMPUTE_S = 300.0
 """Beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other."""
@@ -37,11 +37,11 @@ class Look:
         return replace(self, findings=tuple(firsts.values()))
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"findings": [finding.document() for finding in self.findings]}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        return cls(tuple(Finding(**finding) for finding in document["findings"]), document["traits"],
+        return cls(tuple(map(Finding.read, document["findings"])), document["traits"],
                    tuple(map(Result.read, document["results"])))
 
 
@@ -58,7 +58,7 @@ def look(node: str, seconds: float) -> Look:
     """Of this node. ``seconds``: of load for each kind of work; 0: nothing is computed."""
     source = here()
     results = measure(devices_here(source), seconds, source=source) if seconds else ()
-    findings = tuple(finding for finding in diagnose(source, CODES) if finding.outcome in TOLD)
+    findings = tuple(finding for finding in diagnose(source, CODES) if finding.severity in TOLD)
     return Look(findings, traits(source), tuple(replace(result, host=node) for result in results))
 
 
@@ -67,10 +67,10 @@ def conclusions(looks: Mapping[str, Look]) -> tuple[Noted, ...]:
 
     The gravest first.
     """
-    grouped: dict[tuple[str, Outcome, str], list[tuple[str, Finding]]] = defaultdict(list)
+    grouped: dict[tuple[str, Severity, str], list[tuple[str, Finding]]] = defaultdict(list)
     for node, seen in looks.items():
         for finding in seen.findings:
-            grouped[finding.code, finding.outcome, finding.remedy].append((node, finding))
+            grouped[finding.code, finding.severity, finding.fix].append((node, finding))
     own = []
     for found in grouped.values():
         nodes = tuple(dict.fromkeys(node for node, _ in found))
@@ -78,22 +78,22 @@ def conclusions(looks: Mapping[str, Look]) -> tuple[Noted, ...]:
     results = [result for seen in looks.values() for result in seen.results]
     together = [*drift({node: seen.traits for node, seen in looks.items()}), *judge(results)]
     compared = [Noted(finding.subject, tuple(_named(finding, looks)), finding)
-                for finding in together if finding.outcome in TOLD]
-    return tuple(sorted((*own, *compared), key=lambda noted: -WEIGHT[noted.finding.outcome]))
+                for finding in together if finding.severity in TOLD]
+    return tuple(sorted((*own, *compared), key=lambda noted: weight(noted.finding)))
 
 
 def faulty(noted: tuple[Noted, ...], nodes: int) -> Iterator[tuple[str, Finding]]:
     """Nodes with an error that most do not have: what is so everywhere is no reason to avoid some of them."""
     for each in noted:
-        if each.finding.outcome == "error" and 2 * len(each.nodes) < nodes:
+        if each.finding.severity == "error" and 2 * len(each.nodes) < nodes:
             yield from ((node, each.finding) for node in each.nodes)
 
 
 def _first(same: Sequence[Finding]) -> Finding:
     """Of several such findings of one node the first, with its subject, and how many more there are."""
     first, more = same[0], f" (and {len(same) - 1} more)" if len(same) > 1 else ""
-    words = f"{first.subject}: {first.evidence}" if first.subject else first.evidence
-    return replace(first, evidence=words + more)
+    words = f"{first.subject}: {first.message}" if first.subject else first.message
+    return replace(first, message=words + more)
 
 
 def _named(finding: Finding, looks: Mapping[str, Look]) -> Iterator[str]:

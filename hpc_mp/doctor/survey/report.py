@@ -39,7 +39,7 @@ class Report:
     @property
     def sound(self) -> bool:
         """No fault and no error was found."""
-        return not self.diagnoses and all(noted.finding.outcome != "error" for noted in self.noted)
+        return not self.diagnoses and all(noted.finding.severity != "error" for noted in self.noted)
 
     @property
     def rates(self) -> dict[tuple[int, int, int], float | None]:
@@ -59,7 +59,7 @@ class Report:
             "absent": {node: absence.why for node, absence in seen.absent.items()},
             "expected": self.verdict.expected if self.verdict else None, "rounds": self.verdict.rounds if self.verdict else 0,
             "diagnoses": [asdict(diagnosis) | {"remedy": diagnosis.remedy} for diagnosis in self.diagnoses],
-            "checks": [{"nodes": list(noted.nodes), **asdict(noted.finding)} for noted in self.noted],
+            "checks": [{"nodes": list(noted.nodes), **noted.finding.document()} for noted in self.noted],
             "pairs": [[seen.nodes[a], seen.nodes[b], rail, rate] for (a, b, rail), rate in self.rates.items()],
             "counters": {seen.nodes[node]: moved for node, moved in seen.counters.items() if moved},
         }

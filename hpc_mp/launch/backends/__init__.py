@@ -6,8 +6,8 @@ from hpc_mp.launch.backends.backend import Launch, Launcher
 __all__ = ["BACKENDS", "Launch", "Launcher"]
 
 BACKENDS = {
-    "local": Launcher("emulated on this machine", local.start),
-    "slurm": Launcher("in a new Slurm job", slurm.start, arrays=True),
-    "step": Launcher("in this allocation", step.start),
-    "mpi": Launcher("under mpirun", mpi.start),
+    "slurm": Launcher(slurm.TARGET, slurm.start, arrays=True),
+    "step": Launcher(step.TARGET, step.start, named=False),
+    "local": Launcher(local.TARGET, local.start),
+    "mpi": Launcher(mpi.TARGET, mpi.start),
 }

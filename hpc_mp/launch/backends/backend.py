@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.plan import Plan, Target
 from hpc_mp.launch.resume import Resumed
-from hpc_mp.rundir.outcome import Outcome
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +36,31 @@ class Launch:
         return self.plans[0]
 
 
+def concluded(
+    launch: Launch, attempt: AttemptReader, job_id: str | None, guess: Callable[[], tuple[State, Cause | None]],
+) -> Outcome:
+    """The outcome of a run that has ended: the supervisor's verdict; without one what ``guess`` says becomes the verdict."""
+    run = attempt.run
+    found, numbers = verdict(run), figures(run, attempt.number)
+    if found is not None:
+        return Outcome(run.path, found.state, job_id, cause=found.cause, report=found.report, **numbers)
+    state, cause = guess()
+    return conclude(Outcome(run.path, state, job_id, cause=cause, **numbers), run.attempt(), launch.listener.note)
+
+
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """A back end: how the ranks of a plan are started and followed.
 
     Attributes:
-        title: where its ranks run, for the summary of a plan.
+        target: what a plan must know of it.
         start: begins the run directory, starts the ranks, follows them to their end (or to the queue, without ``wait``) and
             says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
         arrays: whether it starts all elements of ``slurm.array``; else the first one alone is given.
+        named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
     """
 
-    title: str
+    target: Target
     start: Callable[[Launch], Outcome]
     arrays: bool = False
+    named: bool = True

@@ -5,21 +5,34 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.judge import judge
 from hpc_mp.launch.backends.watch import watch
+from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.emulator import ENTRY, Emulator, Task
 from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
+from hpc_mp.launch.facts import ClusterFacts, outside
+from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
-from hpc_mp.rundir import LineFile, write_json
+from hpc_mp.planner.device import local_device
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import LineFile
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
+
+
+def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+    return as_given(spec, local_device(spec.job.device, spec.ranks))
+
+
+TARGET = Target("emulated on this machine", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch, entry: str = ENTRY) -> Outcome:
@@ -57,7 +70,4 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         log = LineFile(run.main_log)
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
         log.close()
-    outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
-    with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.outcome, outcome.document() | {"attempt": number})
-    return outcome
+    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)

@@ -13,8 +13,12 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
+from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.slurm_env import shared_environment
+from hpc_mp.launch.facts import ClusterFacts, outside
+from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
+from hpc_mp.planner.device import Device
 from hpc_mp.rundir import TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
@@ -30,6 +34,13 @@ FAMILIES: tuple[tuple[str, Words], ...] = (
         "-n", str(ranks), "-ppn", str(per_node), "-genvlist", ",".join([*names, "PATH", "LD_LIBRARY_PATH"])]),
 )
 EMULATOR_ONLY = ("HPC_MP_EMULATED", "GLOO_SOCKET_IFNAME")
+
+
+def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+    return as_given(spec, Device(spec.job.device, "mpirun's hosts are not known here"))
+
+
+TARGET = Target("under mpirun", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch) -> Outcome:

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import script_command
 from hpc_mp.cluster.slurm.variables import step_environment
+from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
+from hpc_mp.launch.choices import slurm_gpus
+from hpc_mp.launch.facts import ClusterFacts, ask_cluster
+from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir.outcome import Outcome
+
+
+def _facts(spec: JobSpec, release: Version | None) -> ClusterFacts:
+    return replace(ask_cluster(spec, release), cpus=None)  # an allocation may have fewer than its nodes
+
+
+TARGET = Target("in this allocation", _facts, slurm_gpus, in_script=True)
 
 
 def start(launch: Launch) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.lint.sbatch.check import lint
-from hpc_mp.lint.sbatch.finding import Finding, Severity
 
 __all__ = ["Finding", "Severity", "lint"]

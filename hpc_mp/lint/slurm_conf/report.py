@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.lint.slurm_conf import rules_jobs, rules_site
 from hpc_mp.lint.slurm_conf.config import Told, number
-from hpc_mp.lint.slurm_conf.misfit import WEIGHT, Misfit
 
 RULES = (*rules_site.RULES, *rules_jobs.RULES)
 NETWORK = re.compile(r"\b(ib|infiniband|fdr|edr|hdr|ndr|xdr|opa|roce|efa|slingshot|cxi|rdma|mlx\w*|hca\w*|nic\w*)\b",
@@ -64,6 +64,7 @@ class Description:
         constrain: what cgroup.conf constrains; None where that is not shown.
         networks: what features and GRES say of NICs, and the platform that the doctor noted; empty: Slurm does not tell.
         switches: storeys of the topology, the leaves first, as numbers of switches.
+        findings: what is set up wrongly for training, the gravest first; their subject is the setting as Slurm shows it.
         unseen: what could not be asked.
     """
 
@@ -75,23 +76,23 @@ class Description:
     platform: str | None
     topology: str
     switches: tuple[int, ...]
-    misfits: tuple[Misfit, ...]
+    findings: tuple[Finding, ...]
     unseen: tuple[str, ...]
 
     def document(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | findings_document(self.findings)
 
 
 def describe(told: Told) -> Description:
     """Pure: the same words give the same description."""
-    misfits = [misfit for rule in RULES for misfit in rule.apply(told)]
+    findings = [finding for rule in RULES for finding in rule.apply(told)]
     settings = {key: told.says(key) for key in SETTINGS if key in told.config}
     settings |= {key: value for key, value in told.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}
     return Description(
         cluster=told.says("ClusterName"), settings=settings, constrain=_constrain(told),
         partitions=tuple(_partition(told, partition) for partition in told.partitions), networks=_networks(told),
         platform=told.measured.platform if told.measured else None, topology=chosen(told.topologies or ()).kind,
-        switches=_storeys(told), misfits=tuple(sorted(misfits, key=lambda misfit: WEIGHT[misfit.severity])), unseen=told.unseen)
+        switches=_storeys(told), findings=tuple(sorted(findings, key=weight)), unseen=told.unseen)
 
 
 def _constrain(told: Told) -> tuple[str, ...] | None:

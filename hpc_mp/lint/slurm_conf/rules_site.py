@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
@@ -15,7 +16,6 @@ from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
 from hpc_mp.lint.slurm_conf.config import Told, number
-from hpc_mp.lint.slurm_conf.misfit import Rule
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
@@ -23,65 +23,67 @@ OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # of a node'
 NODES_SHOWN = 3  # reasons of broken nodes that are repeated
 
 
-def _select(told: Told) -> Iterator[str]:
+def _select(told: Told) -> Iterator[Hit]:
     if told.gpu_nodes and (found := told.says("SelectType")) and found != "select/cons_tres":
-        yield f"SelectType={found}"
+        yield Hit(subject=f"SelectType={found}")
 
 
-def _memory(told: Told) -> Iterator[str]:
+def _memory(told: Told) -> Iterator[Hit]:
     if "SelectTypeParameters" in told.config and "memory" not in told.says("SelectTypeParameters").lower():
-        yield f"SelectTypeParameters={told.says('SelectTypeParameters') or '(none)'}"
+        yield Hit(subject=f"SelectTypeParameters={told.says('SelectTypeParameters') or '(none)'}")
 
 
-def _gres_file(told: Told) -> Iterator[str]:
+def _gres_file(told: Told) -> Iterator[Hit]:
     """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
     lines = [line.partition("#")[0].strip().lower() for line in (told.gres_conf or "").splitlines()]
     if not told.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
         return
     for line in lines:
         if re.search(r"\bname=gpu\b", line) and not re.search("files?=", line) and not re.search(r"autodetect=(?!off)", line):
-            yield f"gres.conf: {line}"
+            yield Hit(subject=f"gres.conf: {line}")
 
 
-def _gres_broken(told: Told) -> Iterator[str]:
+def _gres_broken(told: Told) -> Iterator[Hit]:
     hit = [node for node in told.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]
     if hit:
-        yield f"{listed(node['NodeName'] for node in hit)}: {hit[0]['Reason']}"
+        yield Hit(subject=f"{listed(node['NodeName'] for node in hit)}: {hit[0]['Reason']}")
 
 
-def _gres_type(told: Told) -> Iterator[str]:
+def _gres_type(told: Told) -> Iterator[Hit]:
     bare = [node for node in told.gpu_nodes if re.match(r"gpu:\d", node["Gres"])]
     typed = [node for node in told.gpu_nodes if re.match(r"gpu:[^\d]", node["Gres"])]
     if bare and typed:
-        yield f"{listed(node['NodeName'] for node in bare)} without a type, {listed(node['NodeName'] for node in typed)} with one"
+        one, other = (listed(node["NodeName"] for node in nodes) for nodes in (bare, typed))
+        yield Hit(subject=f"{one} without a type, {other} with one")
 
 
-def _mixed(told: Told) -> Iterator[str]:
+def _mixed(told: Told) -> Iterator[Hit]:
     for partition in told.partitions:
         inside = set(_expanded(partition.get("Nodes", "")))
         kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in told.nodes
                         if node.get("NodeName") in inside)
         if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
-            yield f"{partition['PartitionName']}: " + ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+            words = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
+            yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _tiny(told: Told) -> Iterator[str]:
+def _tiny(told: Told) -> Iterator[Hit]:
     small = [node for node in told.nodes if (number(node, "RealMemory") or 1000) <= 1]
     if small:
-        yield f"{listed(node['NodeName'] for node in small)}: RealMemory=1"
+        yield Hit(subject=f"{listed(node['NodeName'] for node in small)}: RealMemory=1")
 
 
-def _few_cpus(told: Told) -> Iterator[str]:
+def _few_cpus(told: Told) -> Iterator[Hit]:
     few: dict[str, list[str]] = {}
     for node in told.nodes:
         cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
         if cpus is not None and cpus < max(gpus, 2):
             few.setdefault(f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else ""), []).append(node["NodeName"])
     for words, nodes in few.items():
-        yield f"{listed(nodes)}: {words}"
+        yield Hit(subject=f"{listed(nodes)}: {words}")
 
 
-def _broken(told: Told) -> Iterator[str]:
+def _broken(told: Told) -> Iterator[Hit]:
     """A cloud's node that is off is started for a job, and does not answer before."""
     reasons: dict[str, list[str]] = {}
     for node in told.nodes:
@@ -90,42 +92,42 @@ def _broken(told: Told) -> Iterator[str]:
             words = re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason is given"
             reasons.setdefault(f"{node['State']}: {words}", []).append(node["NodeName"])
     for reason, nodes in list(reasons.items())[:NODES_SHOWN]:
-        yield f"{listed(nodes)} {reason}"
+        yield Hit(subject=f"{listed(nodes)} {reason}")
     if len(reasons) > NODES_SHOWN:
-        yield f"{sum(map(len, list(reasons.values())[NODES_SHOWN:]))} more nodes for other reasons"
+        yield Hit(subject=f"{sum(map(len, list(reasons.values())[NODES_SHOWN:]))} more nodes for other reasons")
 
 
-def _releases(told: Told) -> Iterator[str]:
+def _releases(told: Told) -> Iterator[Hit]:
     found = Counter(node["Version"] for node in told.nodes if node.get("Version"))
     if len(found) > 1:
-        yield ", ".join(f"{count} nodes with {release}" for release, count in found.most_common())
+        yield Hit(subject=", ".join(f"{count} nodes with {release}" for release, count in found.most_common()))
 
 
-def _default(told: Told) -> Iterator[str]:
+def _default(told: Told) -> Iterator[Hit]:
     if told.partitions and not any(partition.get("Default") == "YES" for partition in told.partitions):
-        yield "no partition has Default=YES"
+        yield Hit(subject="no partition has Default=YES")
 
 
-def _closed(told: Told) -> Iterator[str]:
+def _closed(told: Told) -> Iterator[Hit]:
     for partition in told.partitions:
         if partition.get("State", "UP") != "UP":
-            yield f"{partition['PartitionName']}: State={partition['State']}"
+            yield Hit(subject=f"{partition['PartitionName']}: State={partition['State']}")
 
 
-def _max_nodes(told: Told) -> Iterator[str]:
+def _max_nodes(told: Told) -> Iterator[Hit]:
     for partition in told.partitions:
         most, there = number(partition, "MaxNodes"), number(partition, "TotalNodes")
         if most is not None and there is not None and most < there:
-            yield f"{partition['PartitionName']}: MaxNodes={most} of {there}"
+            yield Hit(subject=f"{partition['PartitionName']}: MaxNodes={most} of {there}")
 
 
-def _shared(told: Told) -> Iterator[str]:
+def _shared(told: Told) -> Iterator[Hit]:
     if "CR_LLN" in told.says("SelectTypeParameters").upper():
-        yield f"SelectTypeParameters={told.says('SelectTypeParameters')}"
+        yield Hit(subject=f"SelectTypeParameters={told.says('SelectTypeParameters')}")
     for partition in told.partitions:
         if partition.get("OverSubscribe", "NO").startswith("FORCE") or partition.get("LLN") == "YES":
             words = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
-            yield f"{partition['PartitionName']}: {words}"
+            yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
 def _preemptable(told: Told) -> Iterator[tuple[Words, set[str]]]:
@@ -135,24 +137,24 @@ def _preemptable(told: Told) -> Iterator[tuple[Words, set[str]]]:
             yield partition, {*partition.get("PreemptMode", "OFF").split(",")} - {"OFF"}
 
 
-def _grace(told: Told) -> Iterator[str]:
+def _grace(told: Told) -> Iterator[Hit]:
     for partition, modes in _preemptable(told):
         if modes - {"SUSPEND", "GANG"} and (number(partition, "GraceTime") or 0) < GRACE_S:
             words = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
-            yield f"{partition['PartitionName']}: {words}"
+            yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _suspends(told: Told) -> Iterator[str]:
+def _suspends(told: Told) -> Iterator[Hit]:
     for partition, modes in _preemptable(told):
         if "SUSPEND" in modes:
-            yield f"{partition['PartitionName']}: PreemptMode={partition['PreemptMode']}"
+            yield Hit(subject=f"{partition['PartitionName']}: PreemptMode={partition['PreemptMode']}")
 
 
-def _short(told: Told) -> Iterator[str]:
+def _short(told: Told) -> Iterator[Hit]:
     for partition in told.partitions:
         limit = partition.get("MaxTime", "UNLIMITED")
         if re.fullmatch(r"[\d:-]+", limit) and seconds(limit) < 3600:
-            yield f"{partition['PartitionName']}: MaxTime={limit}"
+            yield Hit(subject=f"{partition['PartitionName']}: MaxTime={limit}")
 
 
 def _knows_none(told: Told) -> bool:
@@ -160,62 +162,62 @@ def _knows_none(told: Told) -> bool:
     return told.says("TopologyPlugin") in FLAT and not told.tree.above
 
 
-def _flat(told: Told) -> Iterator[str]:
+def _flat(told: Told) -> Iterator[Hit]:
     if told.measured is not None and _knows_none(told):
         found = agreement(told.tree, told.measured)
         if found.verdict == "disagrees":
-            yield f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}; {found.why}"
+            yield Hit(subject=f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}; {found.why}")
 
 
-def _unmeasured(told: Told) -> Iterator[str]:
+def _unmeasured(told: Told) -> Iterator[Hit]:
     if told.measured is None and _knows_none(told) and len(told.nodes) > 1:
-        yield f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}"
+        yield Hit(subject=f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}")
 
 
-def _disagrees(told: Told) -> Iterator[str]:
+def _disagrees(told: Told) -> Iterator[Hit]:
     if told.measured is not None and told.topologies and not _knows_none(told):
         for odd in agreement(told.tree, told.measured).odd:
-            yield str(odd)
+            yield Hit(subject=str(odd))
 
 
-def _outside(told: Told) -> Iterator[str]:
+def _outside(told: Told) -> Iterator[Hit]:
     tree = told.tree
     lost = [node["NodeName"] for node in told.nodes if tree.leaf(node.get("NodeName", "")) is None]
     if tree.above and lost:
-        yield f"{listed(lost)}: under no switch of the topology"
+        yield Hit(subject=f"{listed(lost)}: under no switch of the topology")
 
 
-def _rootless(told: Told) -> Iterator[str]:
+def _rootless(told: Told) -> Iterator[Hit]:
     topology = chosen(told.topologies or ())
     if topology.kind == "tree" and len(topology.tops) > 1:
-        yield f"no switch is above {', '.join(topology.tops[:8])}"
+        yield Hit(subject=f"no switch is above {', '.join(topology.tops[:8])}")
 
 
-def _no_accounting(told: Told) -> Iterator[str]:
+def _no_accounting(told: Told) -> Iterator[Hit]:
     if told.says("AccountingStorageType") in ("accounting_storage/none", "") and "AccountingStorageType" in told.config:
-        yield f"AccountingStorageType={told.says('AccountingStorageType') or '(none)'}"
+        yield Hit(subject=f"AccountingStorageType={told.says('AccountingStorageType') or '(none)'}")
 
 
-def _gpus_uncounted(told: Told) -> Iterator[str]:
+def _gpus_uncounted(told: Told) -> Iterator[Hit]:
     keeps = told.says("AccountingStorageType") == "accounting_storage/slurmdbd"
     if keeps and told.gpu_nodes and not any(word.startswith("gres/gpu") for word in told.listed("AccountingStorageTRES")):
-        yield f"AccountingStorageTRES={told.says('AccountingStorageTRES')}"
+        yield Hit(subject=f"AccountingStorageTRES={told.says('AccountingStorageTRES')}")
 
 
-def _no_health(told: Told) -> Iterator[str]:
+def _no_health(told: Told) -> Iterator[Hit]:
     if "HealthCheckProgram" in told.config and not told.says("HealthCheckProgram"):
-        yield "HealthCheckProgram is not set"
+        yield Hit(subject="HealthCheckProgram is not set")
 
 
-def _idle_health(told: Told) -> Iterator[str]:
+def _idle_health(told: Told) -> Iterator[Hit]:
     if told.says("HealthCheckProgram") and told.seconds("HealthCheckInterval") == 0:
-        yield f"HealthCheckProgram={told.says('HealthCheckProgram')}, HealthCheckInterval=0"
+        yield Hit(subject=f"HealthCheckProgram={told.says('HealthCheckProgram')}, HealthCheckInterval=0")
 
 
-def _suspended(told: Told) -> Iterator[str]:
+def _suspended(told: Told) -> Iterator[Hit]:
     wait = told.seconds("SuspendTime")
     if wait is not None and 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in told.nodes):
-        yield f"SuspendTime={wait} s"
+        yield Hit(subject=f"SuspendTime={wait} s")
 
 
 def _expanded(nodelist: str) -> tuple[str, ...]:
@@ -227,7 +229,7 @@ def _expanded(nodelist: str) -> tuple[str, ...]:
 
 _ADMIN = "slurm.conf: "
 _WRITE = "`hpc-mp cluster topology --from measured --to tree` writes what was measured"
-RULES = (
+RULES: tuple[Rule[Told], ...] = (
     Rule("cons-tres", "error", _select,
          "GPUs cannot be asked for per node, task or socket (--gpus-per-node)",
          _ADMIN + "SelectType=select/cons_tres"),
@@ -285,7 +287,7 @@ RULES = (
          _WRITE + "; then " + _ADMIN + "TopologyPlugin=topology/tree"),
     Rule("topology-unknown", "info", _unmeasured,
          "whether there are leaf switches that matter is not known",
-         "`hpc-mp doctor --nodes N` measures between nodes"),
+         "`hpc-mp doctor cluster --nodes N` measures between nodes"),
     Rule("topology-wrong", "warning", _disagrees,
          "Slurm puts jobs together that are apart, and hpc-mp orders hosts by it",
          "look at the cables; " + _WRITE),
@@ -303,7 +305,7 @@ RULES = (
          _ADMIN + "AccountingStorageTRES=gres/gpu"),
     Rule("health-none", "warning", _no_health,
          "a node whose GPU or NIC has failed goes on taking jobs, and fails each",
-         "`hpc-mp doctor --install DIR` writes one"),
+         "`hpc-mp doctor install DIR` writes one"),
     Rule("health-idle", "warning", _idle_health,
          "the health check never runs",
          _ADMIN + "HealthCheckInterval=60"),

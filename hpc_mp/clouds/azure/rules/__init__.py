@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_mp.clouds.azure.finding import Rule
+from hpc_mp.base.findings import Rule
+from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.rules.form import RULES as FORM
 from hpc_mp.clouds.azure.rules.images import RULES as IMAGES
 from hpc_mp.clouds.azure.rules.nodes import RULES as NODES
@@ -11,4 +12,4 @@ from hpc_mp.clouds.azure.rules.project import RULES as PROJECT
 from hpc_mp.clouds.azure.rules.sizes import RULES as SIZES
 from hpc_mp.clouds.azure.rules.slurm import RULES as SLURM
 
-RULES: tuple[Rule, ...] = (*FORM, *PARAMETERS, *NODES, *SLURM, *SIZES, *IMAGES, *PROJECT)
+RULES: tuple[Rule[Case], ...] = (*FORM, *PARAMETERS, *NODES, *SLURM, *SIZES, *IMAGES, *PROJECT)

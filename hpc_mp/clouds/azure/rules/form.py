@@ -6,9 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.expression import Call, Unreadable, calls
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.lexer import split_lines
 from hpc_mp.clouds.azure.tree import Attribute, Section
 from hpc_mp.clouds.azure.value import Mixed, read_value
@@ -179,7 +179,7 @@ def _same_clusters(case: Case) -> Iterable[Hit]:
         seen.add(cluster.name.casefold())
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC101", "error", _fault("CC101"),
          "The brackets of \"{it}\" do not match: the section, and all that stands under it, goes elsewhere or nowhere.",
          "Close with as many brackets as open; one pair for a cluster, two for a node, three for what is in it."),

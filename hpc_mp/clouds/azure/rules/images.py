@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.catalogue import Image, Size
 from hpc_mp.clouds.azure.context import Case
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.partitions import sizes_of
 from hpc_mp.clouds.azure.resolve import Node, Setting
 from hpc_mp.clouds.azure.vocabulary import meant
@@ -90,7 +90,7 @@ def _different(case: Case) -> Iterable[Hit]:
             yield Hit(node.line, node.name, " and ".join(sorted(arms)))
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC601", "error", _where(_other_processor, lambda image, size: f"{size.name} is {size.arch}"),
          "{it} is an image for another processor: {advice}, and the machine does not boot.",
          "Choose an image of that architecture; for GB200 and GB300 one built for arm64."),

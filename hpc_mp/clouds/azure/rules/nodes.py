@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.partitions import partitions
 from hpc_mp.clouds.azure.project import reference
 from hpc_mp.clouds.azure.resolve import DEFAULTS, Cluster, Node, Setting, extends, setting
@@ -256,7 +256,7 @@ def _region_name(case: Case) -> Iterable[Hit]:
                  if each and each.text and not re.fullmatch(r"[a-z0-9]+", each.text))
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC301", "error", _missing,
          "{advice} has no {it}, neither of its own nor inherited: it cannot start.",
          "Set {it} here or in [[node defaults]]."),

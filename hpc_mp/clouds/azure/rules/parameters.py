@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.evaluate import Known, Unknown
 from hpc_mp.clouds.azure.expression import Name, Unreadable
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.parameters import Given, Parameter, is_given
 from hpc_mp.clouds.azure.rules.form import evaluated
 from hpc_mp.clouds.azure.tree import Attribute, Section
@@ -219,7 +219,7 @@ def _simple(attribute: Attribute) -> list[str]:
     return [value.name] if isinstance(value, Name) else []
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC201", "error", _undefined,
          "{it} is no parameter of this template, so the value stays undefined.",
          "{advice} in a [[[parameter]]]."),

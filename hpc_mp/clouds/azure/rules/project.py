@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.project import Project, Reference, Script, Spec, reference
 from hpc_mp.clouds.azure.tree import Attribute
 from hpc_mp.clouds.azure.vocabulary import meant
@@ -155,7 +155,7 @@ def _installs(case: Case) -> Iterable[Hit]:
             yield Hit(script.text[:found.start(1)].count("\n") + 1, found[1], file=script.file)
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC701", "error", _no_ini,
          "There is no project.ini: cyclecloud project upload refuses the directory.",
          "Make one with [project], name, version and type (cyclecloud project init does)."),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.catalogue import Size
 from hpc_mp.clouds.azure.context import Case
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.partitions import SCALE_SET_DEFAULT, Partition
 from hpc_mp.clouds.azure.resolve import Setting
 from hpc_mp.clouds.azure.vocabulary import meant
@@ -149,7 +149,7 @@ def _small_head(case: Case) -> Iterable[Hit]:
 
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC501", "error", _form,
          "MachineType {it} is no size of Azure.",
          "Write it as Azure does: Standard_ND96isr_H100_v5."),

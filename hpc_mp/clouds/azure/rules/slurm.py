@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator
 
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
-from hpc_mp.clouds.azure.finding import Hit, Rule
 from hpc_mp.clouds.azure.partitions import Partition, partitions
 from hpc_mp.clouds.azure.project import reference
 from hpc_mp.clouds.azure.resolve import Cluster, Node, Setting
@@ -232,7 +232,7 @@ def _no_execute(case: Case) -> Iterable[Hit]:
                         if "execute" not in ran[each.node.name])
 
 
-RULES = (
+RULES: tuple[Rule[Case], ...] = (
     Rule("CC401", "error", _many_defaults,
          "{it} is a second default partition ({advice} is the first): where a job without --partition goes is an accident.",
          "Set slurm.default_partition = true in one node array only."),

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from hpc_mp.environment.rule import VariableRule
-from hpc_mp.environment.rules import LOOPBACK
+from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.environment.rules import LOOPBACK, Settings
 from hpc_mp.environment.rules import RULES as OF_VARIABLES
-from hpc_mp.lint.sbatch.finding import Hit, Rule
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Assignment
 
@@ -23,7 +22,7 @@ def _exported(script: Script) -> Iterator[Assignment]:
     return (each for each in script.shell.assignments if everything or each.name in names)
 
 
-def _in_script(rule: VariableRule) -> Rule:
+def _in_script(rule: Rule[Settings]) -> Rule[Script]:
     """A rule about variables, for those that a script exports."""
     return Rule(rule.code, rule.severity, lambda script: rule.find(tuple(_exported(script))), rule.message, rule.fix)
 
@@ -57,7 +56,7 @@ def _for_sbatch(script: Script) -> Iterable[Hit]:
         yield from (Hit(each.line, each.name) for each in _exported(script) if each.name.startswith("SBATCH_"))
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     *map(_in_script, OF_VARIABLES),
     Rule("HM609", "warning", _one_gpu_in_task,
          "CUDA_VISIBLE_DEVICES={it} in a task shows it one GPU: no peer-to-peer between ranks, and LOCAL_RANK is no "

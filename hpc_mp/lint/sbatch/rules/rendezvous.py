@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
-from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.programs import Torchrun, torchrun
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Assignment
@@ -170,7 +170,7 @@ def _long_name(script: Script) -> Iterable[Hit]:
         yield from (Hit(each.line, each.name) for each in _addresses(script) if _HOSTNAME_F.search(each.raw))
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM401", "warning", _fixed_port,
          "Port {it} is fixed: jobs that share a node collide on it, and a requeued job with its own past.",
          "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),

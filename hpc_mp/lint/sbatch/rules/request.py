@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.options import Option, option_table
 from hpc_mp.lint.sbatch.programs import torchrun
 from hpc_mp.lint.sbatch.rules.form import release
@@ -192,7 +192,7 @@ def _array_of_components(script: Script) -> Iterable[Hit]:
                     if option.name == "array")
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM201", "warning", _no_time,
          "No --time: the partition's default applies, which may be minutes or the longest wait in the queue.",
          "Add #SBATCH --time=HH:MM:SS."),

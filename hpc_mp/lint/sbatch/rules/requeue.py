@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
 
@@ -47,7 +47,7 @@ def _never_released(script: Script) -> Iterable[Hit]:
     yield from (Hit(command.line) for command in _called(script, "requeuehold") if command.line > last)
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM312", "warning", _by_a_rank,
          "A task asks for the requeue: containers have no scontrol, sites forbid it on compute nodes, and every "
          "rank asks.",

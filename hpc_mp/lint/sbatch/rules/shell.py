@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpc_mp.base.assets import asset
-from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.script import Script
 from hpc_mp.lint.sbatch.shell import Command
 
@@ -101,7 +101,7 @@ def _background_in_step(script: Script) -> Iterable[Hit]:
         yield Hit(tasks[-1].line, tasks[-1].name)
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM501", "warning", _nounset_and_conda,
          "conda's own scripts use variables that are not set: under set -u they end the job.",
          "set +u before it and set -u behind it, or call the environment's python by its path."),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.programs import is_training
 from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
@@ -75,7 +75,7 @@ def _shell_in_between(script: Script) -> Iterable[Hit]:
             yield Hit(work[-1].line, asked[1])
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM331", "warning", _reaches_nobody,
          "--signal without B: goes to steps, and this script has none: {it} reaches nobody.",
          "Start the program with srun."),

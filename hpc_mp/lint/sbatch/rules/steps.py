@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from hpc_mp.lint.sbatch.finding import Hit, Rule
+from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
 from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
@@ -157,7 +157,7 @@ def _container_without_gpus(script: Script) -> Iterable[Hit]:
             yield Hit(command.line, command.name)
 
 
-RULES = (
+RULES: tuple[Rule[Script], ...] = (
     Rule("HM301", "warning", _lingering,
          "No --kill-on-bad-exit: when one rank dies, the others wait for it in a collective until the time limit.",
          "srun --kill-on-bad-exit=1 …"),

@@ -1,0 +1,143 @@
+"""A finding: one statement about a machine, a file or a cluster. Linters, the environment, the description of a cluster and the
+doctor say what they found in this form, on one scale of severity, in one JSON document.
+
+The doctor packs this module into its health check, so it needs Python 3.10 and the standard library alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+Severity = Literal["error", "warning", "unknown", "info", "ok"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "unknown", "info", "ok")
+"""The gravest first. ``error``: wrong on any cluster, or broken here; ``warning``: it depends on the site or the case, or jobs
+suffer; ``unknown``: a check could not see what it needs, and its message says why; ``info``: style, or good to know; ``ok``."""
+
+NAGIOS: dict[Severity, int] = {"ok": 0, "info": 0, "warning": 1, "error": 2, "unknown": 3}
+"""The exit codes of a Nagios plug-in: OK, WARNING, CRITICAL, UNKNOWN."""
+NAGIOS_NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+
+Case = TypeVar("Case")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One statement.
+
+    Attributes:
+        code: of the rule or the check, such as ``HM101`` or ``gpu-ecc``. A code never changes its meaning.
+        severity: see ``SEVERITIES``.
+        subject: the part that it is about: "GPU 3 (0000:c6:00.0)", "NCCL_IB_HCA", "TaskPlugin=task/none"; empty for the whole.
+        message: what was seen, with its numbers, and the rule that it meets or breaks.
+        fix: what to do about it; empty when all is well.
+        file: the file in which it stands, as it was named; None where it stands in none.
+        line: the line of that file, counted from 1.
+    """
+
+    code: str
+    severity: Severity
+    subject: str
+    message: str
+    fix: str = ""
+    file: str | None = None
+    line: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        """For JSON: every field, null where it does not apply."""
+        return {key: None if value == "" else value for key, value in asdict(self).items()}
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Finding:
+        """The finding that ``document`` was made of."""
+        text = {key: document[key] or "" for key in ("subject", "message", "fix")}
+        return cls(document["code"], document["severity"], file=document["file"], line=document["line"], **text)
+
+
+class Hit(NamedTuple):
+    """A place where a rule applies.
+
+    Attributes:
+        line: counted from 1; 0 where there are no lines.
+        it, advice: the words that fill ``{it}`` and ``{advice}`` in the rule's texts.
+        file: if it is not the one that is judged.
+        subject: what the finding is about.
+    """
+
+    line: int = 0
+    it: str = ""
+    advice: str = ""
+    file: str | None = None
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[Case]):
+    """One row of a linter's table.
+
+    Attributes:
+        code: stable; see ``Finding``.
+        find: yields where the case (a script, a template, a cluster's settings) breaks the rule.
+        message: what stands there and why it hurts.
+        fix: what to do about it.
+    """
+
+    code: str
+    severity: Severity
+    find: Callable[[Case], Iterable[Hit]]
+    message: str
+    fix: str
+
+    def apply(self, case: Case, file: str | None = None) -> list[Finding]:
+        """The findings of this rule. ``file``: where hits are that name none."""
+        return [self.finding(hit, file) for hit in self.find(case)]
+
+    def finding(self, hit: Hit, file: str | None = None) -> Finding:
+        """What this rule says of one hit."""
+        return Finding(self.code, self.severity, hit.subject, filled(self.message, hit), filled(self.fix, hit),
+                       hit.file or file, hit.line or None)
+
+
+def filled(text: str, hit: Hit) -> str:
+    """A rule's text with the words of a hit; a text that begins with the advice begins with a capital."""
+    advice = hit.advice[:1].upper() + hit.advice[1:] if text.startswith("{advice}") else hit.advice
+    return re.sub(r"\{(it|advice)\}", lambda field: advice if field[1] == "advice" else hit.it, text)
+
+
+def weight(finding: Finding) -> int:
+    """The smaller, the graver."""
+    return SEVERITIES.index(finding.severity)
+
+
+def worst(findings: Iterable[Finding]) -> Severity:
+    """The gravest severity: an error weighs more than a warning, a warning more than a check that saw nothing."""
+    return min((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")
+
+
+def findings_document(findings: Sequence[Finding]) -> dict[str, Any]:
+    """The JSON document of every command that finds something: ``worst`` severity, its ``nagios`` code, and ``findings``."""
+    grave = worst(findings)
+    return {"worst": grave, "nagios": NAGIOS[grave], "findings": [finding.document() for finding in findings]}
+
+
+def summary(findings: Iterable[Finding]) -> str:
+    """How many there are of each severity, in words: "1 error, 2 warnings"; empty without findings."""
+    counts = Counter(finding.severity for finding in findings)
+    plural = {"error", "warning"}
+    return ", ".join(f"{counts[severity]} {severity}{'s' * (severity in plural and counts[severity] != 1)}"
+                     for severity in SEVERITIES if counts[severity])
+
+
+def nagios_line(findings: Sequence[Finding]) -> str:
+    """One line as a monitor reads it: the state, the counts, the gravest finding, and the counts as performance data."""
+    gravest = min(findings, key=weight, default=None)
+    state = NAGIOS_NAMES[NAGIOS[worst(findings)]]
+    words = summary(findings) or "nothing was looked at"
+    if gravest is not None and gravest.severity not in ("ok", "info"):
+        words += f"; {gravest.code}{f' {gravest.subject}' if gravest.subject else ''}: {gravest.message}"
+    counts = Counter(finding.severity for finding in findings)
+    figures = " ".join(f"{severity}={counts[severity]}" for severity in SEVERITIES)
+    return f"HPC-MP {state} - {' '.join(words.replace('|', '/').split())} | {figures}"

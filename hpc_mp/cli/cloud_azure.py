@@ -1,0 +1,153 @@
+"""``hpc-mp cloud render`` for Azure: a size and a number of nodes become a directory that CycleCloud takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import click
+from click.core import ParameterSource
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.clouds.azure.catalogue import Catalogue, load_catalogue
+from hpc_mp.clouds.azure.render import (
+    SERVER,
+    Choices,
+    Storage,
+    choices_within,
+    find_size,
+    refuse_full,
+    settle,
+    sizes_on_offer,
+    told,
+    words,
+    write,
+)
+
+Answer = TypeVar("Answer")
+
+
+@click.command(help="Write a directory that CycleCloud takes: a project, a Slurm template and the parameters for so many "
+                    "machines of a size. Says what quota it needs, and what a job will see. Without --sku or --nodes "
+                    "a terminal is asked for what is missing. Nothing is started, and nothing is asked of Azure.")
+@click.option("--sku", metavar="SIZE", help="Size of the nodes that train, such as Standard_ND96isr_H100_v5.")
+@click.option("--nodes", type=int, metavar="N", help="How many of them there may be.")
+@click.option("--output", type=click.Path(path_type=Path), metavar="DIR",
+              help="The directory to write [default: the cluster's name].")
+@click.option("--name", default="hpc-mp", show_default=True, help="Of the cluster; nodes are named after it.")
+@click.option("--region", help="As Azure names it, such as westeurope. Left out: chosen in CycleCloud's form.")
+@click.option("--subnet", metavar="GROUP/NETWORK/SUBNET", help="Left out: chosen in CycleCloud's form.")
+@click.option("--credentials", help="The account in CycleCloud. Left out: chosen in its form.")
+@click.option("--image", metavar="URN|ID", help="Of the nodes that train [default: an HPC image that fits the size].")
+@click.option("--storage", type=click.Choice(get_args(Storage)), default="nfs", show_default=True,
+              help="/shared is a disk of the scheduler (nfs), or another NFS server (external); amlfs: Azure Managed Lustre at "
+                   "/data beside that disk.")
+@click.option("--storage-address", metavar="HOST[:/PATH]", help="Of the NFS server or of Lustre.")
+@click.option("--accounting/--no-accounting", default=True, show_default=True,
+              help="Keep accounts of jobs; that needs a MySQL server.")
+@click.option("--database", metavar="HOST", help="That server.")
+@click.option("--database-user", metavar="NAME", help="Its user; the password is typed into CycleCloud's form.")
+@click.option("--wheel", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
+              help="Of hpc-mp, for the cluster to install [default: it asks pip's index].")
+@click.option("--login-nodes", type=int, default=1, show_default=True, help="0: users log in to the scheduler.")
+@click.option("--htc-nodes", type=int, default=8, show_default=True, help="Most CPU nodes for work on one machine.")
+@click.option("--workspace", "as_workspace", is_flag=True,
+              help="From an empty subscription: parameters for Azure CycleCloud Workspace for Slurm too.")
+@click.option("--resource-group", metavar="NAME", help="Of the workspace [default: the cluster's name and -rg].")
+@click.option("--project-url", metavar="URL",
+              help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
+@click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
+def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
+                   project_url: str | None, wheel: Path | None, json_: bool, **given: object) -> None:
+    catalogue = load_catalogue()
+    directory = output or Path(str(given["name"]))
+    if sku is None or nodes is None:
+        _refuse_without_terminal(sku, nodes, quiet=json_)
+        refuse_full(directory)  # before somebody answers in vain
+        sku, nodes = _asked_machines(sku, nodes, catalogue)
+        as_workspace = as_workspace or _asked_workspace()
+        given |= _asked_rest(sku, nodes, catalogue, as_workspace=as_workspace)
+    choices = Choices(sku=sku, nodes=nodes, **given)  # type: ignore[arg-type]  # each option above is a field of that type
+    workspace = None
+    if as_workspace:
+        choices, workspace = choices_within(choices, resource_group, project_url)
+    elif resource_group or project_url:
+        option = "--resource-group" if resource_group else "--project-url"
+        raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
+    plan = settle(choices, catalogue)
+    found = told(plan, catalogue, SERVER if workspace else None)
+    written = write(directory, plan, found, workspace, wheel)
+    if json_:
+        click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(found)}))
+        return
+    click.echo("\n".join(words(found)))
+    click.echo(f"\nwrote {directory}; {directory / 'README.txt'} says how to go on")
+
+
+def _refuse_without_terminal(sku: str | None, nodes: int | None, *, quiet: bool) -> None:
+    missing = [option for option, value in (("--sku", sku), ("--nodes", nodes)) if value is None]
+    if quiet or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise HpcMpError(" and ".join(missing), "missing, and there is no terminal to ask on",
+                         "give --sku SIZE and --nodes N, such as --sku Standard_ND96isr_H100_v5 --nodes 4")
+
+
+def _asked_machines(sku: str | None, nodes: int | None, catalogue: Catalogue) -> tuple[str, int]:
+    if sku is None:
+        for size in sizes_on_offer(catalogue):
+            if size.gpus and size.rdma:
+                click.echo(f"  {size.name:32} {size.gpus} × {size.gpu_model}, {size.nics} × InfiniBand {size.rdma_gbps} Gb/s")
+        click.echo("  Standard_D8ads_v5                CPU, to try things out; other sizes: cyclecloud/catalogue.toml")
+        sku = click.prompt("Size of the nodes that train", default="Standard_ND96isr_H100_v5",
+                           value_proc=_again(lambda answer: find_size(answer, catalogue).name))
+    size = find_size(sku, catalogue)
+    if nodes is None:
+        nodes = click.prompt("How many of them at most (they start when jobs wait for them)",
+                             default="1" if size.twin else str(size.nvlink_block or 2),
+                             value_proc=_again(lambda answer: _number(answer, size.name, catalogue)))
+    return size.name, nodes
+
+
+def _number(answer: str, sku: str, catalogue: Catalogue) -> int:
+    if not answer.strip().isdecimal():
+        raise HpcMpError(answer, "is no number of machines", "say how many machines the cluster may have at most")
+    return settle(Choices(sku, int(answer)), catalogue).choices.nodes
+
+
+def _asked_workspace() -> bool:
+    """Unless what was given is of a server that there is."""
+    if any(map(_is_given, ("as_workspace", "subnet", "credentials"))):
+        return False
+    return not click.confirm("Is there a CycleCloud server (else parameters are written for a workspace, which makes one)?",
+                             default=True)
+
+
+def _asked_rest(sku: str, nodes: int, catalogue: Catalogue, *, as_workspace: bool) -> dict[str, object]:
+    """Answers to what no option has said, by the names of Choices."""
+    answers: dict[str, object] = {}
+    if not _is_given("region"):
+        empty = "" if as_workspace else " (empty: chosen in CycleCloud's form)"
+        answers["region"] = click.prompt(
+            f"Region, such as westeurope{empty}", default=None if as_workspace else "", show_default=False,
+            value_proc=_again(lambda answer: settle(Choices(sku, nodes, region=answer or None), catalogue).choices.region))
+    if not any(map(_is_given, ("accounting", "database", "database_user"))):
+        answers["accounting"] = click.confirm(
+            "Is there a MySQL server to keep accounts of jobs in (else there is no sacct)?", default=True)
+    return answers
+
+
+def _is_given(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) is not ParameterSource.DEFAULT
+
+
+def _again(read: Callable[[str], Answer]) -> Callable[[str], Answer]:
+    """A reader of answers for click.prompt, which asks again after a UsageError."""
+    def reader(answer: str) -> Answer:
+        try:
+            return read(answer)
+        except HpcMpError as error:
+            raise click.UsageError(str(error)) from None
+    return reader

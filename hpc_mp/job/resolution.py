@@ -1,0 +1,63 @@
+"""The choices that a job file leaves open, settled: each with its value and its reason, applied to the job once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import reduce
+from typing import Any, Generic, TypeVar
+
+from hpc_mp.job.spec import JobSpec
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedKey(Generic[Value]):
+    """One key of the job file (``"slurm.gpu_type"``), the value that it gets, and why; no reason where nothing was chosen."""
+
+    key: str
+    value: Value
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """All choices of a launch, in the order in which they depend on each other.
+
+    Attributes:
+        device: "cpu" or "cuda"; "auto" where nobody can tell before the ranks start.
+        gpu_request, gpu_type: in which form, and as which type, GPUs are asked for.
+        exclude: the nodes that Slurm must not give, in its own notation; None: the job's own list, if it has one.
+        profile: the environment profile; None: none.
+        layers: how many layers each stage of the pipeline has.
+        order: the letters in whose order ranks are laid out.
+    """
+
+    device: ResolvedKey[str]
+    gpu_request: ResolvedKey[str]
+    gpu_type: ResolvedKey[str | None]
+    exclude: ResolvedKey[str | None]
+    profile: ResolvedKey[str | None]
+    layers: ResolvedKey[tuple[int, ...]]
+    order: ResolvedKey[str]
+
+    @property
+    def keys(self) -> tuple[ResolvedKey[Any], ...]:
+        return self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, self.layers, self.order
+
+    def document(self) -> list[dict[str, Any]]:
+        """``[{"key", "value", "why"}, …]`` of all that was chosen, for JSON."""
+        return [asdict(each) for each in self.keys if each.why]
+
+
+def resolved(spec: JobSpec, keys: Iterable[ResolvedKey[Any]]) -> JobSpec:
+    """The job with these values in place of its own."""
+    return reduce(lambda job, each: _with(job, each.key.split("."), each.value), keys, spec)
+
+
+def _with(table: Any, path: Sequence[str], value: Any) -> Any:
+    name, *rest = path
+    if isinstance(table, Mapping):  # slurm.extra: an option that is not given has no key there
+        return {**table, name: value} if value is not None else table
+    return table.model_copy(update={name: _with(getattr(table, name), rest, value) if rest else value})

@@ -1,0 +1,167 @@
+"""What a job file leaves to the machine or the cluster: the device, how GPUs are asked for, bad nodes, the environment profile.
+
+Pure: facts in, choices with their reasons out. The order of the ranks is the planner's choice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
+from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.query import SlurmPartition
+from hpc_mp.environment.profiles import load_profile
+from hpc_mp.environment.view import AUTO, NONE
+from hpc_mp.job import JobSpec
+from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.render.profile import left_out
+from hpc_mp.planner.device import Asked, Device
+
+FORM, TYPE, EXCLUDE, PROFILE = "slurm.gpu_request", "slurm.gpu_type", "slurm.extra.exclude", "environment.profile"
+
+# Names that sites give to slices of a GPU: 1g.10gb, a100_3g.20gb, nvidia_a100_3g.20gb, 1g.10gb.me, mig-3g, mig_1g10gb.
+MIG = re.compile(r"(^|[_-])mig([_-]|$)|(^|[_-])\d+g\.\d+gb", re.IGNORECASE)
+WITHOUT_TRES = frozenset({"select/cons_res", "select/linear"})  # know --gres, not --gpus-per-node
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRequest:
+    """What ranks compute on, and how Slurm is asked for it.
+
+    Attributes:
+        device: with the memories that are known.
+        form: the value of ``slurm.gpu_request``, and why it is that one.
+        type: the value of ``slurm.gpu_type``.
+    """
+
+    device: Device
+    form: ResolvedKey[str]
+    type: ResolvedKey[str | None]
+
+
+def as_given(spec: JobSpec, device: Device) -> GpuRequest:
+    """The request where Slurm is asked for nothing, or tells nothing: the job's own."""
+    return GpuRequest(device, ResolvedKey(FORM, spec.slurm.gpu_request), ResolvedKey(TYPE, spec.slurm.gpu_type))
+
+
+def slurm_gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+    """``device``, ``gpu_request`` and ``gpu_type`` decided by the job's partition; the job's own where it is not known.
+
+    A partition whose nodes list GPUs gives ``cuda`` and the form that the site's Slurm knows, with the type where the
+    site names one; one without gives ``cpu`` and ``none``. Some sites with GPUs do not count them: there say
+    ``device = "cuda"``.
+
+    Raises:
+        HpcMpError: there is no such partition; it has slices of GPUs only, no GPUs of the wanted type, too few per node,
+            or several types of which the job names none.
+    """
+    partition = facts.partition
+    if facts.silence is not None:
+        return as_given(spec, Device(spec.job.device, f"partitions unknown: {facts.silence}"))
+    if facts.unknown_partition is not None:
+        raise _no_partition(spec, facts.unknown_partition, facts.partition_names)
+    if partition is None:
+        return as_given(spec, Device(spec.job.device, "as the partition has it"))
+    counted = any(kind.gpus for kind in partition.kinds)
+    device: Asked = ("cuda" if counted else "cpu") if spec.job.device == "auto" else spec.job.device
+    form = _form(spec, facts, counted)
+    chosen = ResolvedKey(TYPE, spec.slurm.gpu_type)
+    if counted and device == "cuda" and form.value != "none":
+        chosen = ResolvedKey(TYPE, _gpu_type(spec, partition), f"what partition {partition.name} has")
+    return GpuRequest(Device(device, "as the partition has it"), form, chosen)
+
+
+def _form(spec: JobSpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]:
+    if spec.slurm.gpu_request != "auto":
+        return ResolvedKey(FORM, spec.slurm.gpu_request)
+    if not counted:
+        return ResolvedKey(FORM, "none", "the nodes of the partition list no GPUs")
+    if facts.select in WITHOUT_TRES:
+        return ResolvedKey(FORM, "gres", f"{facts.select} knows no --gpus-per-node")
+    return ResolvedKey(FORM, "gpus-per-node", "the nodes of the partition list GPUs")
+
+
+def _no_partition(spec: JobSpec, name: str, known: tuple[str, ...]) -> HpcMpError:
+    key = "slurm.partition" if name in (spec.slurm.partition or "").split(",") else "slurm.components: partition"
+    return HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(known) or 'none'}",
+                      did_you_mean(name, known, "choose one of these"))
+
+
+def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
+    """The type to ask for; None where the site names none, or the job's constraint or nodes choose."""
+    most: dict[str | None, int] = {}
+    for kind in partition.kinds:
+        for name, count in kind.gpus:
+            most[name] = max(count, most.get(name, 0))
+    whole = {name: count for name, count in most.items() if name is None or not MIG.search(name)}
+    where, wanted = f"partition {partition.name}", spec.slurm.gpu_type
+    shown = ", ".join(f"{name or 'of no type'} ({count} per node)" for name, count in most.items())
+    if not whole or (wanted and MIG.search(wanted)):
+        raise HpcMpError(f"slurm.gpu_type = {wanted!r}" if wanted else f"{where} with GPUs {shown}",
+                         "is a slice of a GPU (MIG), and slices cannot talk to each other",
+                         "choose a partition or a type of whole GPUs")
+    if wanted and wanted not in whole and None not in whole:
+        raise HpcMpError(f"slurm.gpu_type = {wanted!r}", f"is not in {where}, which has {shown}",
+                         did_you_mean(wanted, filter(None, whole), "choose one of these, or another partition"))
+    free = spec.slurm.constraint or spec.slurm.components or {"nodelist", "nodefile"} & spec.slurm.extra.keys()
+    if not wanted and len(whole) > 1 and not free:
+        raise HpcMpError(where, f"has GPUs of several types: {shown}; ranks of one job need equal ones",
+                         "set slurm.gpu_type to one of them")
+    count = whole.get(wanted, max(whole.values()))
+    if count < spec.job.ranks_per_node:
+        raise HpcMpError(f"job.ranks_per_node = {spec.job.ranks_per_node}",
+                         f"needs as many GPUs on each node; {where} has {shown}", f"use {count} or fewer, on more nodes")
+    return wanted or (next(iter(whole)) if len(whole) == 1 else None)
+
+
+def avoid(spec: JobSpec, partition: SlurmPartition | None, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
+    """``slurm.extra.exclude`` with the nodes that have failed lately, where enough others are there; None: the job's own stands.
+
+    Args:
+        partition: that the job goes to; nodes of others do not matter.
+        bad: findings that have not expired, by node.
+    """
+    usable = [node for kind in partition.kinds for node in kind.nodes] if partition else []
+    excluded = list(expand(str(spec.slurm.extra.get("exclude", ""))))
+    found = [bad[node] for node in dict.fromkeys(usable) if node in bad and node not in excluded]
+    if not found:
+        return ResolvedKey(EXCLUDE, None)
+    words = "; ".join(f"{finding.node} ({finding.code}: {finding.evidence})" for finding in found)
+    left = len(set(usable) - set(excluded) - {finding.node for finding in found})
+    if left < spec.job.nodes:
+        return ResolvedKey(EXCLUDE, None, f"not avoided, as only {left} other nodes are there: {words}")
+    return ResolvedKey(EXCLUDE, compress([*excluded, *(finding.node for finding in found)]), f"avoided: {words}")
+
+
+def choose_profile(spec: JobSpec, noted: str | None) -> ResolvedKey[str | None]:
+    """The environment profile; without a reason where the job does not speak of one.
+
+    Args:
+        noted: the platform that the doctor has seen on the nodes of the cluster; None where it has seen none.
+
+    Raises:
+        HpcMpError: there is no such profile.
+    """
+    wanted = spec.environment.profile
+    if wanted is None:
+        return ResolvedKey(PROFILE, None)
+    name = {AUTO: noted, NONE: None}.get(wanted, wanted)
+    if name is None:
+        return ResolvedKey(PROFILE, None, "none" if wanted == NONE
+                           else "none (auto: the doctor has noted no platform of this cluster's nodes)")
+    try:
+        profile = load_profile(name)
+    except HpcMpError as error:
+        raise HpcMpError(f"environment.profile = {name!r}", error.rule, error.remedy) from None
+    chosen: ResolvedKey[str | None] = ResolvedKey(PROFILE, name)
+    unknown = left_out(resolved(spec, [chosen]))
+    how = ", as the doctor saw it on the nodes" if wanted == AUTO else ""
+    return replace(chosen, why=" ".join([
+        f"{name} ({profile.title}{how}).",
+        *([f"Left out, as only a node can tell: {', '.join(unknown)}; see --explain."] if unknown else []),
+        *(profile.notes if spec.slurm.container is not None else [])]))

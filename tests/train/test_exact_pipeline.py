@@ -1,0 +1,15 @@
+"""Pipelines of any schedule and cut equal one process of plain transformers and torch.optim, in fp64 to 1e-12."""
+
+from __future__ import annotations
+
+from exact import EXACT, LAYOUTS, PIPELINE, Engine, Reference, pairs
+
+
+@pairs(PIPELINE)
+def test_a_pipeline_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+
+
+@pairs(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], ["gpt2-untied"], {"pp2 1f1b M3": ("gpt2-untied",)})
+def test_untied_gpt2_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT

@@ -1,0 +1,40 @@
+"""Replicas of every ZeRO stage equal one process, in fp64 to 1e-12, and hold the state that the planner predicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, OPTIMIZERS, ZERO, Engine, Reference, pairs
+from layouts import job
+
+from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.planner.memory import state_bytes
+from hpc_mp.rundir import read_json, read_lines
+
+
+@pairs(ZERO)
+def test_replicas_equal_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+
+
+SGD = {"tp2": (GPT2,), "pp2 1f1b M3": (LLAMA,), "dp2 zero0": (GPT2,), "dp2 zero1": (LLAMA,), "dp2 zero3": (GPT2,),
+       "tp2 pp2 dp2 zero1": (LLAMA,)}
+
+
+@pairs(SGD, (GPT2, LLAMA), SGD)
+def test_sgd_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *OPTIMIZERS["sgd"], *LAYOUTS[name])[0].distance(reference(model, "sgd")) < EXACT
+
+
+@pairs(["dp2 zero0", "dp4 zero1", "dp2 zero3", "dp4 zero1 shard2", "tp2 pp2 dp2 zero2", "tp4"], (GPT2, LLAMA))
+def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, model: str, name: str) -> None:
+    spec = job(place, model, LAYOUTS[name])
+    _, run = engine(model, *LAYOUTS[name])
+    shape = read_shape(spec)
+    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
+    first_of_shards = [line for line in read_lines(run.ranks) if line["dp"] == 0]
+    assert len(first_of_shards) == spec.parallel.tensor * spec.parallel.pipeline
+    for line in first_of_shards:
+        held = read_json(run.trace(line["rank"]))["memory"]
+        assert held["optimizer"] == predicted[line["pp"], line["tp"]].optimizer
+        assert held["parameters"] * 2 == held["optimizer"]  # AdamW: two numbers per parameter
