@@ -26,7 +26,7 @@ from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Bootstrap:
     """What a rank knows before it has met the others.
 
     Attributes:
@@ -48,7 +48,7 @@ class Start:
         return Seat(self.who, run, attempt, placement, self.claim, self.record, Log(run, self.who, collected))
 
 
-def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
+def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
     """Find out who and where this rank is.
 
     Raises:
@@ -72,7 +72,7 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
         who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
     else:
         who = identity(environ)
-    return Start(who, where, mine, run, placement, record)
+    return Bootstrap(who, where, mine, run, placement, record)
 
 
 def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:
@@ -108,7 +108,7 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     return int(given)
 
 
-def take_seat(begun: Start, spec: JobSpec, shape: ModelShape, store: dist.Store) -> Seat:
+def take_seat(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: dist.Store) -> Seat:
     """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:

@@ -33,7 +33,7 @@ TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy 
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, why to stop
     (None: go on), and the largest peak memory."""
 
@@ -45,7 +45,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TrainingEnd:
     """After which step training ended, and why before the last one; None when all steps are done."""
 
     step: int
@@ -79,7 +79,7 @@ class Trainer:
     duties: Sequence[Callable[[], None]]
     pace: Pace
 
-    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> Ended:
+    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> TrainingEnd:
         """From ``counters["step"]`` to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
@@ -90,7 +90,7 @@ class Trainer:
         metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
         first, tokens = counters["step"], counters["tokens"]
         failed: checkpoint.SaveFailed | None = None
-        ended = Ended(first, None)
+        ended = TrainingEnd(first, None)
         for step in range(first, settings.steps):
             began = time.perf_counter()
             trace = step - first + 1 == TRACED_STEP or settings.steps - first == 1
@@ -113,7 +113,7 @@ class Trainer:
                                                 "tokens": tokens})
                 self._look_around()
                 stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
-            ended = Ended(step + 1, stop if step + 1 < settings.steps else None)
+            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else None)
             if stop:
                 break
         if metrics is not None:
@@ -126,7 +126,7 @@ class Trainer:
         for duty in self.duties:
             duty()
 
-    def _step(self, step: int, trace: bool) -> tuple[Facts, list[Span]]:
+    def _step(self, step: int, trace: bool) -> tuple[StepFacts, list[Span]]:
         """One optimizer step; returns what all ranks agree on, and the trace if it is asked for."""
         settings = self.spec.train
         mine = positions(step, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
@@ -157,7 +157,7 @@ class Trainer:
             spans.append(("OPTIMIZER", self.groups.mesh["pp"].get_local_rank(), -1, began, time.time()))
         return facts, spans
 
-    def _agree(self, loss: Tensor, labels: int) -> Facts:
+    def _agree(self, loss: Tensor, labels: int) -> StepFacts:
         """One message for all that ranks must know of each other; summed in rank order, so that all get the same bits."""
         # Tensor ranks hold the same loss: the first one's counts.
         mine = torch.stack((
@@ -170,7 +170,7 @@ class Trainer:
         dist.all_gather(list(everyone.unbind()), mine)
         squares, total, _, _ = everyone.sum(0).tolist()
         reason, peak = everyone[:, 2:].max(0).values.tolist()
-        return Facts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
+        return StepFacts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
 
     @cached_property
     def _data_rank(self) -> int:
