@@ -72,15 +72,13 @@ def _run(job_file: Path, begun: Start, stop: StopFlag) -> int:
         record_failure(begun.seat(begun.run, begun.placement), error)
         return 2
     try:
-        with begun.waits.together("the rendezvous", range(who.world)):
-            store = meet(who, begun.where, backend)
+        store = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
     except dist.DistError as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
         record_failure(begun.seat(begun.run, begun.placement), error)
         return 1
-    with begun.waits.behind("the run directory", 0):
-        seat = take_seat(begun, spec, shape, store)
+    seat = begun.waits.behind("the run directory", 0, lambda: take_seat(begun, spec, shape, store))
     seat.log.capture()
     with ExitStack() as beating:
         beating.enter_context(noted(seat.waits, seat.run, seat.attempt, spec.job.step_timeout))
@@ -155,8 +153,8 @@ def _train(
         tokens = tokens_of(spec, shape, seat, store, asked)
         status(seat, "building model")
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
-        with seat.waits.together("the making of process groups", range(seat.who.world)):
-            groups = build(seat.placement, spec.shard_degree, device, backend, shape.tied, timeout)
+        groups = seat.waits.together("the making of process groups", range(seat.who.world), lambda: build(
+            seat.placement, spec.shard_degree, device, backend, shape.tied, timeout))
         clock = DropoutClock(spec.train.seed)
         stage, pipeline, optimizer = assemble(spec, shape, groups, device, clock)
         stop_if_asked()

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
@@ -38,6 +38,7 @@ COLLECTIVES: Mapping[str, str] = {
 }
 DIRECTED: Mapping[str, tuple[str, str]] = {"send": ("sent", "received"), "recv": ("received", "sent")}  # own and the other's part
 
+Result = TypeVar("Result")
 LOOK_S = 0.5  # between two looks at whether this rank moves
 PATIENCE_S = 1.0  # for which it stands still before that is written down ...
 PATIENCE_STEPS = 2.0  # ... or so many times as long as its last step took, if that is more
@@ -74,19 +75,18 @@ class Waits:
         self.step, self.microbatch = step, microbatch
         self.moves += 1
 
-    @contextmanager
-    def together(self, what: str, ranks: Sequence[int]) -> Iterator[None]:
-        """While something is done to which all ``ranks`` must come, other than by a message of a process group."""
+    def together(self, what: str, ranks: Sequence[int], action: Callable[[], Result]) -> Result:
+        """Do something to which all ``ranks`` must come, other than by a message of a process group."""
         self.passed[what] += 1
-        with self._in(Wait(what, tuple(rank for rank in ranks if rank != self.rank), what, self.passed[what])):
-            yield
+        wait = Wait(what, tuple(rank for rank in ranks if rank != self.rank), what, self.passed[what])
+        found: Result = self._in(wait, action)
+        return found
 
-    @contextmanager
-    def behind(self, what: str, rank: int) -> Iterator[None]:
-        """While this rank waits for what ``rank`` does once and then tells with ``reached``; in that rank while it does it."""
-        with self._in(None if rank == self.rank else Wait(what, (rank,), what, 1)):
-            yield
+    def behind(self, what: str, rank: int, action: Callable[[], Result]) -> Result:
+        """Wait for what ``rank`` does once and the others wait for, ``rank`` itself when it has done it."""
+        found: Result = self._in(None if rank == self.rank else Wait(what, (rank,), what, 1), action)
         self.passed[what] += 1
+        return found
 
     def standing(self, period: float = 0.0, error: BaseException | None = None) -> Standing:
         """Where the rank stands now, or where it stood when ``error`` was raised. ``period``: as in ``Standing``."""
@@ -101,17 +101,16 @@ class Waits:
         groups, works = dist.ProcessGroup, dist.Work
         heard = {**{name: functools.partial(self._collective, spoken) for name, spoken in COLLECTIVES.items()},
                  **{name: functools.partial(self._directed, name, *parts) for name, parts in DIRECTED.items()}}
-        originals = {name: getattr(groups, name) for name in heard if hasattr(groups, name)}
-        waiting = works.wait
-        for name, original in originals.items():
-            setattr(groups, name, _method(heard[name], original))
-        works.wait = _method(self._wait, waiting)  # type: ignore[method-assign]
+        originals = [(groups, name, vars(groups)[name]) for name in heard if name in vars(groups)]
+        for kind, name, _ in originals:
+            setattr(kind, name, _method(heard[name], getattr(kind, name)))
+        originals.append((works, "wait", vars(works)["wait"]))
+        works.wait = _method(self._wait, works.wait)  # type: ignore[method-assign]
         try:
             yield
         finally:
-            works.wait = waiting  # type: ignore[method-assign]
-            for name, original in originals.items():
-                setattr(groups, name, original)
+            for kind, name, original in originals:
+                setattr(kind, name, original)
 
     def _collective(self, operation: str, original: Callable[..., Any], group: Any, *args: Any, **named: Any) -> Any:
         channel, _, others = self._group(group)
@@ -143,16 +142,15 @@ class Waits:
         return work
 
     def _wait(self, original: Callable[..., Any], work: Any, *args: Any, **named: Any) -> Any:
-        with self._in(self._messages.get(work)):
-            return original(work, *args, **named)
+        return self._in(self._messages.get(work), original, work, *args, **named)
 
-    @contextmanager
-    def _in(self, wait: Wait | None) -> Iterator[None]:
+    def _in(self, wait: Wait | None, action: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """What the action gives, in which this rank waits."""
         before, self.wait = self.wait, wait
         self.since = time.time()
         self.moves += 1
         try:
-            yield
+            return action(*args, **named)
         except Exception as error:
             if wait is not None and not hasattr(error, "waited"):
                 error.waited = wait  # type: ignore[attr-defined]
