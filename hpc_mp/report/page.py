@@ -12,14 +12,15 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import moment, percent
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
-from hpc_mp.report import curves, gantt, grid, memory, words
+from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import Facts, read_facts
 from hpc_mp.report.history import attempts
-from hpc_mp.report.records import Start
 from hpc_mp.report.summary import key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.records import RankStart
 
 HERE = Path(__file__).resolve().parent
 PRIVATE = 0o600  # logs and job files are the user's own
@@ -52,7 +53,7 @@ def render(facts: Facts, now: float) -> str:
     placement, spec = facts.placement, facts.spec
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = words.percent
+    environment.filters["percent"] = percent
     return environment.get_template("page.html.j2").render(
         name=name(facts.path, spec),
         path=str(facts.path.resolve()),
@@ -68,7 +69,7 @@ def render(facts: Facts, now: float) -> str:
         attempts=attempts(facts, summary.state),
         job_text=dump_job(_without_secrets(spec)) if spec else "",
         unreadable=facts.problems,
-        now=words.moment(now),
+        now=moment(now),
         version=__version__,
         size={"curves": curves, "gantt": gantt, "memory": memory},
         style=(HERE / "page.css").read_text(encoding="utf-8"),
@@ -83,7 +84,7 @@ def _without_secrets(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"environment": hidden})
 
 
-def _newest(facts: Facts) -> dict[int, Start]:
+def _newest(facts: Facts) -> dict[int, RankStart]:
     """Rank → its newest start in the current attempt."""
     return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
 
@@ -95,7 +96,7 @@ def _model(facts: Facts) -> str:
     return str(model.config["model_type"]) if model.config is not None else Path(model.pretrained or "").name
 
 
-def _ranks(placement: Placement, starts: dict[int, Start]) -> list[tuple[int, str, str, tuple[int, ...]]]:
+def _ranks(placement: Placement, starts: dict[int, RankStart]) -> list[tuple[int, str, str, tuple[int, ...]]]:
     """Rank, node and host as far as they are known, and local rank and coordinates."""
     return [(at.rank, starts[at.rank].node if at.rank in starts else str(at.node),
              starts[at.rank].host if at.rank in starts else "", (at.local_rank, at.dp, at.pp, at.cp, at.tp))

@@ -20,11 +20,11 @@ from launching import environment, executable, mark, record, the_run, until, wri
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cli.status import duration
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import seen
 from hpc_mp.rundir import RunDirectory, write_json
+from hpc_mp.rundir.records import RankStart, line_of
 
 HERE = Path(__file__).parent
 
@@ -75,8 +75,8 @@ def failed(run: RunDirectory, rank: int, kind: str, message: str, when: float = 
 
 def started(run: RunDirectory, rank: int, node: str, attempt: int = 1, **more: int) -> None:
     with open(run.ranks, "a") as file:
-        file.write(json.dumps({"attempt": attempt, "rank": rank, "node": node, "host": f"host-{node}", "local_rank": rank % 2,
-                               "dp": 0, "pp": rank // 2, "cp": 0, "tp": rank % 2, **more}) + "\n")
+        file.write(line_of(RankStart(attempt, rank, node, f"host-{node}", 0.0, local_rank=rank % 2, pp=rank // 2, tp=rank % 2,
+                                     **more)) + "\n")
 
 
 # --- status of emulated nodes -------------------------------------------------------------------------------------
@@ -124,12 +124,6 @@ def test_the_newest_run_of_a_name(run: RunDirectory) -> None:
 def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     run.metrics.write_text(record(1, loss=float("nan")) + "\n")
     assert status(run)["loss"] is None
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min"),
-                                               (90061, "1 d 1 h")])
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 # --- the cause ----------------------------------------------------------------------------------------------------
