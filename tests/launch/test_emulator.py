@@ -16,7 +16,8 @@ import pytest
 from launching import environment, mark, marked, until
 
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.watch import Ended, Exit
+from hpc_mp.launch.backends.watch import Ended
+from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.rundir import RunDirectory, create_run
 
 HERE = Path(__file__).parent

@@ -22,8 +22,9 @@ from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.watch import Ended, Exit
-from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
+from hpc_mp.launch.backends.watch import Ended
+from hpc_mp.launch.emulator.emulator import Exit
+from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import compose
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
@@ -41,9 +42,9 @@ def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *ov
 # --- the environment of a rank ------------------------------------------------------------------------------
 
 
-def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, 2, 4, '[environment]\nset = { WORD = "a b", SLURM_PROCID = "0", MASTER_ADDR = "10.0.0.1" }\n')
-    told = rank_environments(spec, place(Degrees(data=8), "DPT", 4), job_id=77, port=1234)
+def test_a_rank_is_told_what_srun_tells() -> None:
+    step = {"SLURM_JOB_NAME": "t", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234", "WORD": "a b", "SLURM_PROCID": "0"}
+    told = srun_environments(in_blocks(2, 4), "77", step)
     assert [one["SLURM_PROCID"] for one in told] == [str(rank) for rank in range(8)]
     assert told[5] == {
         "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8",
@@ -54,21 +55,21 @@ def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
     }
 
 
-def test_one_node_is_written_without_brackets(tmp_path: Path) -> None:
-    (told,) = rank_environments(spec_of(tmp_path, 1, 1), place(Degrees(), "DPT", 1), job_id=1, port=2)
+def test_one_node_is_written_without_brackets() -> None:
+    (told,) = srun_environments([TaskPlace(0, 0)], "1", {})
     assert (told["SLURM_STEP_NODELIST"], told["SLURM_TASKS_PER_NODE"]) == ("node0", "1")
 
 
 def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, 2, 2, '[environment]\nset = { HF_HUB_OFFLINE = "0" }\n')
-    shared = shared_environment(spec, {"PATH": "/bin", "SLURM_JOB_ID": "9", "RANK": "3", "RANKING": "kept"}, cores=9)
+    shared = shared_environment(spec, {"PATH": "/bin", "SLURM_JOB_ID": "9", "RANK": "3", "RANKING": "kept"}, 9, EMULATED)
     assert shared == {
         "PATH": "/bin", "RANKING": "kept", "OMP_NUM_THREADS": "2", "HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
-    assert shared_environment(spec, {}, cores=3)["OMP_NUM_THREADS"] == "1"
-    assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, cores=9)["OMP_NUM_THREADS"] == "7"
+    assert shared_environment(spec, {}, 3, {})["OMP_NUM_THREADS"] == "1"
+    assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, 9, {})["OMP_NUM_THREADS"] == "7"
 
 
 # --- where --------------------------------------------------------------------------------------------------

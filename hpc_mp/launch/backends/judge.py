@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.backends.watch import Ended, Exit
+from hpc_mp.launch.backends.watch import Ended
+from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.follow import AttemptReader
