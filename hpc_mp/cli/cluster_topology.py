@@ -17,7 +17,7 @@ from rich.markup import escape
 from hpc_mp import __version__
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG, SHOW_TOPOLOGY, show_config, show_topology
 from hpc_mp.cluster.topology import Switch, Topology
@@ -26,7 +26,7 @@ from hpc_mp.cluster.topology.convert import as_block, as_tree, only
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.readers import SOURCES, rates, read
-from hpc_mp.cluster.topology.reading import Known, listed
+from hpc_mp.cluster.topology.reading import TopologyReading, listed
 from hpc_mp.cluster.topology.write import to_conf, to_yaml
 
 WRITTEN = {
@@ -84,7 +84,7 @@ def _refuse_useless(target: str | None, block_sizes: str | None, check: bool, me
             raise HpcMpError(option, "has no effect here", remedy)
 
 
-def _known(file: Path | None, kind: str | None, check: bool) -> Known:
+def _known(file: Path | None, kind: str | None, check: bool) -> TopologyReading:
     if file is not None:
         return read(_text(file), "standard input" if str(file) == "-" else str(file), kind)
     if kind == "measured" and not check:
@@ -108,11 +108,11 @@ def _text(file: Path) -> str:
         raise HpcMpError(str(file), "is not UTF-8 text", "name another file") from None
 
 
-def _rates(file: Path | None) -> Measured:
+def _rates(file: Path | None) -> LinkRates:
     return rates(_text(file), str(file)) if file is not None else _noted()
 
 
-def _noted() -> Measured:
+def _noted() -> LinkRates:
     """Of the cluster that answers. Raises HpcMpError."""
     try:
         name = show_config().config.get("ClusterName") or None
@@ -124,11 +124,11 @@ def _noted() -> Measured:
     return found
 
 
-def _day(measured: Measured) -> str:
+def _day(measured: LinkRates) -> str:
     return time.strftime("%Y-%m-%d", time.localtime(measured.time))
 
 
-def _only(known: Known, nodelist: str) -> Known:
+def _only(known: TopologyReading, nodelist: str) -> TopologyReading:
     wanted = expand(nodelist)
     kept = tuple(only(each, frozenset(wanted)) for each in known.topologies)
     there = {host for each in kept for host in each.hosts}
@@ -140,7 +140,7 @@ def _only(known: Known, nodelist: str) -> Known:
 # --- write -----------------------------------------------------------------------------------------------------------
 
 
-def _write(known: Known, target: str, block_sizes: str | None) -> None:
+def _write(known: TopologyReading, target: str, block_sizes: str | None) -> None:
     if not known.topologies:
         return
     if target == "yaml":
@@ -169,7 +169,7 @@ def _sizes(text: str | None) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-def _header(known: Known, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
+def _header(known: TopologyReading, target: str, topologies: Sequence[Topology]) -> tuple[str, ...]:
     name, use = WRITTEN[target]
     nodes = len({host for each in topologies for host in each.hosts})
     return (f"{name}: {nodes} nodes, made by hpc-mp {__version__} from {known.origin}", *known.notes, use)
@@ -178,7 +178,7 @@ def _header(known: Known, target: str, topologies: Sequence[Topology]) -> tuple[
 # --- show ------------------------------------------------------------------------------------------------------------
 
 
-def _document(known: Known) -> dict[str, Any]:
+def _document(known: TopologyReading) -> dict[str, Any]:
     return {
         "origin": known.origin,
         "notes": list(known.notes),
@@ -190,7 +190,7 @@ def _document(known: Known) -> dict[str, Any]:
     }
 
 
-def _show(known: Known) -> None:
+def _show(known: TopologyReading) -> None:
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     for each in known.topologies:
         sizes = f", sizes {','.join(map(str, each.sizes))}" if each.sizes else ""
@@ -216,7 +216,7 @@ def _branches(names: Iterable[str], by_name: Mapping[str, Switch], before: str =
 # --- check -----------------------------------------------------------------------------------------------------------
 
 
-def _check(known: Known, measured: Measured, as_json: bool) -> None:
+def _check(known: TopologyReading, measured: LinkRates, as_json: bool) -> None:
     tree = chosen(known.topologies).tree
     found = agreement(tree, measured)
     if as_json:
@@ -238,7 +238,7 @@ def _check(known: Known, measured: Measured, as_json: bool) -> None:
         raise click.exceptions.Exit(1)
 
 
-def _verdict(known: Known, measured: Measured, found: Agreement) -> dict[str, Any]:
+def _verdict(known: TopologyReading, measured: LinkRates, found: Agreement) -> dict[str, Any]:
     return {
         "verdict": found.verdict, "why": found.why, "origin": known.origin, "measured": measured.time,
         "odd": [{"nodes": list(odd.nodes), "believed": odd.believed or None, "measured_with": odd.measured,

@@ -17,7 +17,7 @@ from rich.table import Table
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.findings import findings_document
 from hpc_mp.cli.output import exit_by, print_findings
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.precedence import Effective
@@ -40,8 +40,8 @@ IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
 @click.option("--root", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Look at a copy of another machine's files below DIR, with this process's variables.")
 def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root: Path | None) -> None:
-    view = look(Source(), os.environ, profile) if root is None else \
-        look(Source(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
+    view = look(NodeSource(), os.environ, profile) if root is None else \
+        look(NodeSource(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
     if as_json:
         click.echo(json.dumps(_tree(view)))
     elif as_shell:

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.limits import Quality
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
-from hpc_mp.cluster.slurm.site import Machine, Site, find_machine, find_site
+from hpc_mp.cluster.slurm.limits import Qos
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
+from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine, find_machine, find_site
 from hpc_mp.launch.first_job import GIB, job_text
 from hpc_mp.planner.device import torch_has_cuda
 
@@ -21,7 +21,7 @@ from hpc_mp.planner.device import torch_has_cuda
 @click.option("--force", is_flag=True, help="Replace PATH if it is there.")
 def command(path: Path, force: bool) -> None:
     machine, site, cuda = find_machine(), find_site(), torch_has_cuda()
-    text = job_text(machine if cuda else replace(machine, gpus=()), site if isinstance(site, Site) else None)
+    text = job_text(machine if cuda else replace(machine, gpus=()), site if isinstance(site, SlurmSite) else None)
     try:
         with open(path, "w" if force else "x", encoding="utf-8") as file:
             file.write(text)
@@ -35,14 +35,14 @@ def command(path: Path, force: bool) -> None:
     click.echo(f"\nwrote {path}; start it with\n\n    hpc-mp launch {shlex.quote(str(path))}\n")
 
 
-def _machine(machine: Machine, cuda: bool) -> str:
+def _machine(machine: ThisMachine, cuda: bool) -> str:
     gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
     if machine.gpus and not cuda:
         gpus += " (without use: the installed torch is built without CUDA)"
     return f"this machine  {machine.cores} cores, {machine.memory / GIB:.0f} GiB, {gpus}"
 
 
-def _site(site: Site | str) -> list[str]:
+def _site(site: SlurmSite | str) -> list[str]:
     if isinstance(site, str):
         return [f"Slurm         none: {site}"]
     release = ".".join(f"{part:02d}" for part in site.version) if site.version else "of unknown version"
@@ -55,13 +55,13 @@ def _site(site: Site | str) -> list[str]:
     return lines + [_partition(partition, partition is site.chosen) for partition in site.partitions]
 
 
-def _partition(partition: Partition, chosen: bool) -> str:
+def _partition(partition: SlurmPartition, chosen: bool) -> str:
     marks = "".join([" (default)" * partition.default, "" if partition.up else " (down)", " ← used" * chosen])
     limit = f", at most {partition.time_limit}" if partition.time_limit else ""
     return f"  partition   {partition.name}{marks}: {'; '.join(map(_kind, partition.kinds)) or 'no nodes'}{limit}"
 
 
-def _quality(quality: Quality, asked: bool) -> str:
+def _quality(quality: Qos, asked: bool) -> str:
     limits = [*([f"{quality.max_wall} per job"] if quality.max_wall else []),
               *([f"{quality.jobs} jobs at once"] if quality.jobs is not None else []),
               *([f"{', '.join(f'{count} {name}' for name, count in quality.per_user.items())} at once"]

@@ -13,7 +13,8 @@ from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.launch.logs import Follower, Logs
 from hpc_mp.launch.status import job_ids, seen
 from hpc_mp.rundir import RunDirectory, find_run
-from hpc_mp.rundir.failures import failures
+from hpc_mp.rundir.failures import read_failures
+from hpc_mp.rundir.outcome import cause
 
 LOOK = 0.5  # seconds between two looks at the files
 
@@ -54,12 +55,12 @@ def _jobs(run: RunDirectory) -> list[SlurmJob]:
 
 
 def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:
-    """The failure, its traceback first, so that the last line says who failed where and of what."""
-    said = failures(run, attempt)
+    """The cause of a failure, after the traceback of the rank that it names: the last line says who failed where and of what."""
     now = seen(run, jobs)
-    if said and (attempt < now.attempt or now.state == "failed"):
-        if said[0].traceback:
-            click.echo(f"\n{said[0].traceback.rstrip()}")
-        click.echo(f"\n{said[0]}")
-    elif attempt == now.attempt and now.cause is not None:
-        click.echo(f"\n{now.cause}")
+    if attempt == now.attempt and now.state != "failed":
+        return
+    found = cause(run, attempt)
+    said = found.message if found else now.cause if attempt == now.attempt else None
+    traceback = next((each.traceback for each in read_failures(run, attempt) if found and each.rank == found.rank), "")
+    for text in filter(None, (traceback, said)):
+        click.echo(f"\n{text.rstrip()}")

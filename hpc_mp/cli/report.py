@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.report import write_report
+from hpc_mp.report.page import write_report
 from hpc_mp.rundir import find_run
 
 

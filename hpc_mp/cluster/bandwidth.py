@@ -10,10 +10,10 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
+from statistics import median, median_high
 from typing import Any
 
 COUNTS_DAYS = 30
@@ -21,7 +21,7 @@ COUNTS_DAYS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class LinkRates:
     """Rates between nodes.
 
     Attributes:
@@ -70,7 +70,7 @@ def where(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
     return (Path(state) if state else Path.home() / ".local" / "state") / "hpc-mp" / "clusters" / f"{cluster}.json"
 
 
-def write_measured(path: Path, measured: Measured) -> None:
+def write_measured(path: Path, measured: LinkRates) -> None:
     """Replace the file. Raises OSError."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -78,7 +78,7 @@ def write_measured(path: Path, measured: Measured) -> None:
     temporary.replace(path)
 
 
-def read_measured(path: Path) -> Measured | None:
+def read_measured(path: Path) -> LinkRates | None:
     """None where nothing was measured; a file of another form is passed over with a warning."""
     try:
         return of_document(json.loads(path.read_text(encoding="utf-8")))
@@ -89,7 +89,7 @@ def read_measured(path: Path) -> Measured | None:
         return None
 
 
-def of_document(document: Any) -> Measured:
+def of_document(document: Any) -> LinkRates:
     """What a file holds. Raises ValueError, LookupError or TypeError: another form."""
     nodes = tuple(map(str, document["nodes"]))
     pairs = tuple((int(a), int(b), float(rate)) for a, b, rate in document["pairs"])
@@ -97,9 +97,88 @@ def of_document(document: Any) -> Measured:
         raise ValueError("a pair is none of its nodes")
     if not all(0 < rate < math.inf for _, _, rate in pairs):
         raise ValueError("a rate is not above 0")
-    return Measured(**{**document, "time": float(document["time"]), "nodes": nodes, "pairs": pairs})
+    return LinkRates(**{**document, "time": float(document["time"]), "nodes": nodes, "pairs": pairs})
 
 
-def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> Measured | None:
+def noted(cluster: str | None, environ: Mapping[str, str] = os.environ) -> LinkRates | None:
     """What the doctor has noted of a cluster; None where it has none, or the cluster has no name."""
     return read_measured(where(cluster, environ)) if cluster is not None else None
+
+
+ALIKE = 0.85
+"""Down to this share of one another rates are alike: those of healthy pairs scatter by some per cent."""
+
+
+@dataclass(frozen=True, slots=True)
+class TieredRates:
+    """GB/s of one direction.
+
+    Attributes:
+        usual: of the median pair.
+        pairs: of every pair that was measured, under (a, b) and under (b, a).
+        ends: host → the best rate that it was measured with, where that was with two others or more: the worse one of two
+            hosts cannot be told from their pair.
+    """
+
+    usual: float
+    pairs: Mapping[tuple[str, str], float]
+    ends: Mapping[str, float]
+
+    def between(self, a: str, b: str) -> float:
+        """A pair that was not measured has the usual rate, or that of its worse end where this is less."""
+        found = self.pairs.get((a, b))
+        return found if found is not None else min(self.usual, self.end(a), self.end(b))
+
+    def end(self, host: str) -> float:
+        return self.ends.get(host, self.usual)
+
+    def uneven(self, hosts: Collection[str]) -> frozenset[str]:
+        """The hosts that have another rate than the usual one, or have it with another of them."""
+        known = {*hosts}
+        apart = (pair for pair, rate in self.pairs.items() if rate != self.usual and known.issuperset(pair))
+        return frozenset(host for host in known if self.end(host) != self.usual).union(*apart)
+
+    def slow(self, hosts: Collection[str]) -> dict[tuple[str, ...], float]:
+        """Share of the usual rate by (host,) or, where that is not an end's, by (a, b); the slowest first."""
+        known = {*hosts}
+        found: dict[tuple[str, ...], float] = {(host,): self.end(host) for host in hosts}
+        found |= {pair: rate for pair, rate in self.pairs.items()
+                  if pair[0] < pair[1] and known.issuperset(pair) and rate < min(map(self.end, pair))}
+        return {members: rate / self.usual for members, rate in sorted(found.items(), key=lambda item: item[1])
+                if rate < self.usual}
+
+    def chained(self, hosts: Sequence[str]) -> tuple[str, ...]:
+        """From the first one always on to the nearest that is left: those with good ways between them stand together."""
+        order, left = [*hosts[:1]], [*hosts[1:]]
+        while left:
+            order.append(max(left, key=lambda host: self.between(order[-1], host)))
+            left.remove(order[-1])
+        return tuple(order)
+
+
+def rates(measured: LinkRates) -> TieredRates | None:
+    """None where nothing was measured.
+
+    Rates are put into tiers, each with the rate of its median pair: the first holds those that are within ``ALIKE`` of the
+    median of all, the next those within it of the median of the rest, and so on.
+    """
+    if not measured.pairs:
+        return None
+    tier = _tiers(rate for _, _, rate in measured.pairs)
+    pairs = {way: tier[rate] for i, j, rate in measured.pairs for a, b in [(measured.nodes[i], measured.nodes[j])]
+             for way in ((a, b), (b, a))}
+    met: dict[str, list[float]] = {}
+    for (a, _), rate in pairs.items():
+        met.setdefault(a, []).append(rate)
+    ends = {host: max(found) for host, found in met.items() if len(found) > 1}
+    return TieredRates(tier[median_high(rate for _, _, rate in measured.pairs)], pairs, ends)
+
+
+def _tiers(found: Iterable[float]) -> dict[float, float]:
+    """Rate → the median of its tier. Of an even number the higher one: half of four hosts' pairs are those of one slow host."""
+    left, tier = sorted(found), dict[float, float]()
+    while left:
+        middle = median_high(left)
+        tier |= {rate: middle for rate in left if ALIKE * middle <= rate <= middle / ALIKE}
+        left = [rate for rate in left if rate not in tier]
+    return tier

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.efa import LIBRARIES, PLUGINS
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.memory import read_shared
 from hpc_mp.cluster.node.parse import fields, maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.rdma import LIBRARIES, PLUGINS
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks.words import several, size
 
 View = Mapping[str, Any]
@@ -29,14 +29,14 @@ class Item:
     """One thing that both places should show. What it shows is a list of names, a number, or True.
 
     Attributes:
-        read: from a place; raises Unseen where there is none.
+        read: from a place; raises Unavailable where there is none.
         said: a number in words.
         grave: when the container lacks it, or has less.
         reads, remedy: for people.
     """
 
     code: str
-    read: Callable[[Source], Any]
+    read: Callable[[NodeSource], Any]
     grave: Severity
     what: str
     reads: str
@@ -44,12 +44,12 @@ class Item:
     said: Callable[[float], str] = size
 
 
-def view(source: Source) -> dict[str, Any]:
+def view(source: NodeSource) -> dict[str, Any]:
     """Code to what this place shows; None where it shows nothing. It can be written as JSON."""
     def one(item: Item) -> Any:
         try:
             return item.read(source) or None
-        except Unseen:
+        except Unavailable:
             return None
     return {item.code: one(item) for item in ITEMS}
 
@@ -71,40 +71,40 @@ def differences(host: View, inside: View) -> Iterator[Finding]:
         yield Finding(item.code, item.grave if lacks else "ok", item.what, shown, item.remedy if lacks else "")
 
 
-def _settings(source: Source) -> list[str]:
+def _settings(source: NodeSource) -> list[str]:
     lines = map(str.strip, source.text("/etc/nccl.conf").splitlines())
     return [line for line in lines if "=" in line and not line.startswith("#")]
 
 
-def _topology(source: Source) -> list[str]:
+def _topology(source: NodeSource) -> list[str]:
     """The files that NCCL_TOPO_FILE and its like name, where they are there."""
     named = [value for name, _, value in (line.partition("=") for line in _settings(source))
              if name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE")]
     return [name for name in named if name and source.names(name)]
 
 
-def _names(*patterns: str) -> Callable[[Source], list[str]]:
+def _names(*patterns: str) -> Callable[[NodeSource], list[str]]:
     return lambda source: [name for pattern in patterns for name in source.names(pattern)]
 
 
-def _limit(name: str) -> Callable[[Source], int]:
-    def read(source: Source) -> int:
+def _limit(name: str) -> Callable[[NodeSource], int]:
+    def read(source: NodeSource) -> int:
         soft = read_limits(source).of[name].soft
         return _ENDLESS if soft is None else soft
     return read
 
 
-def _shared(source: Source) -> int:
+def _shared(source: NodeSource) -> int:
     return read_shared(source).room.size
 
 
-def _interfaces(source: Source) -> list[str]:
+def _interfaces(source: NodeSource) -> list[str]:
     return [path.rpartition("/")[2] for path in source.names("/sys/class/net/*")
             if (maybe(source.text, f"{path}/operstate") or "") in ("up", "unknown")
             and source.names(f"{path}/device")]
 
 
-def _memory(source: Source) -> int:
+def _memory(source: NodeSource) -> int:
     return int(fields(source.text("/proc/meminfo"))["MemTotal"].split()[0]) << 10
 
 

@@ -13,8 +13,8 @@ from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.parse import fields, maybe
-from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks.words import several
 
 Traits = Mapping[str, str]
@@ -38,7 +38,7 @@ TRAITS: dict[str, tuple[str, str]] = {
 }
 
 
-def traits(source: Source) -> dict[str, str]:
+def traits(source: NodeSource) -> dict[str, str]:
     """Of this node; without those that it does not show."""
     fabric, gpus = read_fabric(source), Counter(f"{gpu.vendor} {gpu.device}" for gpu in read_gpus(source))
     driver = re.search(r"\b\d{3,}\.[\d.]+\b", maybe(source.text, "/proc/driver/nvidia/version") or "")
@@ -89,24 +89,24 @@ def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{many} × {name}" for name, many in sorted(counts.items()))
 
 
-def _set(fabric: Fabric, of: Callable[[Port], str]) -> str:
+def _set(fabric: RdmaFabric, of: Callable[[RdmaPort], str]) -> str:
     return ", ".join(sorted({value for port in fabric.ports if (value := of(port))}))
 
 
-def _vbios(source: Source) -> str:
+def _vbios(source: NodeSource) -> str:
     texts = (maybe(source.text, path) or "" for path in source.names("/proc/driver/nvidia/gpus/*/information"))
     found = {fields(text).get("Video BIOS", "") for text in texts}
     return ", ".join(sorted(found - {""}))
 
 
-def _cpus(source: Source) -> str:
+def _cpus(source: NodeSource) -> str:
     try:
         return f"{read_cpus(source).online} × {fields(source.text('/proc/cpuinfo')).get('model name', 'unknown')}"
-    except Unseen:
+    except Unavailable:
         return ""
 
 
-def _memory(source: Source) -> str:
+def _memory(source: NodeSource) -> str:
     """What is built in, for the kernel shows one or two per cent less: in steps of a sixteenth of a power of two."""
     kib = int(fields(maybe(source.text, "/proc/meminfo") or "").get("MemTotal", "0 kB").split()[0])
     if not kib:
@@ -115,10 +115,10 @@ def _memory(source: Source) -> str:
     return f"{round(1.015 * kib / step) * step / 2**20:g} GiB"
 
 
-def _limits(source: Source) -> str:
+def _limits(source: NodeSource) -> str:
     try:
         soft = {name: limit.soft for name, limit in read_limits(source).of.items()}
-    except Unseen:
+    except Unavailable:
         return ""
     return ", ".join(f"{name} {'unlimited' if soft[name] is None else soft[name]}" for name in ("locked memory", "open files"))
 

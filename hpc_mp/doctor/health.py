@@ -18,9 +18,7 @@ from pathlib import Path
 from hpc_mp.base.findings import Finding, findings_document, weight
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.source import Source
-from hpc_mp.cluster.node.state import keep
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import NodeSource, here, keep
 from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.fit import CODES
@@ -83,7 +81,7 @@ def _word(finding: Finding) -> str:
     return f"{_MARK}:{finding.code}:{' '.join(subject.split())}".rstrip(":")
 
 
-def _publish(source: Source, findings: Sequence[Finding]) -> None:
+def _publish(source: NodeSource, findings: Sequence[Finding]) -> None:
     """For whoever asks later: ``/run/hpc-mp/findings.json``."""
     file = keep(source, "findings.json")
     if file is not None:

@@ -17,7 +17,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import PACKED_ROWS
 from hpc_mp.catalogue.read import own_files, read_rows
 from hpc_mp.cluster.node.mounts import SHARED
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.cluster.slurm.records import find_settings
 
 ARCHIVE, SCRIPT = "hpc-mp-health.pyz", "hpc-mp-health"
@@ -43,14 +43,14 @@ class Installed:
     chained: str | None
 
 
-def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: Source | None = None) -> Installed:
+def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: NodeSource | None = None) -> Installed:
     """Write both files. A HealthCheckProgram that Slurm has already is chained, never replaced.
 
     Raises:
         HpcMpError: the directory is on a network file system, or cannot be written.
     """
     directory = directory.absolute()
-    _refuse_shared(directory, source or Source())
+    _refuse_shared(directory, source or NodeSource())
     chained = chain or _present(directory, ask)
     options = (f" --chain {shlex.quote(chained)}" if chained else "") + (" --drain" if drain else "")
     script = _SCRIPT.format(archive=shlex.quote(str(directory / ARCHIVE)), options=options,
@@ -114,10 +114,10 @@ def _present(directory: Path, ask: Runner) -> str | None:
     return program if program and Path(program).name != SCRIPT else None
 
 
-def _refuse_shared(directory: Path, source: Source) -> None:
+def _refuse_shared(directory: Path, source: NodeSource) -> None:
     try:
         rows = [line.split() for line in source.text("/proc/mounts").splitlines()]
-    except Unseen:
+    except Unavailable:
         return
     over = [row for row in rows if directory == Path(row[1]) or Path(row[1]) in directory.parents]
     type_ = max(over, key=lambda row: len(row[1]))[2] if over else ""

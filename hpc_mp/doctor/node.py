@@ -14,9 +14,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.recorded import recorded
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, recorded
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.container_diff import differences, view
@@ -27,7 +25,7 @@ DEADLINE_S = 7.0
 _KEEP_S, _VIEW_S = 0.5, 1.0
 
 
-def diagnose(source: Source, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
+def diagnose(source: NodeSource, codes: Sequence[str] = (), deadline: float = DEADLINE_S) -> tuple[Finding, ...]:
     """The findings of the checks named, or of all.
 
     Raises:
@@ -38,7 +36,7 @@ def diagnose(source: Source, codes: Sequence[str] = (), deadline: float = DEADLI
     return tuple(findings)
 
 
-def place_document(source: Source) -> dict[str, Any]:
+def place_document(source: NodeSource) -> dict[str, Any]:
     """What stands in ``--json`` beside the findings: host, time (seconds since 1970), view of this place, traits of this node."""
     return {
         "host": maybe(source.text, "/proc/sys/kernel/hostname") or "",
@@ -48,7 +46,7 @@ def place_document(source: Source) -> dict[str, Any]:
     }
 
 
-def against(file: Path, source: Source) -> tuple[Finding, ...]:
+def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
     """What this place, inside of a container, lacks of the host, whose document is ``file``.
 
     Raises:
@@ -60,13 +58,13 @@ def against(file: Path, source: Source) -> tuple[Finding, ...]:
     return tuple(differences(seen, _in_time(source, view)))
 
 
-def _in_time(source: Source, read: Callable[[Source], dict[str, Any]]) -> dict[str, Any]:
+def _in_time(source: NodeSource, read: Callable[[NodeSource], dict[str, Any]]) -> dict[str, Any]:
     """What it reads; nothing where it hangs."""
     found = in_time({"": lambda: read(source)}, _VIEW_S)[""]
-    return {} if isinstance(found, Unseen) else found
+    return {} if isinstance(found, Unavailable) else found
 
 
-def injected(root: Path | None, commands: Path | None) -> Source:
+def injected(root: Path | None, commands: Path | None) -> NodeSource:
     """This machine, or a recorded one.
 
     Raises:

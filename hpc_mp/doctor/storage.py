@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.mounts import Mount, read_mounts
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _BLOCK = 4 << 20
 _SYNC = 64 << 20  # bytes after which the disk must have them, so that the time is kept
@@ -65,11 +65,11 @@ def measure(directory: str, most: int = 256 << 20, seconds: float = 1.0) -> Rate
     return Rates(written / write_s / 1e9, seen / read_s / 1e9, _files(name, seconds / 2), same and seen > 0, written)
 
 
-def judge(where: str, mount: Mount | None, rates: Rates | Unseen) -> Finding:
+def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Finding:
     """One finding: ``storage-shared`` or ``storage-local``, by the type of the file system."""
     code = "storage-shared" if mount is not None and mount.shared else "storage-local"
     kind = f"{mount.type}, " if mount is not None else ""
-    if isinstance(rates, Unseen):
+    if isinstance(rates, Unavailable):
         return Finding(code, "unknown", where, f"{kind}{rates}")
     said = (f"{kind}{rates.write:.2f} GB/s written, {rates.read:.2f} GB/s read, {rates.files:.0f} files/s made and removed "
             f"({rates.size >> 20} MiB)")
@@ -81,12 +81,12 @@ def judge(where: str, mount: Mount | None, rates: Rates | Unseen) -> Finding:
     return Finding(code, "warning", where, said, cure) if slow else Finding(code, "ok", where, said)
 
 
-def storage(directories: Sequence[str], source: Source, deadline: float = 6.0) -> list[Finding]:
+def storage(directories: Sequence[str], source: NodeSource, deadline: float = 6.0) -> list[Finding]:
     """Test each in a process of its own; one that hangs is unknown after ``deadline`` seconds."""
     rates = in_time({where: functools.partial(_measured, where) for where in directories}, deadline)
     try:
         mounts = read_mounts(source).all
-    except Unseen:
+    except Unavailable:
         mounts = ()
     return [judge(where, _under(where, mounts), rates[where]) for where in directories]
 
@@ -95,7 +95,7 @@ def _measured(where: str) -> Rates:
     try:
         return measure(where)
     except OSError as error:
-        raise Unseen(f"{error.strerror or error}") from None
+        raise Unavailable(f"{error.strerror or error}") from None
 
 
 def _under(where: str, mounts: Sequence[Mount]) -> Mount | None:

@@ -12,7 +12,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 SYSTEM = "/etc/nccl.conf"
 MOST_LINE = 4095  # bytes that NCCL takes at a time: the rest of a longer line is a line of its own
@@ -59,12 +59,12 @@ def user_path(environ: Mapping[str, str]) -> str | None:
     return f"{environ['HOME']}/.nccl.conf" if "HOME" in environ else None
 
 
-def user_file(source: Source, environ: Mapping[str, str]) -> ConfFile | None:
+def user_file(source: NodeSource, environ: Mapping[str, str]) -> ConfFile | None:
     path = user_path(environ)
     return None if path is None else read_file(source, path)
 
 
-def read_file(source: Source, path: str) -> ConfFile:
+def read_file(source: NodeSource, path: str) -> ConfFile:
     try:
         data = source.path(path).read_bytes()
     except OSError as error:

@@ -8,7 +8,7 @@ from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.netdev import read_interfaces
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 _DMI = "/sys/class/dmi/id"
 
@@ -43,7 +43,7 @@ class Shown:
         return [device for device, layers in self.layers.items() if layer in layers and device not in self.efa]
 
 
-def read_machine(source: Source) -> Shown:
+def read_machine(source: NodeSource) -> Shown:
     """Never raises: what is not shown is empty."""
     adapters = read_fabric(source).adapters
     return Shown(
@@ -59,11 +59,11 @@ def read_machine(source: Source) -> Shown:
     )
 
 
-def _default_route(source: Source) -> str | None:
+def _default_route(source: NodeSource) -> str | None:
     """The interface that packets to anywhere leave by: the first row of the routing table whose destination is 0.0.0.0."""
     rows = (line.split() for line in (maybe(source.text, "/proc/net/route") or "").splitlines()[1:])
     return next((row[0] for row in rows if len(row) > 1 and row[1] == "00000000"), None)
 
 
-def _names(source: Source, pattern: str) -> tuple[str, ...]:
+def _names(source: NodeSource, pattern: str) -> tuple[str, ...]:
     return tuple(path.rpartition("/")[2] for path in source.names(pattern))

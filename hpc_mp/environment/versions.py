@@ -8,7 +8,7 @@ from importlib import metadata
 from typing import Literal
 
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 Release = tuple[int, ...]
 Installed = Callable[[str], str | None]  # the release of a Python package, None where there is none
@@ -49,14 +49,14 @@ def distribution(name: str) -> str | None:
         return None
 
 
-def versions(source: Source, installed: Installed = distribution) -> dict[str, Release]:
+def versions(source: NodeSource, installed: Installed = distribution) -> dict[str, Release]:
     """The releases of libraries, those that can be told without loading any of them."""
     found = {"nccl": _nccl(source, installed), "ofi-nccl": _efa_package(source, _OFI_NCCL), "libfabric": _libfabric(source),
              "driver": release(maybe(source.text, "/sys/module/nvidia/version") or "")}
     return {name: have for name, have in found.items() if have}
 
 
-def _nccl(source: Source, installed: Installed) -> Release:
+def _nccl(source: NodeSource, installed: Installed) -> Release:
     """PyTorch brings its own, which goes before the system's."""
     own = next(filter(None, (installed(f"nvidia-nccl-cu{cuda}") for cuda in (13, 12, 11))), None)
     if own is not None:
@@ -65,15 +65,15 @@ def _nccl(source: Source, installed: Installed) -> Release:
     return max(map(release, files), default=())
 
 
-def _libfabric(source: Source) -> Release:
+def _libfabric(source: NodeSource) -> Release:
     try:
         found = re.search(r"libfabric: ([\d.]+)", source.answer(("fi_info", "--version")))
-    except Unseen:
+    except Unavailable:
         return _efa_package(source, "libfabric1?-aws")
     return release(found[1]) if found else ()
 
 
-def _efa_package(source: Source, name: str) -> Release:
+def _efa_package(source: NodeSource, name: str) -> Release:
     found = re.search(rf"\b{name}[a-z0-9-]*[_-](\d[\d.]*)", maybe(source.text, _EFA) or "")
     return release(found[1]) if found else ()
 

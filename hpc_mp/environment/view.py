@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
 from hpc_mp.environment.detect import Platform, platform
@@ -39,7 +39,7 @@ class View:
     findings: tuple[Finding, ...]
 
 
-def look(source: Source, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
+def look(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
     """Args: ``profile``: a name, ``auto`` for the one that the machine fits, ``none``. Raises HpcMpError: no such profile."""
     machine = read_machine(source)
     seen = platform(machine)

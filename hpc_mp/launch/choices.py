@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.nodelist import compress, expand
-from hpc_mp.cluster.slurm.query import Partition
+from hpc_mp.cluster.slurm.query import SlurmPartition
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.view import AUTO, NONE
 from hpc_mp.job import JobSpec
@@ -93,7 +93,7 @@ def _no_partition(spec: JobSpec, name: str, known: tuple[str, ...]) -> HpcMpErro
                       f"did you mean {near[0]!r}?" if near else "choose one of these")
 
 
-def _gpu_type(spec: JobSpec, partition: Partition) -> str | None:
+def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
     """The type to ask for; None where the site names none, or the job's constraint or nodes choose."""
     most: dict[str | None, int] = {}
     for kind in partition.kinds:
@@ -121,7 +121,7 @@ def _gpu_type(spec: JobSpec, partition: Partition) -> str | None:
     return wanted or (next(iter(whole)) if len(whole) == 1 else None)
 
 
-def avoid(spec: JobSpec, partition: Partition | None, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
+def avoid(spec: JobSpec, partition: SlurmPartition | None, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
     """``slurm.extra.exclude`` with the nodes that have failed lately, where enough others are there; None: the job's own stands.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.query import Partition, partition_names, partitions, version
+from hpc_mp.cluster.slurm.query import SlurmPartition, partition_names, partitions, version
 from hpc_mp.cluster.slurm.records import find_record, find_settings
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import srun_options
@@ -33,7 +33,7 @@ class ClusterFacts:
 
     version: Version | None = None
     cluster: str | None = None
-    partition: Partition | None = None
+    partition: SlurmPartition | None = None
     unknown_partition: str | None = None
     partition_names: tuple[str, ...] = ()
     cpus: int | None = None
@@ -55,7 +55,7 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
         release: the version to write for, in place of the one found.
     """
     silence = partition = unknown = None
-    seen: tuple[Partition, ...] = ()
+    seen: tuple[SlurmPartition, ...] = ()
     try:
         seen = partitions(ask)
         partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
@@ -85,7 +85,7 @@ def outside(spec: JobSpec, release: Version | None) -> ClusterFacts:
     return ClusterFacts(release)
 
 
-def _wanted(spec: JobSpec, known: Iterable[Partition]) -> Partition | None:
+def _wanted(spec: JobSpec, known: Iterable[SlurmPartition]) -> SlurmPartition | None:
     """The job's partition, else the default one."""
     name = spec.slurm.partition
     return next((one for one in known if one.name == name or (name is None and one.default)), None)

@@ -11,7 +11,7 @@ import jinja2
 
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.limits import seconds
-from hpc_mp.cluster.slurm.site import Machine, Site
+from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine
 
 TEMPLATE = "slurm/job.toml.j2"
 TIME_LIMIT_S = 30 * 60
@@ -63,7 +63,7 @@ class Start:
         return self.nodes * self.ranks_per_node // (self.tensor * self.pipeline)
 
 
-def choose(machine: Machine, site: Site | None) -> Start:
+def choose(machine: ThisMachine, site: SlurmSite | None) -> Start:
     """Two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
         mine = site.terms.quality.per_user if site.terms.quality else {}
@@ -78,7 +78,7 @@ def choose(machine: Machine, site: Site | None) -> Start:
     return Start(nodes, ranks, "auto", SMALL)
 
 
-def job_text(machine: Machine, site: Site | None) -> str:
+def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
     """A commented job file for what was found; ``site`` is None without Slurm."""
     start = choose(machine, site)
     jinja = jinja2.Environment(finalize=_toml, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
@@ -88,7 +88,7 @@ def job_text(machine: Machine, site: Site | None) -> str:
         time_limit=_time_limit(site.terms.max_wall if site else None), extra=_extra(site, start) if site else {})
 
 
-def _extra(site: Site, start: Start) -> dict[str, str | int]:
+def _extra(site: SlurmSite, start: Start) -> dict[str, str | int]:
     """All of the node that comes with its GPUs, shared out; without GPUs a CPU per rank and what a rank needs there."""
     if site.kind.gpu_count:
         return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}

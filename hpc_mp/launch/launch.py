@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +23,9 @@ from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
 from hpc_mp.launch.summary import describe
 from hpc_mp.layout.models import read_config
-from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.outcome import Outcome, finished, note_report
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import Outcome, figures
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
 
@@ -111,11 +111,9 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
         listener.say(describe(plans[0], backend.target.title))
         if resumed is not None and not resumed.left:
             listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
-            outcome = finished(resumed.run)
-        else:
-            check = _check_models(plans, listener)
-            outcome = backend.start(Launch(plans, resumed, request.wait, check, listener))
-    return _with_report(outcome, listener)
+            done = resumed.run.attempt()
+            return conclude(Outcome(resumed.run.path, "completed", **figures(resumed.run, done)), done, listener.note)
+        return backend.start(Launch(plans, resumed, request.wait, _check_models(plans, listener), listener))
 
 
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
@@ -187,25 +185,3 @@ def _check_models(plans: Sequence[Plan], listener: Listener) -> Callable[[], Non
                 listener.note(f"warning: {text}")
 
     return check
-
-
-def _with_report(outcome: Outcome, listener: Listener) -> Outcome:
-    """The outcome with the page that is drawn of each run that has ended and trained; a run is no worse for lack of one."""
-    if outcome.elements:
-        elements = tuple(_with_report(element, listener) for element in outcome.elements)
-        return replace(elements[outcome.elements.index(replace(outcome, elements=()))], elements=elements)
-    if outcome.state == "submitted" or not outcome.steps:
-        return outcome
-    from hpc_mp.report import write_report  # it takes a while to import, and many a launch ends without one
-
-    run = RunDirectory(outcome.run)
-    try:
-        report = write_report(run)
-    except Exception as error:
-        listener.note(f"warning: no report ({type(error).__name__}: {error}); {run.main_log} says where")
-        log = LineFile(run.main_log)
-        log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
-        log.close()
-        return outcome
-    note_report(run, report)
-    return replace(outcome, report=report)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
-from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
@@ -68,7 +68,7 @@ class Plan:
     state: tuple[int, ...]
     facts: ClusterFacts
     template: Template | None = None
-    measured: Measured | None = None
+    measured: LinkRates | None = None
 
 
 def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> Plan:
@@ -98,7 +98,7 @@ def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version
 
 
 def _resolution(
-    given: JobSpec, target: Target, shape: ModelShape, facts: ClusterFacts, gpus: GpuRequest, measured: Measured | None,
+    given: JobSpec, target: Target, shape: ModelShape, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
 ) -> Resolution:
     costs, p = layer_costs(shape, given.data.sequence_length), given.parallel
     layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)

@@ -17,7 +17,7 @@ from hpc_mp.launch.render import Script, render
 from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
-from hpc_mp.rundir.history import End, record, saved_step
+from hpc_mp.rundir.history import AttemptEnd, record, saved_step
 
 
 def next_run(spec: JobSpec) -> Path:
@@ -55,7 +55,7 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[Begun]:
         earlier = resumed.run
         for left in (earlier.stop, earlier.outcome, earlier.job_id, earlier.successors, earlier.measured):
             left.unlink(missing_ok=True)
-        record(resumed.run, End("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
+        record(resumed.run, AttemptEnd("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
         yield Begun(resumed.run, number, resumed.lock)
         return

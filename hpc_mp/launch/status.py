@@ -18,8 +18,8 @@ from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.failures import failures
 from hpc_mp.rundir.job_chain import successors
+from hpc_mp.rundir.outcome import Verdict, cause, verdict
 
 RECENT = 20  # steps whose median time foretells the rest
 
@@ -79,12 +79,12 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
     attempt, steps = run.attempt(), load_job(run.job).train.steps
     status = _of_attempt(run.status, attempt)
-    outcome = _of_attempt(run.outcome, attempt)
+    found = verdict(run, attempt)
     records = read_lines(run.metrics)
     recent = [record for record in records if record["attempt"] == attempt][-RECENT:]
     last = records[-1] if records else {}
     step = last.get("step", 0)
-    told = _told(run, attempt, status, outcome, done=step == steps)
+    told = _told(status, found, done=step == steps)
     state = _state(job, told, held(run))
     pace = statistics.median(record["step_time_s"] for record in recent) if recent else None
     return Overview(
@@ -93,7 +93,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
         eta=pace * (steps - step) if pace is not None and state == "running" else None,
         step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
-        cause=_cause(run, attempt, outcome, job) if state == "failed" else None)
+        cause=_cause(run, attempt, job) if state == "failed" else None)
 
 
 def job_ids(run: RunDirectory) -> list[str]:
@@ -132,24 +132,20 @@ def _state(job: SlurmJob | None, told: str | None, held: bool) -> str:
     return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING else "failed"
 
 
-def _told(
-    run: RunDirectory, attempt: int, status: Mapping[str, Any], outcome: Mapping[str, Any], done: bool
-) -> str | None:
+def _told(status: Mapping[str, Any], found: Verdict | None, done: bool) -> str | None:
     """How the run directory says that this attempt has ended; None while it does not."""
-    if outcome:
-        return str(outcome["state"])
+    if found is not None:
+        return found.state
     phase = status.get("phase")
     if phase == "done" and done:
         return "completed"
     return "stopped" if phase == "stopped" else None
 
 
-def _cause(run: RunDirectory, attempt: int, outcome: Mapping[str, Any], job: SlurmJob | None) -> str:
-    said = failures(run, attempt)
-    if said:
-        return str(said[0])
-    if outcome.get("cause"):
-        return str(outcome["cause"]["message"])
+def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
+    found = cause(run, attempt)
+    if found is not None:
+        return found.message
     if job is None:
         return "it ended without a word: its launcher was killed, or its machine went down"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""

@@ -13,7 +13,7 @@ from typing import Literal
 import psutil
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 
 Asked = Literal["auto", "cpu", "cuda"]
 UNITS = ("KiB", "MiB", "GiB", "TiB")

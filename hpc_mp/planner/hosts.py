@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.rates import Rates
+from hpc_mp.cluster.bandwidth import TieredRates
 from hpc_mp.cluster.topology import SwitchTree, crossings, order_hosts
 from hpc_mp.layout.placement.cost import AXES, Traffic, flows, node_edges, unit_loads
 from hpc_mp.layout.placement.grid import Placement
@@ -53,7 +53,7 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
 
 
 def best_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
-               rates: Rates | None = None) -> tuple[str, ...]:
+               rates: TieredRates | None = None) -> tuple[str, ...]:
     """The order of hosts for the nodes of a placement.
 
     By switches: the one in which least leaves the busiest leaf switch, of equal ones one with hosts of a leaf side by side.
@@ -82,7 +82,7 @@ def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
             f"{before:,.1f} MB in the order given")
 
 
-def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: Rates,
+def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: TieredRates,
                when: str) -> str:
     """``rank map: n1 n2 n4 n3 → 0.39 s per step … at the rates measured 3 days ago, 0.81 s in the order given; n2–n3 has …``."""
     cost = step_times(placement, traffic, rates)
@@ -101,12 +101,12 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
                       f"{before:.2g} s in the order given", *_some(slow)])
 
 
-def foreseen(rates: Rates, hosts: Sequence[str]) -> str:
+def foreseen(rates: TieredRates, hosts: Sequence[str]) -> str:
     """``n2–n3 has 38 % of the usual rate``: what is slow among ``hosts``; empty where nothing is."""
     return ", ".join(_some([words for _, words in slow_words(rates, hosts)]))
 
 
-def slow_words(rates: Rates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
+def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
     """The host or the two hosts, and ``n2–n3 has 38 % of the usual rate``."""
     return [(members, f"{'–'.join(members)} has {100 * share:.0f} % of the usual rate")
             for members, share in rates.slow(hosts).items()]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from hpc_mp.cluster.bandwidth import COUNTS_DAYS, Measured
-from hpc_mp.cluster.rates import rates
+from hpc_mp.cluster.bandwidth import COUNTS_DAYS, LinkRates, rates
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape, family_of, layer_costs, read_shape
@@ -42,7 +41,7 @@ def moved(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> Traffic:
         backend=_backend(spec))
 
 
-def settle_order(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], measured: Measured | None = None) -> tuple[str, str]:
+def settle_order(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], measured: LinkRates | None = None) -> tuple[str, str]:
     """The letters and the reason; ``auto`` takes the order in which a step waits least for the links between nodes.
 
     Args:
@@ -66,7 +65,7 @@ def settle_order(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], meas
     return order, words
 
 
-def foresee_hosts(spec: JobSpec, measured: Measured | None) -> str | None:
+def foresee_hosts(spec: JobSpec, measured: LinkRates | None) -> str | None:
     """What ``settle_hosts`` will have to do with the rates of the cluster, before anybody knows the job's nodes."""
     if measured is None or spec.parallel.rank_map != "auto" or spec.job.nodes == 1:
         return None
@@ -78,7 +77,7 @@ def foresee_hosts(spec: JobSpec, measured: Measured | None) -> str | None:
 
 
 def settle_hosts(
-    spec: JobSpec, placement: Placement, hosts: tuple[str, ...], tree: SwitchTree, measured: Measured | None = None,
+    spec: JobSpec, placement: Placement, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
 ) -> tuple[tuple[str, ...], str]:
     """The host of every node of the placement, and the reason.
 

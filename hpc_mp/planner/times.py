@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from math import fsum
 
-from hpc_mp.cluster.rates import Rates
+from hpc_mp.cluster.bandwidth import TieredRates
 from hpc_mp.layout.placement.cost import Traffic, flows, node_loads
 from hpc_mp.layout.placement.grid import Placement
 
 
-def step_times(placement: Placement, traffic: Traffic, rates: Rates) -> Callable[[Sequence[str]], tuple[float, float]]:
+def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, float]]:
     """The cost of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
 
     With B(i→j) = the bytes that node i sends node j, r(i, j) = the rate between their hosts and R(i) = the best rate of the

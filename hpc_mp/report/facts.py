@@ -13,8 +13,10 @@ from pydantic import ValidationError
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.placement import Placement, from_dict
-from hpc_mp.report.records import Failure, Metric, Outcome, Record, Start, Status, Trace
+from hpc_mp.report.records import Metric, Record, Start, Status, Trace
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
+from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
 
 
 class LogLine(NamedTuple):
@@ -30,8 +32,8 @@ class Facts:
 
     Attributes:
         attempt: the current one, from 1; ``starts`` and ``failures`` hold all of them, ``traces`` (by rank), ``status``
-            and ``outcome`` this one alone. The failure of a rank that was started again in the same attempt, as a
-            requeued job does, is left out.
+            and ``verdict`` this one alone. The failure of a rank that was started again in the same attempt is left out.
+        causes: attempt → why it failed, as far as anybody says.
         earlier: attempt → its placement, of those before the current one.
         written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
         problems: what was there and could not be read.
@@ -46,9 +48,10 @@ class Facts:
     written: float | None
     starts: tuple[Start, ...]
     traces: Mapping[int, Trace]
-    failures: tuple[Failure, ...]
+    failures: tuple[RankFailure, ...]
+    causes: Mapping[int, Cause]
     status: Status | None
-    outcome: Outcome | None
+    verdict: Verdict | None
     log: tuple[LogLine, ...]
     problems: tuple[str, ...]
 
@@ -61,10 +64,7 @@ def read_facts(run: RunDirectory) -> Facts:
     earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement)
                for number in range(1, attempt)}
     status = reader.one(run.status, Status)
-    outcome = reader.one(run.outcome, Outcome)
     starts = reader.lines(run.ranks, Start)
-    newest = {(start.attempt, start.rank): start.time for start in starts}
-    failures = reader.all(run.failure.found(), Failure)
     return Facts(
         path=run.path,
         attempt=attempt,
@@ -75,9 +75,10 @@ def read_facts(run: RunDirectory) -> Facts:
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
-        failures=tuple(f for f in failures if f.time >= newest.get((f.attempt, f.rank), 0)),
+        failures=reader.failures(),
+        causes={number: found for number in range(1, attempt + 1) if (found := cause(run, number)) is not None},
         status=status if status is not None and status.attempt == attempt else None,
-        outcome=outcome if outcome is not None and outcome.attempt in (None, attempt) else None,
+        verdict=reader.verdict(),
         log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
         problems=tuple(reader.problems),
     )
@@ -128,6 +129,21 @@ class _Reader:
     def all(self, paths: Iterable[Path], model: type[R]) -> tuple[R, ...]:
         found = (self.one(path, model) for path in paths)
         return tuple(record for record in found if record is not None)
+
+    def failures(self) -> tuple[RankFailure, ...]:
+        for path in self.run.failure.found():
+            try:
+                read_failure(path)
+            except (OSError, ValueError) as error:
+                self._problem(path, error)
+        return tuple(read_failures(self.run))
+
+    def verdict(self) -> Verdict | None:
+        try:
+            return read_verdict(self.run)
+        except ValueError as error:
+            self._problem(self.run.outcome, error)
+            return None
 
     def lines(self, path: Path, model: type[R]) -> tuple[R, ...]:
         try:

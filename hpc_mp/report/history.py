@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_mp.report.facts import Facts
-from hpc_mp.report.summary import first_cause, layout
+from hpc_mp.report.summary import layout
 from hpc_mp.report.words import moment
 
 
@@ -29,11 +29,11 @@ def _attempt(facts: Facts, number: int, state: str) -> AttemptRow:
     began = min((start.time for start in facts.starts if start.attempt == number), default=None)
     steps = [metric.step for metric in facts.metrics if metric.attempt == number]
     current = number == facts.attempt
-    cause = first_cause(facts, number)
+    cause = facts.causes.get(number)
     return AttemptRow(
         number,
         began="" if began is None else moment(began),
         layout=layout(facts.placement if current else facts.earlier.get(number), facts.spec if current else None),
         steps=f"{steps[0]}–{steps[-1]}" if steps else "none",
-        end=cause or (state if current else "resumed"),
+        end=cause.message if cause else (state if current else "resumed"),
     )

@@ -40,18 +40,6 @@ class Start(Record):
     time: Seconds
 
 
-class Failure(Record):
-    """Why a rank ended. ``kind``: "user", "error", or "peer" (another rank went away)."""
-
-    attempt: int
-    rank: int
-    node: str
-    time: Seconds
-    kind: str
-    message: str
-    traceback: str = ""
-
-
 class Status(Record):
     """What rank 0 was doing when it last said so."""
 
@@ -60,18 +48,6 @@ class Status(Record):
     done: Count = 0
     total: Count = 0
     time: Seconds
-
-
-class Cause(Record):
-    message: str
-
-
-class Outcome(Record):
-    """The launcher's verdict."""
-
-    state: str
-    cause: Cause | str | None = None
-    attempt: int | None = None
 
 
 class Span(NamedTuple):

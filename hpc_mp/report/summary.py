@@ -10,10 +10,11 @@ from statistics import median
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
-from hpc_mp.report.records import Cause, Failure, Metric
+from hpc_mp.report.records import Metric
 from hpc_mp.report.words import counted, duration, moment, number, percent, size
+from hpc_mp.rundir.failures import RankFailure, precedence
+from hpc_mp.rundir.outcome import Cause
 
-PRECEDENCE = {"user": 0, "peer": 2}  # all else: 1. A peer's complaint is the echo of another rank's end
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
 PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")
 WARNING = "warning: "
@@ -34,7 +35,7 @@ class Number:
 class Summary:
     """``state``: completed, failed, stopped, running, or what else the launcher says.
 
-    ``cause`` is empty unless it failed; ``traceback`` is that of the rank that failed first, if it left one.
+    ``cause`` is empty unless it failed; ``traceback`` is that of the rank that the cause names, if it left one.
     """
 
     state: str
@@ -43,43 +44,30 @@ class Summary:
     layout: str
     cause: str
     traceback: str
-    failures: tuple[Failure, ...]
+    failures: tuple[RankFailure, ...]
     problems: tuple[str, ...]
     warnings: tuple[str, ...]
 
 
 def summarize(facts: Facts) -> Summary:
-    failures = tuple(sorted((f for f in facts.failures if f.attempt == facts.attempt), key=_precedence))
-    cause = first_cause(facts, facts.attempt)
+    cause = facts.causes.get(facts.attempt)
+    own = [failure for failure in facts.failures if failure.attempt == facts.attempt]
+    failures = tuple(sorted(own, key=lambda failure: (cause is None or failure.rank != cause.rank,
+                                                      precedence(failure.kind, failure.time))))
     state = _state(facts, cause)
-    said = cause if state == "failed" else ""
+    said = cause.message if cause and state == "failed" else ""
     return Summary(
         state=state,
         doing=_doing(facts) if state == "running" else "",
         when=_when(facts, state),
         layout=layout(facts.placement, facts.spec),
         cause=said or (UNSAVED if state == "failed" else ""),
-        traceback=next((failure.traceback for failure in failures if failure.kind == "error"), ""),
+        traceback=next((failure.traceback for failure in failures if cause and failure.rank == cause.rank), ""),
         failures=failures,
         problems=_newest([f"{line.time} {line.text}".strip() for line in facts.log
                           if PROBLEM.search(line.text) and not (said and line.text.endswith(said))]),
         warnings=_newest([line.text.removeprefix(WARNING) for line in facts.log if line.text.startswith(WARNING)]),
     )
-
-
-def first_cause(facts: Facts, attempt: int) -> str:
-    """Why an attempt failed: the launcher's verdict, which knows of signals, else what the first failing rank said."""
-    if attempt == facts.attempt and facts.outcome is not None and facts.outcome.cause is not None:
-        cause = facts.outcome.cause
-        return cause.message if isinstance(cause, Cause) else cause
-    verdict = f"attempt {attempt} failed: "
-    if said := [line.text.removeprefix(verdict) for line in facts.log if line.text.startswith(verdict)]:
-        return said[-1]
-    failures = [failure for failure in facts.failures if failure.attempt == attempt]
-    if not failures:
-        return ""
-    failure = min(failures, key=_precedence)
-    return f"rank {failure.rank} on {failure.node} failed: {failure.message}"
 
 
 def layout(placement: Placement | None, spec: JobSpec | None) -> str:
@@ -130,13 +118,13 @@ def name(path: Path, spec: JobSpec | None) -> str:
     return f"{spec.job.name if spec else path.parent.name} {path.name}"
 
 
-def _state(facts: Facts, cause: str) -> str:
-    if facts.outcome is not None:
-        return facts.outcome.state
+def _state(facts: Facts, cause: Cause | None) -> str:
+    if facts.verdict is not None:
+        return facts.verdict.state
     phase = facts.status.phase if facts.status else ""
     all_done = bool(facts.spec and facts.metrics and facts.metrics[-1].step >= facts.spec.train.steps)
     rules = (
-        (bool(cause) or phase == "unsaved", "failed"),
+        (cause is not None or phase == "unsaved", "failed"),
         (phase == "stopped", "stopped"),
         (phase == "done" or (all_done and phase != "saving"), "completed"),
     )
@@ -168,7 +156,3 @@ def _newest(lines: list[str]) -> tuple[str, ...]:
     lines = list(dict.fromkeys(lines))
     left_out = [f"({len(lines) - MOST_LINES:,} earlier ones are in log/main.log)"] if len(lines) > MOST_LINES else []
     return (*left_out, *lines[-MOST_LINES:])
-
-
-def _precedence(failure: Failure) -> tuple[int, float]:
-    return PRECEDENCE.get(failure.kind, 1), failure.time

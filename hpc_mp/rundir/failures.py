@@ -1,61 +1,265 @@
-"""Why the ranks of an attempt ended, in their own words, and which of them is the cause."""
+"""Why ranks ended: one record per rank, and the one of them that explains the others.
+
+When one rank dies or stands still, the others lose it, wait for it in vain, and are ended: most of what is written then is an
+echo. ``KINDS`` holds all kinds of failure, those that bring others about before those that are brought about; among echoes
+alone, who waits for whom decides (``hpc_mp.rundir.waits``).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
-
-# Which record is the cause when there are several; of equal ones the earliest. What another's end brings about is last.
-PRECEDENCE = {"user": 0, "memory": 0, "error": 1, "lost": 2, "hang": 3, "peer": 4}
-WORDS = {"user": "refused its input", "memory": "ran out of memory", "error": "failed", "lost": "lost a node",
-         "hang": "saw no step end in time", "peer": "lost another rank"}
-AXES = ("dp", "pp", "cp", "tp")
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import read_json, read_lines, write_json
+from hpc_mp.layout.placement import RankPlace, from_dict
+from hpc_mp.rundir.layout import RunDirectory
+from hpc_mp.rundir.waits import Awaited, Standing, awaited, read_standings, standing_of
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """The end of one rank.
+class FailureKind:
+    """Attributes:
+    level: what brings others about is lower; of equal ones the earliest failure is the cause.
+    text: what a rank, task, node or job of which it is found has done; empty where the message says it itself.
+    """
+
+    level: int
+    text: str = ""
+
+
+ECHO = 10  # the level from which on another rank's end or stand may have brought a failure about
+KINDS: dict[str, FailureKind] = {
+    "memory": FailureKind(0, "ran out of memory"),
+    "hardware": FailureKind(1, "has a hardware fault"),
+    "node": FailureKind(2, "failed, says Slurm"),
+    "unfit": FailureKind(3, "is not fit for this run"),
+    "user": FailureKind(4, "refused its input"),
+    "error": FailureKind(5, "failed"),
+    "space": FailureKind(5, "found no space"),
+    "signal": FailureKind(5),
+    "exit": FailureKind(5),
+    "ended": FailureKind(6),
+    "launcher": FailureKind(7),
+    "cancelled": FailureKind(8, "was ended by Slurm"),
+    "lost": FailureKind(ECHO, "lost contact"),
+    "hang": FailureKind(ECHO + 1, "made no progress"),
+    "silent": FailureKind(ECHO + 2, "gave no sign of life"),
+    "straggled": FailureKind(ECHO + 3, "did not end with the others"),
+    "network": FailureKind(ECHO + 4, "had a network error"),
+    "peer": FailureKind(ECHO + 5, "lost another rank"),
+    "vanished": FailureKind(ECHO + 6),
+    "unknown": FailureKind(ECHO + 7),
+}
+BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15, -24, -25})  # HUP, INT, USR1, USR2, TERM, and limits on CPU time and file size
+
+# (kind, what a text looks like that speaks of it). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
+# recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL, gloo and torch: their sources.
+TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) for kind, text in (
+    ("network", r"ibv_reg_mr\w* failed"),  # says "Cannot allocate memory", and means the limit on locked memory
+    ("memory", r"exceeded (virtual )?memory limit \(\d+ > \d+\), being killed"),
+    ("memory", r"Exceeded (job|step) memory limit"),
+    ("memory", r"Detected \d+ oom[-_]kill event"),
+    ("memory", r"Out of memory: Kill|Memory cgroup out of memory|invoked oom-killer|oom-kill:constraint"),
+    ("memory", r"memory\.events oom_kill [1-9]"),
+    ("memory", r"(?<!\w)(torch\.|torch\.cuda\.)?OutOfMemoryError\b|CUDA out of memory|Cuda failure.*out of memory"),
+    ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array)?MemoryError\b|std::bad_alloc|(can't|[Cc]annot) allocate memory|not enough memory"),
+    ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost"),
+    ("hardware", r"GPU recovery action changed .* to 0x\w+ \((?!None)"),  # Xid 154
+    ("hardware", r"no CUDA-capable device is detected|is/are busy or unavailable|CUDA error: unknown error"),
+    ("hardware", r"\bSXid\b.*\bFatal\b|Machine check events|\[Hardware Error\]"),
+    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm"),
+    ("network", r"Got completion from peer \S+ with status="),
+    ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
+    ("peer", r"Watchdog caught collective operation timeout|Timed out waiting|Application timeout caused pair closure"),
+    ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (closed|reset) by peer"),
+    ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|Read error"),
+))
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailure:
+    """The end of one rank, as it wrote it down itself or, if it could not, as whoever saw it end did.
 
     Attributes:
         node: the scheduler's name; ``host``: the machine's own.
-        kind: see ``WORDS``.
-        place: its coordinates, ``(("dp", 0), …)``; empty when nobody has noted them.
-        traceback: of the Python error; may be empty.
+        kind: a key of ``KINDS``.
+        message: what it was, without who.
         time: unix seconds.
+        attempt: from 1.
+        place: its coordinates, ``(("dp", 0), …)``; empty when nobody has noted them.
+        traceback: of a Python error; may be empty.
+        nodes: those that it found lost; ``silent``: nothing was heard of them, else connections broke; ``ambiguous``: this node
+            may be the lost one as well.
+        standing: where it stood; None: nobody knows.
     """
 
     rank: int
     node: str
-    host: str
     kind: str
     message: str
-    place: tuple[tuple[str, int], ...]
-    traceback: str
     time: float
+    attempt: int = 1
+    host: str = ""
+    pid: int = 0
+    place: tuple[tuple[str, int], ...] = ()
+    traceback: str = ""
+    nodes: tuple[str, ...] = ()
+    silent: bool = False
+    ambiguous: bool = False
+    standing: Standing | None = None
 
     def __str__(self) -> str:
-        where = f"{self.node} ({self.host})" if self.host != self.node else self.node
-        place = f" [{', '.join(f'{axis} {at}' for axis, at in self.place)}]" if self.place else ""
-        return f"rank {self.rank}{place} on {where} {WORDS.get(self.kind, 'failed')}: {self.message}"
+        """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
+        return self.message if self.kind == "user" else sentence(who(self.rank, self.place, self.node), self.kind, self.message)
 
 
-def failures(run: RunDirectory, attempt: int) -> list[Failure]:
-    """Of all ranks that have said why they ended; the cause comes first."""
-    places = {record["rank"]: record for record in read_lines(run.ranks) if record["attempt"] == attempt}
+YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
+AXES = ("dp", "pp", "cp", "tp")
+
+
+def coordinates(place: RankPlace) -> tuple[tuple[str, int], ...]:
+    """Of a rank on all axes, as records hold them."""
+    return tuple((axis, getattr(place, axis)) for axis in AXES)
+
+
+def who(rank: int, place: Iterable[tuple[str, int]] = (), node: str | None = None) -> str:
+    """``rank 3 (dp 0, pp 1, tp 1) on n2``."""
+    shown = ", ".join(f"{axis} {at}" for axis, at in place if axis != "cp" or at)
+    return f"rank {rank}" + (f" ({shown})" if shown else "") + (f" on {node}" if node else "")
+
+
+def sentence(subject: str, kind: str, message: str) -> str:
+    """What has failed, what it has done, and the evidence."""
+    text = KINDS[kind].text
+    return " ".join(filter(None, (subject, text and f"{text}:" if message else text, message)))
+
+
+def precedence(kind: str, time: float) -> tuple[int, float]:
+    """By which the cause comes first among failures; ``time``: unix seconds, infinite where it is not known."""
+    return KINDS[kind].level, time
+
+
+def kind_of_end(code: int) -> str:
+    """The kind of failure of a process that ended without a word; ``code`` as ``subprocess`` gives it."""
+    return "exit" if code >= 0 else "ended" if code in BY_SOMEBODY else "signal"
+
+
+def kind_of(text: str) -> str | None:
+    """The kind of failure that a text speaks of; None for most texts."""
+    return next((kind for kind, pattern in TEXTS if pattern.search(text)), None)
+
+
+def write_failure(run: RunDirectory, failure: RankFailure) -> None:
+    """Raises OSError."""
+    tree = asdict(failure)
+    del tree["place"]
+    write_json(run.failure(failure.attempt, failure.rank), tree | dict(failure.place))
+
+
+def read_failure(path: Path) -> RankFailure:
+    """Raises OSError or ValueError when it is absent or broken."""
+    tree = read_json(path)
+    try:
+        standing = tree.get("standing")
+        found = RankFailure(
+            int(tree["rank"]), str(tree["node"]), tree["kind"] if tree["kind"] in KINDS else "error", str(tree["message"]),
+            float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
+            tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
+            tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
+            standing_of(standing) if standing else None)
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise ValueError(f"no record of a rank's end ({error})") from None
+    if not 0 <= found.time < YEAR_3000:
+        raise ValueError(f"no record of a rank's end (time = {found.time})")
+    return found
+
+
+def read_failures(run: RunDirectory, attempt: int | None = None) -> list[RankFailure]:
+    """Of all ranks whose end is known, by rank; ``attempt``: None for all attempts.
+
+    What is broken is left out, and so is the end of a rank that has begun anew since in the same attempt.
+    """
+    begun = {(line["attempt"], line["rank"]): line for line in _announced(run)}
     found = []
-    for path in run.failure.found(attempt):
-        try:
-            record = read_json(path)
-        except (OSError, ValueError):
-            continue  # the rank was killed while it wrote
-        found.append(_failure({**places.get(record["rank"], {}), **record}))
-    return sorted(found, key=lambda failure: (PRECEDENCE.get(failure.kind, 1), failure.time))
+    for path in run.failure.found(*(() if attempt is None else (attempt,))):
+        with suppress(OSError, ValueError, TypeError):
+            failure = read_failure(path)
+            start = begun.get((failure.attempt, failure.rank), {})
+            if failure.time >= float(start.get("time", 0)):
+                known = failure.place or tuple((axis, int(start[axis])) for axis in AXES if axis in start)
+                found.append(replace(failure, place=known))
+    return found
 
 
-def _failure(record: Mapping[str, Any]) -> Failure:
-    return Failure(record["rank"], record["node"], record.get("host", record["node"]), record["kind"], record["message"],
-                   tuple((axis, record[axis]) for axis in AXES if axis in record), record.get("traceback", ""),
-                   record["time"])
+def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], places: Sequence[RankPlace],
+               nodes: Sequence[str]) -> RankFailure | None:
+    """The failure that explains the others; None when there is none.
+
+    Args:
+        failures: of ranks whose end is known; ``standings``: of ranks that stood still when they were last seen.
+        places: of all ranks; ``nodes``: the name of every node of the placement.
+    """
+    first = min(failures, key=lambda failure: precedence(failure.kind, failure.time), default=None)
+    if first is not None and KINDS[first.kind].level < ECHO:
+        return first
+    stood = {standing.rank: standing for standing in standings}
+    stood |= {failure.rank: failure.standing for failure in failures if failure.standing is not None}
+    end = awaited(stood.values(), [place.rank for place in places] or list(stood))
+    return first if end is None else _awaited(end, {failure.rank: failure for failure in failures}, stood, places, nodes)
+
+
+def _awaited(end: Awaited, failures: dict[int, RankFailure], stood: dict[int, Standing], places: Sequence[RankPlace],
+             nodes: Sequence[str]) -> RankFailure:
+    """The failure of the rank for which all others waited, whether it could write or not."""
+    own, standing = failures.get(end.rank), stood.get(end.rank)
+    at = next((place for place in places if place.rank == end.rank), None)
+    node = own.node if own else nodes[at.node] if at and at.node < len(nodes) else ""
+    others = f"rank{'s' if len(end.by) > 1 else ''} {', '.join(map(str, end.by))} waited for it"
+    accusers = [failure for failure in failures.values() if failure.kind == "lost" and node in failure.nodes]
+    if own is not None and own.kind not in ("straggled", "peer"):
+        kind, text = own.kind, own.message
+    elif accusers:
+        kind, text = "lost", accusers[0].message
+    elif standing is not None:
+        kind, text = "hang", str(standing)
+    else:
+        kind, text = "silent", "it was stopped, is gone, or is stuck in native code"
+    moment = own.time if own else max([*(each.time for each in stood.values()), *(each.time for each in failures.values())])
+    known = coordinates(at) if at else own.place if own else ()
+    blamed = accusers[0].nodes if accusers and kind == "lost" else own.nodes if own else ()
+    return RankFailure(end.rank, node, kind, f"{text}; {others}", moment, place=known, nodes=blamed, standing=standing,
+                       traceback=own.traceback if own and kind == own.kind else "")
+
+
+def judged(run: RunDirectory, attempt: int, nodes: Sequence[str] | None = None) -> RankFailure | None:
+    """The failure that explains an attempt, from what its ranks have left; None when they have left nothing.
+
+    Args:
+        nodes: the name of every node of the placement; None: as the ranks have announced them.
+    """
+    try:
+        places: Sequence[RankPlace] = from_dict(read_json(run.of_attempt(attempt).placement)).ranks
+    except (OSError, ValueError, TypeError, AttributeError, HpcMpError):  # the records are there all the same
+        places = ()
+    return root_cause(read_failures(run, attempt), read_standings(run, attempt), places,
+                      nodes if nodes is not None else _nodes(run, attempt, places))
+
+
+def _announced(run: RunDirectory) -> list[dict[str, Any]]:
+    """The lines of ``ranks.jsonl`` that tell of a rank of an attempt."""
+    with suppress(OSError):
+        return [line for line in read_lines(run.ranks) if isinstance(line, dict)
+                and isinstance(line.get("attempt"), int) and isinstance(line.get("rank"), int)]
+    return []
+
+
+def _nodes(run: RunDirectory, attempt: int, places: Sequence[RankPlace]) -> list[str]:
+    """The names of the nodes, of which each rank has told its own."""
+    told = {line["rank"]: str(line.get("node", "")) for line in _announced(run) if line["attempt"] == attempt}
+    names = {place.node: told[place.rank] for place in places if told.get(place.rank)}
+    return [names.get(node, f"node{node}") for node in range(max((place.node for place in places), default=-1) + 1)]

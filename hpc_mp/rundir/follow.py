@@ -65,14 +65,3 @@ class AttemptReader:
         except FileNotFoundError:
             return ""
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
-
-    def failures(self) -> dict[int, dict[str, Any]]:
-        """Why ranks ended, in their own words, by rank."""
-        found = {}
-        for path in self.run.failure.found(self.number):
-            try:
-                record = read_json(path)
-            except (OSError, ValueError):
-                continue  # the rank was killed while it wrote
-            found[int(record["rank"])] = record
-        return found

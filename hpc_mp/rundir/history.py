@@ -1,4 +1,4 @@
-"""What became of each start of a run: ``RUN/history.jsonl``, one line per start that has ended."""
+"""What became of each attempt of a run: ``RUN/history.jsonl``, one line per attempt that has ended."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from hpc_mp.rundir.checkpoints import complete_steps, step_of
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """How one start ended.
+class AttemptEnd:
+    """How one attempt ended.
 
     Attributes:
         step: of the newest checkpoint then.
-        kind: "completed", "stopped", or the class of its death.
+        kind: "completed", "stopped", or a key of ``failures.KINDS``.
         nodes: to blame.
         action: what was done about it: "done", "requeue", "wait" (a successor goes on) or "fail"; "resume": no end, but
             somebody who wants the run to go on, and has mended what was to mend.
         time: unix seconds.
+        rank, node: of the failure; None when it was no rank, or no node.
     """
 
     token: str
@@ -31,14 +32,16 @@ class End:
     nodes: tuple[str, ...]
     action: str
     time: float
+    rank: int | None = None
+    node: str | None = None
 
 
-def history(run: RunDirectory) -> list[End]:
+def history(run: RunDirectory) -> list[AttemptEnd]:
     """All ends, the earliest first."""
-    return [End(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(run.history)]
+    return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(run.history)]
 
 
-def record(run: RunDirectory, end: End) -> None:
+def record(run: RunDirectory, end: AttemptEnd) -> None:
     """Raises OSError when it cannot be written."""
     with open(run.history, "a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(end)) + "\n")
@@ -50,7 +53,7 @@ def saved_step(run: RunDirectory) -> int:
     return step_of(saved[-1]) if saved else 0
 
 
-def without_progress(ends: list[End], step: int) -> list[End]:
+def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
     """The latest ends since which no checkpoint has come and nobody has resumed; ``step`` is the newest checkpoint's."""
     return list(takewhile(lambda end: end.step == step and end.action != "resume", reversed(ends)))
 

@@ -150,8 +150,12 @@ class RunDirectory:
     node = RunFiles("nodes/{host}.json", "slurm/node-start.sh", "you",
         "one node as it was before the ranks: GPUs, kernel, boot id, room on its disk")
     failures = RunFile("failures/", "", "", "why ranks ended")
-    failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank", "ranks, supervisor, launch, report",
+    failure = RunFiles("failures/attempt-{attempt}-rank-{rank:05d}.json", "one rank, or launch for one that could not",
+        "ranks, supervisor, launch, status, logs, report",
         "why one rank ended: kind, message, traceback, coordinates")
+    waits = RunFile("waits/", "", "", "where ranks stand that do not move")
+    standing = RunFiles("waits/attempt-{attempt}-rank-{rank:05d}.json", "one rank", "supervisor, launch, report",
+        "where one rank stands that does not move, the message that it waits in, and how many it has come to")
     first_failure = RunFiles("failures/attempt-{attempt}-first", "one rank", "ranks",
         "nothing: the rank that could make it tells the main log")
     traces = RunFile("trace/", "", "", "what ranks executed")
@@ -166,7 +170,7 @@ class RunDirectory:
         "every file of the checkpoint with its size and SHA-256; without it nothing is loaded")
     attempts = RunFile("attempts/", "", "", "earlier attempts")
     put_away = RunFiles("attempts/{attempt}/", "resume, supervisor", "logs, report",
-        "job, plan, placement, script and logs of an earlier attempt, under the same names")
+        "job, plan, placement, script, verdict and logs of an earlier attempt, under the same names")
 
     @property
     def cache(self) -> Path:

@@ -1,28 +1,23 @@
-"""What became of a run, and the first cause when it failed."""
+"""The verdict: what became of an attempt of a run, and why it failed. Once in ``outcome.json`` it is the only answer."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_mp.rundir import RunDirectory, read_json, read_lines, write_json
+from hpc_mp.rundir import RunDirectory, history, read_json, read_lines, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.failures import KINDS, RankFailure, judged
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
 State = Literal["completed", "failed", "stopped", "submitted"]
 WORSE: tuple[State, ...] = ("completed", "submitted", "stopped", "failed")  # each is worse than those before it
-Kind = Literal["user", "error", "memory", "signal", "exit", "launcher", "lost", "peer", "hang"]
-
-# Which finding is the cause when there are several; of equal ones the earliest. A peer's complaint is an echo.
-PRECEDENCE: dict[Kind, int] = {"memory": 0, "user": 1, "error": 2, "signal": 2, "exit": 2, "launcher": 2, "lost": 3,
-                              "peer": 4, "hang": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +25,13 @@ class Cause:
     """Why a run failed.
 
     Attributes:
-        kind: "user" (the input is wrong), "error" (an exception), "signal", "exit" (a code and no word), "launcher"
-            (the emulator itself), "peer" (another rank was lost, and nobody says why), "hang" (others had long ended).
+        kind: a key of ``failures.KINDS``.
         message: one sentence or, for "user", one paragraph.
         rank, node, log: who, where, and the file that says more; None when it was no rank.
         time: unix seconds.
     """
 
-    kind: Kind
+    kind: str
     message: str
     rank: int | None = None
     node: str | None = None
@@ -47,7 +41,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What ``launch`` reports.
+    """What became of a run.
 
     Attributes:
         steps: how many optimizer steps the run has behind it.
@@ -81,53 +75,70 @@ def together(elements: Sequence[Outcome]) -> Outcome:
     return replace(max(elements, key=lambda outcome: WORSE.index(outcome.state)), elements=tuple(elements))
 
 
-def first(causes: Iterable[Cause]) -> Cause | None:
-    """The cause among many findings; None when there are none."""
-    return min(causes, key=lambda cause: (PRECEDENCE[cause.kind], cause.time), default=None)
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``outcome.json``, as far as it cannot be read elsewhere. ``attempt``: from 1."""
+
+    attempt: int
+    state: State
+    cause: Cause | None
+    report: Path | None = None
 
 
-def reported(failure: Mapping[str, Any], attempt: AttemptReader) -> Cause:
-    """What a rank wrote about its own end."""
-    kind, rank, node, said = (failure[key] for key in ("kind", "rank", "node", "message"))
-    message = {
-        "user": said,
-        "error": f"rank {rank} on {node} failed: {said}",
-        "memory": f"rank {rank} on {node} ran out of memory: {said}",
-        "lost": f"rank {rank} on {node}: {said}",
-        "peer": f"rank {rank} on {node} lost another rank: {said}",
-        "hang": f"rank {rank} on {node} made no progress: {said}",
-    }[kind]
-    return Cause(kind, message, rank, node, str(attempt.run.rank_log(rank)), failure["time"])
+def write_outcome(outcome: Outcome, attempt: int) -> None:
+    """Raises OSError."""
+    write_json(RunDirectory(outcome.run).outcome, outcome.document() | {"attempt": attempt})
 
 
-def written(attempt: AttemptReader) -> tuple[State, Cause | None] | None:
-    """How the run ended in the words of whoever saw it end (``outcome.json``); None while nobody has."""
+def read_verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
+    """The verdict on an attempt, None for the current one; None while there is none. Raises ValueError when it is broken."""
+    number = run.attempt() if attempt is None else attempt
     try:
-        tree = read_json(attempt.run.outcome)
-    except (OSError, ValueError):
+        tree = read_json(run.of_attempt(number).outcome)
+    except OSError:
         return None
-    if tree["attempt"] < attempt.number:
+    try:
+        report, cause = tree.get("report"), tree.get("cause")
+        found = Verdict(int(tree.get("attempt") or number), tree["state"], _cause(cause) if cause else None,
+                        Path(report) if report else None)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no verdict ({error})") from None
+    return found if found.attempt == number else None
+
+
+def verdict(run: RunDirectory, attempt: int | None = None) -> Verdict | None:
+    """As ``read_verdict``; a broken one counts as none."""
+    try:
+        return read_verdict(run, attempt)
+    except ValueError:
         return None
-    return tree["state"], Cause(**tree["cause"]) if tree["cause"] else None
 
 
-def note_report(run: RunDirectory, report: Path) -> None:
-    """Write into ``outcome.json`` where the report of the run lies, where somebody has written how the run ended."""
-    path = run.outcome
-    with suppress(OSError, ValueError):
-        write_json(path, read_json(path) | {"report": str(report)})
+def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
+    """Why an attempt failed: the verdict's word if there is a verdict, else what its records say; None when they say nothing."""
+    number = run.attempt() if attempt is None else attempt
+    found = verdict(run, number)
+    if found is not None:
+        return found.cause
+    with suppress(OSError, KeyError, TypeError):  # a broken history: the records are there
+        for end in reversed(history.history(run)):
+            if end.attempt == number and end.kind in KINDS:
+                return Cause(end.kind, end.message, end.rank, end.node, time=end.time)
+    failure = judged(run, number)
+    return None if failure is None else cause_of(run, failure)
 
 
-def finished(run: RunDirectory) -> Outcome:
-    """Of a run to which there is nothing to add."""
-    return Outcome(run.path, "completed", **figures(AttemptReader(run, run.attempt())))
+def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
+    """A rank's failure as the cause of the run's."""
+    own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
+    return Cause(failure.kind, str(failure), failure.rank, failure.node or None, str(by_node if by_node.exists() else own),
+                 failure.time)
 
 
-def figures(attempt: AttemptReader) -> dict[str, Any]:
-    """The part of an ``Outcome`` that lies in the run directory."""
-    run = attempt.run
+def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
+    """The part of an ``Outcome`` that lies in the run directory; ``attempt``: from which on the speed is measured."""
     records = read_lines(run.metrics)
-    warm = [record for record in records if record["attempt"] >= attempt.number][1:]
+    warm = [record for record in records if record["attempt"] >= attempt][1:]
     seconds = sum(record["step_time_s"] for record in warm)
     tokens = sum(record["tokens_per_s"] * record["step_time_s"] for record in warm)
     return {
@@ -137,6 +148,13 @@ def figures(attempt: AttemptReader) -> dict[str, Any]:
         "tokens_per_s": tokens / seconds if seconds else None,
         "checkpoint": next(reversed(complete_steps(run.checkpoints)), None),
     }
+
+
+def _cause(tree: Mapping[str, Any] | str) -> Cause:
+    if isinstance(tree, str):
+        return Cause("unknown", tree)
+    known = {field.name for field in fields(Cause)}
+    return Cause(**{"kind": "unknown", **{key: value for key, value in tree.items() if key in known}})
 
 
 def _plain(value: Any) -> Any:

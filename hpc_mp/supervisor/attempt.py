@@ -17,12 +17,12 @@ from hpc_mp.cluster.slurm.requeue import exclude, queued_again, requeue
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.placement import from_dict
-from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, history, read_attempt, read_json, write_json
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, history, read_attempt, read_json
 from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.supervisor import node_setup as node_steps
-from hpc_mp.supervisor.diagnose import Death, classify, gather
+from hpc_mp.supervisor.diagnose import RootCause, classify, gather
 from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
@@ -51,9 +51,10 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     _say(run, f"start {attempt.attempt} ({attempt.token}) on {hosts}; {why}")
     stalled = _stalled(run)
     if sum(end.kind != "stopped" for end in stalled) > spec.slurm.retries:  # Slurm asks nobody when it queues a job again
-        last = stalled[0]
-        death = Death(last.kind, f"{last.message}; {len(stalled)} starts without a new checkpoint", (), False, "launcher")
-        return _act(run, spec, attempt, given, death, Decision("fail", (), f"slurm.retries = {spec.slurm.retries}"), 1)
+        last = next(end for end in stalled if end.kind != "stopped")
+        said = f"{last.message}; {len(stalled)} attempts without a new checkpoint"
+        died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
+        return _act(run, spec, attempt, given, died, Decision("fail", (), f"slurm.retries = {spec.slurm.retries}"), 1)
 
     environ = os.environ | {TOKEN: attempt.token, "MASTER_ADDR": attempt.address,
                             "MASTER_PORT": str(attempt.port)}
@@ -83,7 +84,7 @@ def _nothing_to_do(run: RunDirectory, given: Allocation | None) -> int:
     return 0
 
 
-def _stalled(run: RunDirectory) -> list[history.End]:
+def _stalled(run: RunDirectory) -> list[history.AttemptEnd]:
     """Ends since which no checkpoint has come."""
     return history.without_progress(history.history(run), history.saved_step(run))
 
@@ -110,7 +111,7 @@ def _telling(run: RunDirectory, code: int) -> int:
 def _ending(
     run: RunDirectory, attempt: AttemptRecord, given: Allocation | None, code: int, script: ScriptLog | None,
     asked: bool,
-) -> Literal["completed", "stopped"] | Death:
+) -> Literal["completed", "stopped"] | RootCause:
     if code == 0:
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not _failed(run, attempt):
@@ -120,13 +121,13 @@ def _ending(
 
 def _act(
     run: RunDirectory, spec: JobSpec, attempt: AttemptRecord, given: Allocation | None,
-    ending: Literal["completed", "stopped"] | Death, decision: Decision, code: int,
+    ending: Literal["completed", "stopped"] | RootCause, decision: Decision, code: int,
 ) -> int:
     """Carry the decision out, and write down what was done."""
     if not _current(run, attempt):
         return 1
-    died = ending if isinstance(ending, Death) else None
-    message = died.message if died else str(ending)
+    died = ending if isinstance(ending, RootCause) else None
+    message = died.cause.message if died else str(ending)
     if died is not None and died.nodes_to_blame and given is not None:
         _remember(run, given.cluster, died)
     if decision.action == "done":
@@ -136,9 +137,10 @@ def _act(
     else:
         action, why = _again(run, spec, given, decision)
     with suppress(OSError):  # a full disk must not change what the job's end is
-        history.record(run, history.End(attempt.token, attempt.attempt, history.saved_step(run),
-                                        died.kind if died else str(ending), message, died.nodes_to_blame if died else (),
-                                        action, time.time()))
+        history.record(run, history.AttemptEnd(
+            attempt.token, attempt.attempt, history.saved_step(run), died.cause.kind if died else str(ending), message,
+            died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
+            died.cause.node if died else None))
     if action in ("done", "fail"):
         _conclude(run, attempt.attempt, given, ending)
         withdraw(successors(run, given.job_id if given else None))
@@ -168,22 +170,19 @@ def _again(run: RunDirectory, spec: JobSpec, given: Allocation, decision: Decisi
     return action, why
 
 
-def _conclude(run: RunDirectory, attempt: int, given: Allocation | None, ending: Literal["completed", "stopped"] | Death) -> None:
-    """``outcome.json``: how the whole run ended, for whoever asks without Slurm."""
-    numbers = figures(AttemptReader(run, attempt))
-    job_id = given.job_id if given else None
-    if isinstance(ending, Death):
-        cause = Cause(ending.cause, ending.message, ending.rank, ending.node, str(ending.log) if ending.log else None)
-        outcome = Outcome(run.path, "failed", job_id, cause=cause, **numbers)
-    else:
-        outcome = Outcome(run.path, ending, job_id, **numbers)
-    with suppress(OSError):
-        write_json(run.outcome, outcome.document() | {"attempt": attempt})
+def _conclude(
+    run: RunDirectory, attempt: int, given: Allocation | None, ending: Literal["completed", "stopped"] | RootCause,
+) -> None:
+    """The verdict on the whole run, with its report, for whoever asks without Slurm."""
+    outcome = Outcome(run.path, "failed" if isinstance(ending, RootCause) else ending, given.job_id if given else None,
+                      cause=ending.cause if isinstance(ending, RootCause) else None, **figures(run, attempt))
+    conclude(outcome, attempt)
 
 
-def _remember(run: RunDirectory, cluster: str, death: Death) -> None:
+def _remember(run: RunDirectory, cluster: str, died: RootCause) -> None:
     now = time.time()
-    findings = [BadNode(node, death.kind, death.message, str(run.path), now, now + AVOIDED_S) for node in death.nodes_to_blame]
+    findings = [BadNode(node, died.cause.kind, died.cause.message, str(run.path), now, now + AVOIDED_S)
+                for node in died.nodes_to_blame]
     try:
         record(ledger(cluster), findings)
     except OSError as error:

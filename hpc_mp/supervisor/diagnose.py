@@ -1,7 +1,8 @@
-"""Why a start of a run died: all findings, of which the one that explains the others is named.
+"""Why an attempt of a run failed: all symptoms, of which the one that explains the others is named.
 
 When one rank dies, the others lose their peer, wait for it in vain, and are ended by srun: most of what is written then is
-an echo. ``RULES`` holds the kinds of death, those that bring others about before those that are brought about.
+an echo. Kinds of failure, their order and their wording are those of ``hpc_mp.rundir.failures``, and so is the way to the cause
+where there are echoes alone: who waits for whom.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.rundir.outcome import STOPPED, Kind
-from hpc_mp.supervisor.evidence import Evidence, Failure, gather
+from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure, coordinates, kind_of_end, precedence, root_cause, sentence, who
+from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.supervisor.evidence import Evidence, gather
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
     CANNOT_START,
@@ -32,50 +33,47 @@ from hpc_mp.supervisor.log_patterns import (
     xid,
 )
 
-__all__ = ["RULES", "Death", "Rule", "classify", "gather"]
+__all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify", "gather"]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """What follows from a kind of death.
+class FailureClass:
+    """What follows from a kind of failure.
 
     Attributes:
-        says: what a rank, task, node or job of which it is found has done; empty where the evidence says it itself.
-        retry: whether another start may go well: a fault of the machine, or one that nobody can tell from it.
-        blames: whether the node of which it is found should be left out then.
-        cause: the word for it in ``outcome.json``.
+        retry: whether another attempt may go well: a fault of the machine, or one that nobody can tell from it.
+        blame_node: whether the node of which it is found should be left out then.
     """
 
-    says: str
     retry: bool
-    blames: bool
-    cause: Kind
+    blame_node: bool = False
 
 
-RULES: dict[str, Rule] = {
-    "memory": Rule("ran out of memory", retry=False, blames=False, cause="error"),
-    "hardware": Rule("has a hardware fault", retry=True, blames=True, cause="error"),
-    "node": Rule("failed, says Slurm", retry=True, blames=True, cause="peer"),
-    "unfit": Rule("is not fit for this run", retry=True, blames=True, cause="launcher"),
-    "user": Rule("", retry=False, blames=False, cause="user"),
-    "error": Rule("failed", retry=False, blames=False, cause="error"),
-    "space": Rule("found no space", retry=False, blames=False, cause="error"),
-    "signal": Rule("", retry=True, blames=False, cause="signal"),
-    "ended": Rule("", retry=False, blames=False, cause="signal"),
-    "exit": Rule("", retry=False, blames=False, cause="exit"),
-    "cancelled": Rule("was ended by Slurm", retry=False, blames=False, cause="exit"),
-    "lost": Rule("lost contact", retry=True, blames=True, cause="peer"),
-    "hang": Rule("made no progress", retry=True, blames=False, cause="hang"),
-    "network": Rule("had a network error", retry=True, blames=False, cause="peer"),
-    "timeout": Rule("lost another rank", retry=True, blames=False, cause="peer"),
-    "unknown": Rule("", retry=False, blames=False, cause="exit"),
+FAILURE_CLASSES: dict[str, FailureClass] = {
+    "memory": FailureClass(retry=False),
+    "hardware": FailureClass(retry=True, blame_node=True),
+    "node": FailureClass(retry=True, blame_node=True),
+    "unfit": FailureClass(retry=True, blame_node=True),
+    "user": FailureClass(retry=False),
+    "error": FailureClass(retry=False),
+    "space": FailureClass(retry=False),
+    "signal": FailureClass(retry=True),
+    "exit": FailureClass(retry=False),
+    "ended": FailureClass(retry=False),
+    "launcher": FailureClass(retry=False),
+    "cancelled": FailureClass(retry=False),
+    "lost": FailureClass(retry=True, blame_node=True),
+    "hang": FailureClass(retry=True),
+    "silent": FailureClass(retry=True),
+    "straggled": FailureClass(retry=True),
+    "network": FailureClass(retry=True),
+    "peer": FailureClass(retry=True),
+    "vanished": FailureClass(retry=True),
+    "unknown": FailureClass(retry=False),
 }
-ORDER = {kind: place for place, kind in enumerate(RULES)}
 
-# Kinds of the ranks' own records. What an exception is about may say more: lack of memory, a broken GPU.
-RECORDED = {"user": "user", "error": "error", "peer": "timeout", "lost": "lost", "hang": "hang", "memory": "memory"}
+# What an exception is about may say more than its kind: lack of memory, a broken GPU.
 TOLD = frozenset({"memory", "hardware", "space", "network"})
-BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15, -24, -25})  # HUP, INT, USR1, USR2, TERM, and limits on CPU time and file size
 KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
@@ -83,27 +81,20 @@ LABEL = re.compile(r"^\s*(\d+): (.*)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class RootCause:
     """Attributes:
-    kind: a key of ``RULES``.
-    message: one sentence with rank, host, coordinates and the evidence.
-    nodes_to_blame: hosts that the next start should not get.
-    retry: whether there should be a next start at all.
-    cause, rank, node, log: for ``outcome.json``; None when it was no rank, or no node.
+    cause: for ``outcome.json``: one sentence with rank, host, coordinates and the evidence.
+    nodes_to_blame: hosts that the next attempt should not get.
+    retry: whether there should be a next attempt at all.
     """
 
-    kind: str
-    message: str
+    cause: Cause
     nodes_to_blame: tuple[str, ...]
     retry: bool
-    cause: Kind
-    rank: int | None = None
-    node: str | None = None
-    log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Clue:
+class Symptom:
     """One finding. ``text`` is its evidence; ``lost``: hosts that did not answer; ``time``: unix seconds, where known."""
 
     kind: str
@@ -115,107 +106,122 @@ class Clue:
     lost: tuple[str, ...] = ()
 
 
-def classify(evidence: Evidence) -> Death:
-    """The death that explains all that was found."""
+def classify(evidence: Evidence) -> RootCause:
+    """The failure that explains all that was found."""
     found = chain(_records(evidence), _srun(evidence), _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
-    clues = list(found) or [_last_error(evidence) or Clue("unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
-    if all(clue.kind == "timeout" for clue in clues):
-        clues += _vanished(evidence)
-    return _death(_located(min(clues, key=_precedence), clues, evidence), clues, evidence)
+    symptoms = list(found) or [_last_error(evidence) or Symptom(
+        "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
+    if all(symptom.kind == "peer" for symptom in symptoms):
+        symptoms += _vanished(evidence)
+    first = min(symptoms, key=_precedence)
+    if KINDS[first.kind].level >= ECHO:
+        first = _awaited(evidence, first)
+    return _root_cause(_located(first, symptoms, evidence), symptoms, evidence)
 
 
-def _precedence(clue: Clue) -> tuple[int, bool, bool, float]:
-    """Of clues to the same kind of death, one that names a rank tells more than one that names a host; then the earliest."""
-    return ORDER[clue.kind], clue.rank is None, clue.host is None, clue.time
+def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
+    """Of one level the earliest; of those without a time one that names a rank tells more than one that names a host."""
+    level, time = precedence(symptom.kind, symptom.time)
+    return level, time, tuple(KINDS).index(symptom.kind), symptom.rank is None, symptom.host is None
 
 
-def _located(clue: Clue, clues: Sequence[Clue], evidence: Evidence) -> Clue:
+def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
+    """Of the rank for which all others waited; the ``first`` when nobody has said for whom. A lost node stays one: of its ranks
+    it is then the one that was waited for."""
+    places = sorted(evidence.places.values(), key=lambda place: place.rank)
+    found = root_cause(evidence.failures, evidence.standings, places, evidence.hosts)
+    if found is None or found in evidence.failures:
+        return first
+    if first.kind == "lost":
+        return replace(first, host=found.node, rank=found.rank) if found.node in first.lost else first
+    return Symptom(found.kind, found.message, found.node or None, found.rank, None, found.time, found.nodes)
+
+
+def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> Symptom:
     """Lack of memory is often told of a node or a job only: then it was the task that the kernel killed, if one was, else the
     largest there."""
-    if clue.kind != "memory" or clue.rank is not None:
-        return clue
-    killed = next((other for other in clues if other.kind == "signal" and KILLED in other.text
-                   and clue.host in (None, other.host)), None)
-    if killed is not None and clue.task is None:
-        return replace(clue, host=killed.host, rank=killed.rank, task=killed.task)
-    ranks = evidence.ranks_on(clue.host)
+    if symptom.kind != "memory" or symptom.rank is not None:
+        return symptom
+    killed = next((other for other in symptoms if other.kind == "signal" and KILLED in other.text
+                   and symptom.host in (None, other.host)), None)
+    if killed is not None and symptom.task is None:
+        return replace(symptom, host=killed.host, rank=killed.rank, task=killed.task)
+    ranks = evidence.ranks_on(symptom.host)
     if len(ranks) == 1:
-        return replace(clue, rank=ranks[0])
+        return replace(symptom, rank=ranks[0])
     held = {rank: evidence.resident[rank] for rank in ranks if rank in evidence.resident}
     if not held:
-        return clue
+        return symptom
     most = max(held, key=held.__getitem__)
-    return replace(clue, rank=most, text=f"{clue.text}; of the {len(ranks)} ranks there it held most, {held[most] / 1e9:.1f} GB")
+    text = f"{symptom.text}; of the {len(ranks)} ranks there it held most, {held[most] / 1e9:.1f} GB"
+    return replace(symptom, rank=most, text=text)
 
 
-def _death(clue: Clue, clues: Sequence[Clue], evidence: Evidence) -> Death:
-    rule = RULES[clue.kind]
-    same = [other for other in clues if other.kind == clue.kind]
-    blamed = (_lost(same, evidence.here) if clue.kind == "lost"
-              else tuple(dict.fromkeys(other.host for other in same if other.host)) if rule.blames else ())
-    message = " ".join(filter(None, (_who(clue, evidence), rule.says and f"{rule.says}:", clue.text)))
-    if clue.kind == "user":
-        message = clue.text
-    elif clue.kind == "lost" and blamed:
+def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> RootCause:
+    consequence = FAILURE_CLASSES[symptom.kind]
+    same = [other for other in symptoms if other.kind == symptom.kind]
+    blamed = (_lost(same, evidence.here) if symptom.kind == "lost"
+              else tuple(dict.fromkeys(other.host for other in same if other.host)) if consequence.blame_node else ())
+    message = symptom.text if symptom.kind == "user" else sentence(_who(symptom, evidence), symptom.kind, symptom.text)
+    if symptom.kind == "lost" and blamed:
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
-    log = evidence.run.node_log(clue.host) if evidence.run and clue.host else None
-    return Death(clue.kind, message, blamed, rule.retry, rule.cause, clue.rank, clue.host, log)
+    log = str(evidence.run.node_log(symptom.host)) if evidence.run and symptom.host else None
+    time = symptom.time if math.isfinite(symptom.time) else 0.0
+    return RootCause(Cause(symptom.kind, message, symptom.rank, symptom.host, log, time), blamed, consequence.retry)
 
 
-def _lost(clues: Sequence[Clue], here: str | None) -> tuple[str, ...]:
+def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
     """Hosts that most hosts did not hear from. Both sides of a cut say so of each other: the side of ``here`` is right, for
     Slurm and this program are on it."""
-    said = {(clue.host, host) for clue in clues for host in clue.lost}
+    said = {(symptom.host, host) for symptom in symptoms for host in symptom.lost}
     doubted = {host for by, host in said if by == here}
     votes = Counter(host for by, host in said if by not in doubted and host != here)
     return tuple(sorted(host for host, count in votes.items() if count == max(votes.values())))
 
 
-def _who(clue: Clue, evidence: Evidence) -> str:
-    place = evidence.places.get(clue.rank) if clue.rank is not None else None
-    at = f" (dp {place.dp}, pp {place.pp}, tp {place.tp})" if place else ""
-    on = f" on {clue.host}" if clue.host else ""
-    if clue.rank is not None:
-        return f"rank {clue.rank}{at}{on}"
-    if clue.task is not None:
-        return f"task {clue.task}{on}"
-    if clue.host is None:
+def _who(symptom: Symptom, evidence: Evidence) -> str:
+    if symptom.rank is not None:
+        place = evidence.places.get(symptom.rank)
+        return who(symptom.rank, coordinates(place) if place else (), symptom.host)
+    if symptom.task is not None:
+        return f"task {symptom.task}" + (f" on {symptom.host}" if symptom.host else "")
+    if symptom.host is None:
         return "the job"
-    ranks = ", ".join(map(str, evidence.ranks_on(clue.host)))
-    return f"node {clue.host}" + (f" (ranks {ranks})" if ranks else "")
+    ranks = ", ".join(map(str, evidence.ranks_on(symptom.host)))
+    return f"node {symptom.host}" + (f" (ranks {ranks})" if ranks else "")
 
 
-def _records(evidence: Evidence) -> Iterator[Clue]:
+def _records(evidence: Evidence) -> Iterator[Symptom]:
     """What ranks wrote about their own end."""
     for failure in evidence.failures:
-        kind = RECORDED.get(failure.kind, "error")
-        told = sign(failure.message) if kind == "error" else None
-        yield Clue(told if told in TOLD else kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
+        told = sign(failure.message) if failure.kind == "error" else None
+        kind = told if told in TOLD else failure.kind
+        yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
 
 
-def _srun(evidence: Evidence) -> Iterator[Clue]:
+def _srun(evidence: Evidence) -> Iterator[Symptom]:
     """What srun says about the ends of tasks, and slurmstepd about the job's."""
     for end in task_ends(evidence.srun):
         yield from _end(end, evidence)
     for line in evidence.srun:
         if failed := NODE_FAILURE.search(line):
-            yield Clue("node", line.strip(), failed[1] or failed[2])
+            yield Symptom("node", line.strip(), failed[1] or failed[2])
         elif (cancelled := CANCELLED.search(line)) is not None:
-            yield Clue("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
+            yield Symptom("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
         elif JOB_CANCELLED.search(line):
-            yield Clue("cancelled", line.strip())
+            yield Symptom("cancelled", line.strip())
 
 
-def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Clue]:
+def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
     for task in end.tasks:
         rank = evidence.rank_of(end.host, task)
         if end.code is None:
-            yield Clue("memory", end.line.strip(), end.host, rank, task)
+            yield Symptom("memory", end.line.strip(), end.host, rank, task)
         elif end.code < 0:
-            kind = "ended" if end.code in BY_SOMEBODY else "signal"
-            yield Clue(kind, _with_last_words(ending(end.code), end.host, task, evidence), end.host, rank, task)
+            text = _with_last_words(ending(end.code), end.host, task, evidence)
+            yield Symptom(kind_of_end(end.code), text, end.host, rank, task)
         elif _is_silent(end, rank, evidence):
-            yield Clue("exit", _with_last_words(ending(end.code), end.host, task, evidence), end.host, rank, task)
+            yield Symptom("exit", _with_last_words(ending(end.code), end.host, task, evidence), end.host, rank, task)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
@@ -224,7 +230,7 @@ def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
         _is_of(failure, end.host, rank) for failure in evidence.failures)
 
 
-def _is_of(failure: Failure, host: str, rank: int | None) -> bool:
+def _is_of(failure: RankFailure, host: str, rank: int | None) -> bool:
     return failure.node == host if rank is None else failure.rank == rank
 
 
@@ -239,11 +245,11 @@ def _last_words(host: str, task: int, evidence: Evidence) -> str:
     return next(filter(None, own), "")
 
 
-def _nodes(evidence: Evidence) -> Iterator[Clue]:
+def _nodes(evidence: Evidence) -> Iterator[Symptom]:
     """What Slurm thinks of the nodes."""
     for host, state in evidence.states.items():
         if state.startswith("down") or state.endswith("*"):  # the star: it does not answer
-            yield Clue("node", f"its state is {state}", host)
+            yield Symptom("node", f"its state is {state}", host)
 
 
 def _srun_error(evidence: Evidence) -> str:
@@ -252,7 +258,7 @@ def _srun_error(evidence: Evidence) -> str:
     return next((f"all that is known is {line!r}" for line in said), "nothing says why")
 
 
-def _vanished(evidence: Evidence) -> Iterator[Clue]:
+def _vanished(evidence: Evidence) -> Iterator[Symptom]:
     """Hosts that neither a rank nor srun has a word of, when all others complain of lost peers: a node that went and came
     back at once, of which Slurm knows nothing."""
     if not evidence.failures or any(failure.kind != "peer" for failure in evidence.failures):
@@ -260,10 +266,10 @@ def _vanished(evidence: Evidence) -> Iterator[Clue]:
     heard = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
     silent = tuple(host for host in evidence.hosts if host not in heard)
     if silent and 2 * len(silent) < len(evidence.hosts):
-        yield Clue("lost", f"nothing was heard of {', '.join(silent)} when all others lost a peer", lost=silent)
+        yield Symptom("lost", f"nothing was heard of {', '.join(silent)} when all others lost a peer", lost=silent)
 
 
-def _said(evidence: Evidence) -> Iterator[Clue]:
+def _said(evidence: Evidence) -> Iterator[Symptom]:
     """What lines of logs speak of."""
     for line in evidence.srun:
         if (kind := sign(line)) is not None:
@@ -274,7 +280,7 @@ def _said(evidence: Evidence) -> Iterator[Clue]:
                 yield _line(kind, line, host, evidence)
 
 
-def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Clue:
+def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom:
     label = LABEL.match(line)
     text = label[2] if label else line.strip()
     known = xid(text)
@@ -284,10 +290,10 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Clue:
     rank = evidence.rank_of(host, task)
     if (pid := KILLED_PID.search(text)) and host is not None:
         rank = evidence.pids.get((host, int(pid[1])))
-    return Clue(kind, known or text, host, rank, task)
+    return Symptom(kind, known or text, host, rank, task)
 
 
-def _missing(evidence: Evidence) -> Iterator[Clue]:
+def _missing(evidence: Evidence) -> Iterator[Symptom]:
     """Nodes without the ranks' Python, or without a package; when all are, it is not the nodes.
 
     Ends that srun had asked for count too: it stops at the first, and whoever has no Python ends so all the same.
@@ -302,11 +308,11 @@ def _missing(evidence: Evidence) -> Iterator[Clue]:
                 found.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
     everywhere = set(found) == set(evidence.hosts)
     for host, text in found.items():
-        yield Clue("user", f"{host}, like all nodes, lacks what ranks need: {text}. {REMEDY}", host) if everywhere else Clue(
-            "unfit", text, host)
+        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {REMEDY}"
+        yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
 
 
-def _last_error(evidence: Evidence) -> Clue | None:
+def _last_error(evidence: Evidence) -> Symptom | None:
     """The last line that looks like a Python error: of ranks, else of srun."""
     for host, lines in chain(evidence.logs.items(), ((None, evidence.srun),)):
         for line in reversed(lines):
@@ -316,9 +322,9 @@ def _last_error(evidence: Evidence) -> Clue | None:
     return None
 
 
-def _unfit(evidence: Evidence) -> Iterator[Clue]:
+def _unfit(evidence: Evidence) -> Iterator[Symptom]:
     """Nodes that ``node-start.sh`` refused; when all are, it is not the nodes."""
     found = [(match[1], match[2]) for line in evidence.srun if (match := REFUSED.match(line)) and match[1] in evidence.hosts]
     everywhere = {host for host, _ in found} == set(evidence.hosts)
     for host, text in found:
-        yield Clue("user" if everywhere else "unfit", f"{host}: {text}" if everywhere else text, host)
+        yield Symptom("user" if everywhere else "unfit", f"{host}: {text}" if everywhere else text, host)

@@ -1,4 +1,4 @@
-"""What is known of a start of a run that failed, gathered from its directory and from Slurm."""
+"""What is known of an attempt of a run that failed, gathered from its directory and from Slurm."""
 
 from __future__ import annotations
 
@@ -8,31 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.layout.placement import RankPlace, from_dict
 from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.failures import RankFailure, read_failures
 from hpc_mp.rundir.layout import FilesOfRun
+from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
 OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a rank wrote about its own end. ``nodes``: those that it found lost."""
-
-    rank: int
-    node: str
-    kind: str
-    message: str
-    time: float
-    nodes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +30,7 @@ class Evidence:
     Attributes:
         code: of srun, as ``subprocess`` gives it.
         failures: of ranks.
+        standings: of ranks that stood still when they were last seen.
         srun: lines of srun, slurmstepd and the job's script, in the order they were written.
         logs: lines by host: what the ranks of a node said last, each with its task's number in front.
         kernel: lines by host: of its kernel and cgroup.
@@ -56,7 +45,8 @@ class Evidence:
     """
 
     code: int = 1
-    failures: tuple[Failure, ...] = ()
+    failures: tuple[RankFailure, ...] = ()
+    standings: tuple[Standing, ...] = ()
     srun: tuple[str, ...] = ()
     logs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kernel: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -118,7 +108,8 @@ def gather(
     announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
     return Evidence(
         code=code,
-        failures=tuple(_failure(record) for _, record in sorted(AttemptReader(run, attempt).failures().items())),
+        failures=tuple(read_failures(run, attempt)),
+        standings=tuple(read_standings(run, attempt)),
         srun=srun,
         logs=logs,
         kernel=_by_host(run.kernel_log),
@@ -131,11 +122,6 @@ def gather(
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
         run=run,
     )
-
-
-def _failure(record: Mapping[str, Any]) -> Failure:
-    return Failure(int(record["rank"]), record["node"], record["kind"], record["message"], record["time"],
-                   tuple(record.get("nodes", ())))
 
 
 def _hosts(run: RunDirectory) -> tuple[str, ...]:

@@ -8,29 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.xids import blamed
+from hpc_mp.rundir.failures import kind_of
 
-# (kind of death, what a line looks like). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
-# recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL and torch: their sources.
-SIGNS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) for kind, text in (
-    ("network", r"ibv_reg_mr\w* failed"),  # says "Cannot allocate memory", and means the limit on locked memory
-    ("memory", r"exceeded (virtual )?memory limit \(\d+ > \d+\), being killed"),
-    ("memory", r"Exceeded (job|step) memory limit"),
-    ("memory", r"Detected \d+ oom[-_]kill event"),
-    ("memory", r"Out of memory: Kill|Memory cgroup out of memory|invoked oom-killer|oom-kill:constraint"),
-    ("memory", r"memory\.events oom_kill [1-9]"),
-    ("memory", r"(?<!\w)(torch\.|torch\.cuda\.)?OutOfMemoryError\b|CUDA out of memory|Cuda failure.*out of memory"),
-    ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array)?MemoryError\b|std::bad_alloc|DefaultCPUAllocator: (can't|not enough)"),
-    ("memory", r"[Cc]annot allocate memory"),
-    ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost"),
-    ("hardware", r"GPU recovery action changed .* to 0x\w+ \((?!None)"),  # Xid 154
-    ("hardware", r"no CUDA-capable device is detected|is/are busy or unavailable|CUDA error: unknown error"),
-    ("hardware", r"\bSXid\b.*\bFatal\b|Machine check events|\[Hardware Error\]"),
-    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm"),
-    ("network", r"Got completion from peer \S+ with status="),
-    ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
-    ("timeout", r"Watchdog caught collective operation timeout|Timed out waiting \d+ ?ms"),
-    ("timeout", r"ncclRemoteError|remote process exited|Connection (closed|reset) by peer"),
-))
 KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
 
 # The last words of an interpreter, or of what was to start it, that found something missing; and of any Python error.
@@ -98,10 +77,8 @@ def xid(line: str) -> str | None:
 
 
 def sign(line: str) -> str | None:
-    """The kind of death that a line speaks of; None for most lines."""
-    if xid(line) is not None:
-        return "hardware"
-    return next((kind for kind, pattern in SIGNS if pattern.search(line)), None)
+    """The kind of failure that a line speaks of; None for most lines."""
+    return "hardware" if xid(line) is not None else kind_of(line)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

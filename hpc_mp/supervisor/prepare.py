@@ -19,7 +19,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.planner.order import settle_hosts
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
-from hpc_mp.rundir.history import End, history, record, saved_step
+from hpc_mp.rundir.history import AttemptEnd, history, record, saved_step
 from hpc_mp.supervisor.switches import switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
@@ -69,7 +69,7 @@ def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
         return
     down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
-    record(run, End(earlier.token, earlier.attempt, saved_step(run), "vanished",
+    record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
                     f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 

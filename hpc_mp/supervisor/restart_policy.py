@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from hpc_mp.rundir.history import End
-from hpc_mp.supervisor.diagnose import Death
+from hpc_mp.rundir.history import AttemptEnd
+from hpc_mp.supervisor.diagnose import RootCause
 
 Action = Literal["done", "requeue", "fail"]
 IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too short for one step, or nobody lets it run
@@ -22,8 +22,8 @@ class Decision:
     why: str
 
 
-def decide(ending: Literal["completed", "stopped"] | Death, *, cancelled: bool, retries: int,
-           stalled: Sequence[End]) -> Decision:
+def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
+           stalled: Sequence[AttemptEnd]) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``

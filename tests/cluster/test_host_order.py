@@ -14,7 +14,7 @@ from slurm_lab.lab import Lab
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import SwitchTree, crossings, from_addresses, load_topology, order_hosts, read_topology
-from hpc_mp.cluster.topology.tree import Switch, from_switches
+from hpc_mp.cluster.topology.model import Switch, from_switches
 
 TREE = {f"n{i}": (f"s{(i + 1) // 2}", "spine") for i in (1, 2, 3, 4)}
 BLOCKS = {f"n{i}": (f"b{(i + 1) // 2}", f"b[{1 + 2 * (i > 4)}-{2 + 2 * (i > 4)}]", "b[1-4]") for i in range(1, 9)}

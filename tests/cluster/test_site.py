@@ -14,19 +14,19 @@ from hypothesis import strategies as st
 
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import usable_cpus
 from hpc_mp.cluster.slurm.query import (
     NodeKind,
-    Partition,
+    SlurmPartition,
     accounts,
     parse_gpus,
     partitions,
     version,
     why_silent,
 )
-from hpc_mp.cluster.slurm.site import Site, find_machine, find_site
+from hpc_mp.cluster.slurm.site import SlurmSite, find_machine, find_site
 
 GIB = 2**30
 
@@ -225,7 +225,7 @@ def test_this_machine() -> None:
 
 def test_the_site_of_a_first_job() -> None:
     site = find_site({}, Answers(SITE))
-    assert isinstance(site, Site)
+    assert isinstance(site, SlurmSite)
     assert site.chosen.name == "gpu", "the default partition has no GPUs"
     assert site.kind.gpu_type == "h100"
     assert (site.version, site.cpus, site.accounts) == ((22, 5), 126, ("proj", "other"))
@@ -233,7 +233,7 @@ def test_the_site_of_a_first_job() -> None:
 
 def test_the_users_own_defaults_are_heeded() -> None:
     site = find_site({"SBATCH_PARTITION": "debug", "SBATCH_ACCOUNT": "mine"}, Answers(SITE))
-    assert isinstance(site, Site)
+    assert isinstance(site, SlurmSite)
     assert site.chosen.name == "debug"
     assert site.accounts == ("mine", "proj", "other")
 
@@ -242,7 +242,7 @@ def test_the_users_own_defaults_are_heeded() -> None:
     "debug|up|30:00|4|16|(null)|d1", "g1|up|1:00:00|4|16|gpu:1|a1", "g2*|up|1:00:00|4|16|gpu:1|b1"))))
 def test_the_default_partition_is_chosen_if_it_has_gpus(rows: tuple[str, ...]) -> None:
     site = find_site({}, Answers(SITE | {"sinfo --noheader --exact": "\n".join(rows)}))
-    assert isinstance(site, Site)
+    assert isinstance(site, SlurmSite)
     assert site.chosen.name == "g2"
 
 
@@ -259,6 +259,6 @@ def test_no_site_and_why(change: dict[str, str | CommandFailed], why: str) -> No
 
 def test_a_partition_without_gpus() -> None:
     site = find_site({}, Answers(SITE | {"sinfo --noheader --exact": "cpu*|up|infinite|4|8000|(null)|n[1-3]\n"}))
-    assert isinstance(site, Site)
-    assert site.chosen == Partition("cpu", True, True, None, (NodeKind(("n1", "n2", "n3"), 4, 8000 * 2**20, ()),))
+    assert isinstance(site, SlurmSite)
+    assert site.chosen == SlurmPartition("cpu", True, True, None, (NodeKind(("n1", "n2", "n3"), 4, 8000 * 2**20, ()),))
     assert site.cpus == 4

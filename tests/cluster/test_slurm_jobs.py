@@ -18,8 +18,18 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
-from hpc_mp.cluster.slurm.job import FINAL, FORGOTTEN, REASONS, UNKNOWN, SlurmJob, explained
-from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines, parse_sacct, parse_scontrol
+from hpc_mp.cluster.slurm.job import (
+    FINAL,
+    FORGOTTEN,
+    REASONS,
+    UNKNOWN,
+    SlurmJob,
+    explained,
+    parse_json,
+    parse_lines,
+    parse_sacct,
+    parse_scontrol,
+)
 
 GONE = CommandFailed("slurm_load_jobs error: Invalid job id specified")
 BUSY = CommandFailed("slurm_load_jobs error: Unable to contact slurm controller (connect failure)")

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from recorded import JSON, LINES, RECORDED, SHOWN, record_24, shape
 
-from hpc_mp.cluster.slurm.job import SlurmJob
-from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines, parse_scontrol
+from hpc_mp.cluster.slurm.job import SlurmJob, parse_json, parse_lines, parse_scontrol
 
 
 def recorded(file: str) -> str:

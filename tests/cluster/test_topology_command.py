@@ -12,7 +12,7 @@ import pytest
 from launching import python_program
 from measured import leaves, measure
 
-from hpc_mp.cluster.bandwidth import Measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.topology import read_topologies, read_topology
 
 HERE = Path(__file__).parents[1]
@@ -46,7 +46,7 @@ def hpc_mp(*words: str | Path, environ: dict[str, str] | None = None, given: str
                           capture_output=True, text=True, timeout=60)
 
 
-def note(environ: dict[str, str], measured: Measured) -> None:
+def note(environ: dict[str, str], measured: LinkRates) -> None:
     write_measured(where("lab", environ), measured)
 
 

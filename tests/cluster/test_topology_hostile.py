@@ -12,9 +12,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.convert import only
-from hpc_mp.cluster.topology.ibnet_text import host_of
+from hpc_mp.cluster.topology.ibnetdiscover import host_of
 from hpc_mp.cluster.topology.readers import read
-from hpc_mp.cluster.topology.reading import Known, listed
+from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
 MAN_PAGE = """\
 ---
@@ -169,13 +169,13 @@ def listing(cables: Iterable[tuple[str, str]], adapters: Mapping[str, str]) -> s
     return "\n".join(lines)
 
 
-def fabric(leaves: Mapping[str, Sequence[str]], cables: Iterable[tuple[str, str]]) -> Known:
+def fabric(leaves: Mapping[str, Sequence[str]], cables: Iterable[tuple[str, str]]) -> TopologyReading:
     """Hosts at their leaves with one adapter each, and cables between switches."""
     ends = [(leaf, f"{host}/0") for leaf, hosts in leaves.items() for host in hosts]
     return read(listing([*ends, *cables], {end: f"{end[:-2]} mlx5_0" for _, end in ends}), "fabric.txt")
 
 
-def nested(known: Known) -> object:
+def nested(known: TopologyReading) -> object:
     """The tree as sets: of hosts at a leaf, of what is below at a switch."""
     (topology,) = known.topologies
     by_name = {switch.name: switch for switch in topology.switches}
@@ -229,5 +229,5 @@ def test_hosts_at_switches_of_several_leaves_join_none(astray: Mapping[str, str]
     known = read(planned.text(), "fabric.txt")
     guests = {description.split()[0] for description in astray} - {host for pod in pods for leaf in pod for host in leaf}
     topology = only(known.topologies[0], {*known.topologies[0].hosts} - guests)
-    assert nested(Known((topology,), "")) == frozenset(frozenset(map(frozenset, pod)) for pod in pods)
+    assert nested(TopologyReading((topology,), "")) == frozenset(frozenset(map(frozenset, pod)) for pod in pods)
     assert any(note.startswith(f"{listed({name.split()[0] for name in astray})}: at switches of several") for note in known.notes)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from measured import Groups, leaves, measure
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import Switch, SwitchTree, Topology
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.inferred import infer, read_measured_topology
@@ -103,7 +103,7 @@ def test_pairs_across_are_of_several_kinds(sizes: Sequence[int]) -> None:
 
 def test_groups_that_no_pair_parts_may_be_one() -> None:
     whole = measure(leaves(2, 2, 4), 0.3)
-    part = Measured("x", 0.0, whole.nodes, tuple(pair for pair in whole.pairs if not (pair[0] < 2 <= pair[1] < 4)))
+    part = LinkRates("x", 0.0, whole.nodes, tuple(pair for pair in whole.pairs if not (pair[0] < 2 <= pair[1] < 4)))
     assert infer(whole).groups == (("n1", "n2"), ("n3", "n4"), ("n5", "n6", "n7", "n8"))
     assert infer(part).groups == (("n1", "n2"), ("n5", "n6", "n7", "n8")) and infer(part).unplaced == ("n3", "n4")
 
@@ -116,8 +116,8 @@ def test_rates_that_fall_with_the_distance_are_no_groups() -> None:
 
 
 def test_too_little_shows_nothing() -> None:
-    assert infer(Measured("x", 0.0, ("a", "b"), ((0, 1, 5.0),))).groups == ()
-    assert infer(Measured("x", 0.0, ("a", "b"), ())).groups == ()
+    assert infer(LinkRates("x", 0.0, ("a", "b"), ((0, 1, 5.0),))).groups == ()
+    assert infer(LinkRates("x", 0.0, ("a", "b"), ())).groups == ()
     assert infer(measure(leaves(2, 1), 0.3)).groups == (), "one group and a single node: it may just be slow"
 
 
@@ -232,7 +232,7 @@ def test_a_stray_pair_moves_no_node() -> None:
     groups = leaves(6, 6)
     whole = measure(groups, 0.4)
     met = tuple((a, b, 99.0 if (a, b) == (0, 11) else rate) for a, b, rate in whole.pairs if b < 11 or a >= 6 or a == 0)
-    rates = Measured("x", 0.0, whole.nodes, met)
+    rates = LinkRates("x", 0.0, whole.nodes, met)
     found = infer(rates)
     assert [{*nodes} <= {*leaf} for nodes, leaf in zip(found.groups, groups, strict=True)] == [True, True]
     assert agreement(believe(groups), rates).verdict == "agrees"

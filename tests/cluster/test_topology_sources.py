@@ -12,7 +12,7 @@ from ibnet import Fabric, clos
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.ibnet_text import host_of, switch_name
+from hpc_mp.cluster.topology.ibnetdiscover import host_of, switch_name
 from hpc_mp.cluster.topology.readers import SOURCES, read
 from hpc_mp.cluster.topology.reading import LONGEST, legal
 

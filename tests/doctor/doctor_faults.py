@@ -10,7 +10,7 @@ from typing import Any
 from machines.tree import HANGS, tree
 
 from hpc_mp.cluster.node.counters import KEPT, read_counters
-from hpc_mp.cluster.node.state import SHARED
+from hpc_mp.cluster.node.source import SHARED
 
 IB = "/sys/class/infiniband"
 NET = "/sys/class/net"

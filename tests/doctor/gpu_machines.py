@@ -9,7 +9,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import run
 from hpc_mp.doctor.checks.gpu import CHECKS
 from tests.machines.tree import Edit, broken, tree
@@ -50,7 +50,7 @@ def healthy_ills(kind: str) -> dict[str, list[Finding]]:
     return ills(findings(tree(kind)))
 
 
-def findings(source: Source) -> list[Finding]:
+def findings(source: NodeSource) -> list[Finding]:
     """What all checks say but the one that waits for counters to grow; it is tested by itself."""
     return run([check for check in CHECKS if check.code != "gpu-nvlink-errors"], source, deadline=20)
 

@@ -14,11 +14,11 @@ from nccl_tests_output import HEADER, parse
 import hpc_mp.doctor.bench.plan as planning
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.bench import command
-from hpc_mp.cluster.node.gpus import Gpu
+from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where
-from hpc_mp.cluster.slurm.limits import Terms
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
-from hpc_mp.cluster.slurm.site import Site
+from hpc_mp.cluster.slurm.limits import JobTerms
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
+from hpc_mp.cluster.slurm.site import SlurmSite
 from hpc_mp.doctor.bench.plan import BenchPlan, Layout, Wish, plan
 from hpc_mp.doctor.bench.start import on_emulated_nodes
 
@@ -27,11 +27,11 @@ ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NU
               "SLURM_JOB_CPUS_PER_NODE": "32(x2),16", "SLURM_GPUS_ON_NODE": "4",
               "SLURM_CONF": "/etc/slurm.conf", "SLURM_NTASKS": "9", "SRUN_CPUS_PER_TASK": "3"}
 KIND = NodeKind(("g1", "g2", "g3"), 96, 2**40, (("h100", 8),))
-SITE = Site((23, 11), (), Partition("gpu", True, True, None, (KIND,)), KIND, 96, (), Terms())
+SITE = SlurmSite((23, 11), (), SlurmPartition("gpu", True, True, None, (KIND,)), KIND, 96, (), JobTerms())
 
 
 def chosen(wish: Wish, where: Where = LOCAL, environ: Mapping[str, str] | None = None, gpus: int = 0,
-           site: Site | str = SITE) -> BenchPlan:
+           site: SlurmSite | str = SITE) -> BenchPlan:
     found = [Gpu(index, "NVIDIA H100", None) for index in range(gpus)]
     return plan(wish, where, environ or {}, gpus=lambda: found, site=lambda environ: site)
 

@@ -20,8 +20,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
 from hpc_mp.cli.doctor import command
 from hpc_mp.doctor.compute import Result, devices_here, judge, measure, read_results, write_results
+from hpc_mp.doctor.compute.device import Pieces
 from hpc_mp.doctor.compute.problem import KNOWN, bits, exact, whole
-from hpc_mp.doctor.compute.program import Pieces, main
+from hpc_mp.doctor.compute.program import main
 from tests.machines.tree import broken, tree
 
 KIND, SOFTWARE = "NVIDIA H100 80GB HBM3, 132 SM, 79 GiB", "torch 2.13.0, CUDA 12.8"

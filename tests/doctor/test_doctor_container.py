@@ -15,7 +15,7 @@ from machines.tree import HANGS, MACHINES, broken, tree
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.doctor import command
 from hpc_mp.cluster.node.mounts import Mount, Room
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor import storage as storage_test
 from hpc_mp.doctor.container_diff import ITEMS, differences, view
 from hpc_mp.doctor.node import against, diagnose, place_document
@@ -111,15 +111,15 @@ SOUND = Rates(2.0, 3.0, 5000.0, True, 1 << 28)
 
 @pytest.mark.parametrize(("rates", "outcome"), [
     (SOUND, "ok"), (Rates(0.05, 3.0, 5000.0, True, 1), "warning"), (Rates(2.0, 0.01, 5000.0, True, 1), "warning"),
-    (Rates(2.0, 3.0, 20.0, True, 1), "warning"), (Rates(2.0, 3.0, 5000.0, False, 1), "error"), (Unseen("no"), "unknown")])
+    (Rates(2.0, 3.0, 20.0, True, 1), "warning"), (Rates(2.0, 3.0, 5000.0, False, 1), "error"), (Unavailable("no"), "unknown")])
 @pytest.mark.parametrize(("type_", "code"), [("nfs4", "storage-shared"), ("lustre", "storage-shared"), ("xfs", "storage-local")])
-def test_rates_are_judged(rates: Rates | Unseen, outcome: str, type_: str, code: str) -> None:
+def test_rates_are_judged(rates: Rates | Unavailable, outcome: str, type_: str, code: str) -> None:
     found = judge("/x", Mount("d", "/", type_, (), Room(1, 1, 1, 1)), rates)
     assert (found.code, found.severity) == (code, outcome)
 
 
 def test_a_directory_that_is_not_there_is_incomplete(tmp_path: Path) -> None:
-    found = storage([str(tmp_path / "gone")], Source())
+    found = storage([str(tmp_path / "gone")], NodeSource())
     assert [(each.severity, "No such file" in each.message) for each in found] == [("unknown", True)]
 
 

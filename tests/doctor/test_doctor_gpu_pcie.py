@@ -10,7 +10,7 @@ from gpu_machines import Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.kernel_log import read_kernel_log
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.node.xids import XIDS, blamed, sxid, xid
 from tests.machines.tree import broken, tree
 
@@ -119,7 +119,7 @@ def test_a_log_that_never_ends_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "dev/kmsg")
     pipe = os.open(tmp_path / "dev/kmsg", os.O_RDWR)
     os.write(pipe, b"6,1,1000000,-;one\n")
-    assert [line.text for line in read_kernel_log(Source(tmp_path))] == ["one"]
+    assert [line.text for line in read_kernel_log(NodeSource(tmp_path))] == ["one"]
     os.close(pipe)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from gpu_machines import SMI, Case, answer, findings, of, smi
 
-from hpc_mp.cluster.node.gpu_csv import read_load
-from hpc_mp.cluster.node.gpu_smi import address, parse_smi
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.nvidia_smi import address, parse_smi, read_load
+from hpc_mp.cluster.node.source import Unavailable
 from tests.machines import rebuild_gpu
 from tests.machines.tree import broken, tree
 
@@ -74,9 +73,9 @@ def test_nvidia_smi_in_xml() -> None:
     assert (told.driver, told.attached, len(told.gpus), str(told.gpus[2])) == ("570.158.01", 4, 4, "GPU 2 (0018:01:00.0)")
     assert told.gpus[0].number("gpu_power_readings/current_power_limit") == 1200.0
     assert told.gpus[0].says("applications_clocks/graphics_clock") is None  # deprecated
-    with pytest.raises(Unseen, match="no XML"):
+    with pytest.raises(Unavailable, match="no XML"):
         parse_smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    with pytest.raises(Unseen, match="another kind"):
+    with pytest.raises(Unavailable, match="another kind"):
         parse_smi("<html></html>")
     assert [address(bus) for bus in ("00000000:C6:00.0", "00010000:01:00.0", "0008:01:00.0", "?")] == [
         "0000:c6:00.0", "10000:01:00.0", "0008:01:00.0", "?"]

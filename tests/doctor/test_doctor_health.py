@@ -18,7 +18,7 @@ import hpc_mp
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.health import lines, main, reason
 from hpc_mp.doctor.install import ARCHIVE, SCRIPT, install, pack, packed
@@ -160,7 +160,7 @@ def test_shared_storage_is_refused(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/mounts").write_text("/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n")
     with pytest.raises(HpcMpError, match="is on nfs4"):
-        install(Path("/shared/bin"), None, False, absent, Source(tmp_path))
+        install(Path("/shared/bin"), None, False, absent, NodeSource(tmp_path))
 
 
 def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log import Machine, NcclTruth, PortBytes, judge, judge_ports, machine_of, parse, read_port_bytes, refused
 from tests.machines.tree import broken, tree
 
@@ -152,7 +152,7 @@ def test_a_machine_without_a_fast_network() -> None:
     assert machine_of(tree("ethernet")) == Machine()
 
 
-def counters(kind: str, **sent: int) -> Source:
+def counters(kind: str, **sent: int) -> NodeSource:
     return broken(kind, {f"/sys/class/infiniband/{name}/ports/1/counters/port_xmit_data": str(count // 4) for name,
                          count in sent.items()})
 

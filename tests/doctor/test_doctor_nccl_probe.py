@@ -15,8 +15,7 @@ from click.testing import CliRunner, Result
 from machines.tree import HANGS, Edit, broken, tree
 
 from hpc_mp.cli.doctor import command
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.this_node import Own, here
+from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable, here
 from hpc_mp.doctor.nccl_log import PROGRAMS, taken
 
 LOGS = Path(__file__).parents[1] / "nccl_logs"
@@ -27,7 +26,7 @@ def log(name: str) -> str:
     return (LOGS / f"{name}.log").read_text(encoding="utf-8")
 
 
-def told(source: Source) -> dict[str, str]:
+def told(source: NodeSource) -> dict[str, str]:
     return {finding.code: finding.severity for finding in taken(source) if finding.severity != "ok"}
 
 
@@ -81,12 +80,12 @@ def test_the_probe_is_silent_without_torch(tmp_path: Path) -> None:
 
 
 def test_a_program_of_ours_goes_by_its_name_and_has_its_own_time() -> None:
-    own = {"greet": Own(("sh", "-c", "echo hello $1", "sh"), 5.0), "sleep": Own(("sleep",), 0.2)}
+    own = {"greet": OwnProgram(("sh", "-c", "echo hello $1", "sh"), 5.0), "sleep": OwnProgram(("sleep",), 0.2)}
     source = here(own=own)
     assert source.answer(["greet", "you"]) == "hello you\n"
-    with pytest.raises(Unseen, match=r"within 0\.2 s"):
+    with pytest.raises(Unavailable, match=r"within 0\.2 s"):
         source.answer(["sleep", "3"])
-    with pytest.raises(Unseen, match="greet is not on PATH"):
+    with pytest.raises(Unavailable, match="greet is not on PATH"):
         here().answer(["greet"])
 
 

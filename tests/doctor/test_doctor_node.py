@@ -10,7 +10,7 @@ from doctor_faults_more import ALL, ROCE
 from machines.tree import HANGS, KINDS, broken, machine, tree
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks import gpu
 from hpc_mp.doctor.checks.check import Check, run
 from hpc_mp.doctor.checks.registry import PASSIVE
@@ -20,7 +20,7 @@ BY_CODE = {check.code: check for check in NODE}
 REBUILT = [kind for kind in KINDS if kind != "here"]
 
 
-def looked(source: Source, checks: tuple[Check[Any], ...]) -> list[Finding]:
+def looked(source: NodeSource, checks: tuple[Check[Any], ...]) -> list[Finding]:
     """What ``run`` would say, in this process."""
     facts: dict[Any, Any] = {}
     found: list[Finding] = []
@@ -28,7 +28,7 @@ def looked(source: Source, checks: tuple[Check[Any], ...]) -> list[Finding]:
         try:
             facts[check.reader] = facts[check.reader] if check.reader in facts else check.reader(source)
             found += check.findings(facts[check.reader])
-        except Unseen as unseen:
+        except Unavailable as unseen:
             found.append(Finding(check.code, "unknown", "", str(unseen)))
     return found
 

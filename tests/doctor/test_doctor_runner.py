@@ -17,9 +17,7 @@ from machines.tree import HANGS, broken
 from hpc_mp.base.findings import Finding, worst
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.state import keep
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, keep
 from hpc_mp.doctor.checks.check import Check, run
 
 
@@ -43,7 +41,7 @@ def test_what_stumbles_costs_one_check() -> None:
     def halting(facts: int) -> Iterator[Finding]:
         yield Finding("half", "ok", "", "so far")
         raise ValueError("what is this?")
-    def one(source: Source) -> int:
+    def one(source: NodeSource) -> int:
         return 1
     checks = [Check("reader", lambda s: 1 // 0, content("reader")), Check("half", one, halting), Check("whole", one,
     content("whole")),
@@ -58,10 +56,10 @@ def test_what_stumbles_costs_one_check() -> None:
 def test_checks_of_one_reader_share_one_reading() -> None:
     read: list[int] = []
 
-    def reader(source: Source) -> int:
+    def reader(source: NodeSource) -> int:
         read.append(1)
         return len(read)
-    found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], Source(), 5.0)
+    found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], NodeSource(), 5.0)
     assert [each.evidence for each in found] == ["1", "1", "1"]
 
 
@@ -70,7 +68,7 @@ def test_the_remedy_of_a_check_stands_in_for_a_findings_own() -> None:
         yield Finding("x", "ok", "", "")
         yield Finding("x", "error", "", "")
         yield Finding("x", "warning", "", "", "own")
-    found = run([Check("x", lambda s: 1, judge, remedy="general")], Source(), 5.0)
+    found = run([Check("x", lambda s: 1, judge, remedy="general")], NodeSource(), 5.0)
     assert [each.remedy for each in found] == ["", "general", "own"]
 
 
@@ -81,7 +79,7 @@ def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path) -> No
         time.sleep(100)
     before = set(psutil.Process().children())
     found = in_time({"x": start}, 1.5)
-    assert isinstance(found["x"], Unseen)
+    assert isinstance(found["x"], Unavailable)
     assert set(psutil.Process().children()) <= before
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
@@ -110,7 +108,7 @@ def test_a_spoilt_note_is_no_obstacle(tmp_path: Path, text: str) -> None:
 
 
 def test_nothing_is_kept_of_a_recorded_machine(tmp_path: Path) -> None:
-    assert keep(Source(tmp_path), "x") is None
+    assert keep(NodeSource(tmp_path), "x") is None
 
 
 def test_without_an_earlier_reading_two_are_taken() -> None:

@@ -13,7 +13,7 @@ from survey_paper import RATE, Faults, made
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
-from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.doctor.survey.actions import drain_commands, remember, to_avoid
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
 from hpc_mp.doctor.survey.evidence import Absence
@@ -66,8 +66,8 @@ def test_drain_reasons_have_a_form_and_pass_a_shell() -> None:
 def test_a_broken_file_of_rates_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     assert read_measured(path) is None
-    write_measured(path, Measured("x", 1.0, ("a", "b"), ((0, 1, 2.5),), 1e-5))
-    assert read_measured(path) == Measured("x", 1.0, ("a", "b"), ((0, 1, 2.5),), 1e-5)
+    write_measured(path, LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), 1e-5))
+    assert read_measured(path) == LinkRates("x", 1.0, ("a", "b"), ((0, 1, 2.5),), 1e-5)
     for text in ("{", "[]", '{"pairs": [[1]]}', json.dumps({"pairs": [], "nodes": [], "unknown": 1})):
         path.write_text(text)
         with pytest.warns(UserWarning, match="cannot be read"):

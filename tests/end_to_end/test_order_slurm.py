@@ -14,7 +14,7 @@ from slurm_jobs import EIGHT, launch, losses, own_ledger, write_job
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import USER
 
-from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory, read_lines
 
 NODES = ("n1", "n2", "n3", "n4")
@@ -36,7 +36,7 @@ def plant(lab: Cluster, job: Path, *slow: str) -> None:
     name = next(line.split()[-1] for line in config.splitlines() if line.startswith("ClusterName"))
     pairs = tuple((i, j, 0.3 if {NODES[i], NODES[j]} == {*slow} else 1.0) for i, j in combinations(range(4), 2))
     path = where(name, own_ledger(job))
-    write_measured(path, Measured(name, time.time() - 3 * 86400, NODES, pairs))
+    write_measured(path, LinkRates(name, time.time() - 3 * 86400, NODES, pairs))
     for folder in (path.parent.parent, path.parent):
         folder.chmod(0o777)
     path.chmod(0o644)

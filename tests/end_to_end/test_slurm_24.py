@@ -46,7 +46,7 @@ from test_verbs_slurm import (
     test_why_it_waits,
 )
 
-from hpc_mp.cluster.slurm.job_parsers import parse_json, parse_lines
+from hpc_mp.cluster.slurm.job import parse_json, parse_lines
 
 __all__ = [  # the fixtures and tests of other files that pytest finds here
     "job", "run",

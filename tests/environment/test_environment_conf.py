@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.conf import read_file, read_lines, user_file, user_path
 from hpc_mp.environment.facts import facts
@@ -77,7 +77,7 @@ def ours(process: dict[bytes, bytes], files: dict[bytes, bytes]) -> dict[str, Ef
             path = Path(folder) / name.decode().lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
-        source = Source(Path(folder))
+        source = NodeSource(Path(folder))
         environ = {decoded(name): decoded(value) for name, value in process.items()}
         user, system = user_file(source, environ), read_file(source, "/etc/nccl.conf")
         return {each.name: each for each in effective(environ, (*([user] if user else []), system), None)}
@@ -171,7 +171,7 @@ def test_the_strongest_source_that_speaks_counts_and_hides_the_others(speaking: 
             path = Path(folder) / name.decode().lstrip("/")
             path.parent.mkdir(parents=True)
             path.write_bytes(data)
-        source = Source(Path(folder))
+        source = NodeSource(Path(folder))
         read = (user_file(source, environ), read_file(source, "/etc/nccl.conf"))
         (found,) = (each for each in effective(environ, read, applied) if each.name == "NCCL_IB_HCA")  # type: ignore[arg-type]
     order = [who for who in SPEAKERS if who in says]
@@ -182,7 +182,7 @@ def test_the_strongest_source_that_speaks_counts_and_hides_the_others(speaking: 
 
 def test_a_number_is_what_nccl_reads_and_else_its_default() -> None:
     def read(value: str) -> int | None:
-        (each,) = (each for each in effective({"NCCL_IB_TIMEOUT": value}, (read_file(Source(Path("/nowhere")), "/x"),), None)
+        (each,) = (each for each in effective({"NCCL_IB_TIMEOUT": value}, (read_file(NodeSource(Path("/nowhere")), "/x"),), None)
                    if each.name == "NCCL_IB_TIMEOUT")
         return each.read
 

@@ -14,7 +14,7 @@ from rendering import CPU, GPUS, PYTHON, RUN, executable, execute, facts, job, t
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cluster.bandwidth import Measured, noted, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
 from hpc_mp.environment.profiles import APPLIED, load_profile, profile_names
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import choose_profile
@@ -153,7 +153,7 @@ def test_which_profile_a_job_gets(wanted: str | None, platform: str | None, name
 def test_the_doctors_note_is_found_by_cluster(tmp_path: Path) -> None:
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     assert noted("lab", environ) is None and noted(None, environ) is None
-    write_measured(where("lab", environ), Measured("lab", 0.0, ("n1", "n2"), ((0, 1, 1.0),), platform="azure-ndv4"))
+    write_measured(where("lab", environ), LinkRates("lab", 0.0, ("n1", "n2"), ((0, 1, 1.0),), platform="azure-ndv4"))
     found = noted("lab", environ)
     assert found is not None and found.platform == "azure-ndv4" and noted("other", environ) is None
 

@@ -11,7 +11,7 @@ from machines.tree import tree
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.file_rules import RULES as OF_LINES
 from hpc_mp.environment.findings import ANYWHERE
@@ -132,19 +132,19 @@ CASES = [
 ]
 
 
-def plain(folder: Path) -> Source:
+def plain(folder: Path) -> NodeSource:
     for name in ("lo", "eth0"):
         (folder / "sys/class/net" / name).mkdir(parents=True)
     (folder / "proc/net").mkdir(parents=True)
     (folder / "proc/net/route").write_text("Iface\tDestination\neth0\t00000000\t0101A8C0\n")
-    return Source(folder, silent)
+    return NodeSource(folder, silent)
 
 
-def beside(folder: Path, machine: Source) -> Source:
+def beside(folder: Path, machine: NodeSource) -> NodeSource:
     """The same machine, with room for files of its own in ``/etc``."""
     for path in ("sys", "proc"):
         (folder / path).symlink_to(machine.root / path)
-    return Source(folder, machine.ask)
+    return NodeSource(folder, machine.ask)
 
 
 def silent(argv: object) -> str:

@@ -9,7 +9,7 @@ import pytest
 from machines.tree import KINDS, broken, tree
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import Shown, read_machine
 from hpc_mp.environment.profiles import load_profiles
@@ -102,13 +102,13 @@ def test_a_machine_made_of_files_alone(tmp_path: Path) -> None:
         base = tmp_path / f"sys/class/net/enp{at}s0"
         (base / "device").mkdir(parents=True)
         (base / "device/driver").symlink_to("../../../bus/pci/drivers/gve")
-    machine = read_machine(Source(tmp_path, silent))
+    machine = read_machine(NodeSource(tmp_path, silent))
     assert platform(machine).name == "gcp-a3-mega"
     assert machine.route is None and len(machine.interfaces) == 9
 
 
 def test_a_machine_that_shows_nothing_is_no_error(tmp_path: Path) -> None:
-    machine = read_machine(Source(tmp_path, silent))
+    machine = read_machine(NodeSource(tmp_path, silent))
     assert machine == replace(BARE, interfaces=())
     assert platform(machine).evidence[0] == "firmware: not shown"
 

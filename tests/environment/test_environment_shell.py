@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.env import command
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.environment.shell import shell_lines
 from hpc_mp.environment.view import look
@@ -29,7 +29,7 @@ def silent(argv: object) -> str:
 
 
 def lines(environ: dict[str, str], folder: Path, profile: str = "none") -> bytes:
-    view = look(Source(folder, silent), environ, profile, lambda name: None)
+    view = look(NodeSource(folder, silent), environ, profile, lambda name: None)
     return os.fsencode("\n".join(shell_lines(view)) + "\n")
 
 
@@ -105,7 +105,7 @@ def test_every_profile_can_be_sourced(name: str, tmp_path: Path) -> None:
     environ = {"SLURM_JOB_ID": "7", "LD_LIBRARY_PATH": "/usr/lib/a b"}
     for shell in ("bash", "dash"):
         found = sourced(shell, lines(environ, tmp_path, name), environ, tmp_path)
-        view = look(Source(tmp_path, silent), environ, name, lambda package: None)
+        view = look(NodeSource(tmp_path, silent), environ, name, lambda package: None)
         said = {each.name: each.value for each in view.variables if each.origin == "profile"}
         assert {each: found[each] for each in said} == said
     if name == "gcp-a3-high":

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ from hpc_mp.job import load_job
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import Ended, watch
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
-from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.listener import Teller
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
 from hpc_mp.rundir.follow import AttemptReader
 
@@ -177,7 +178,7 @@ def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more:
         port = str(listener.getsockname()[1])
         tasks = [EmulatedRank(run.rank_log(n), {"SLURM_PROCID": str(n), "MASTER_PORT": port}) for n in range(ranks)]
         emulator.start(tasks, run.job, listener, lock.fileno(), ENTRY)
-        return watch(emulator, AttemptReader(run, 1), interrupts, Listener())
+        return watch(emulator, AttemptReader(run, 1), interrupts, Teller(functools.partial(print, file=sys.stderr, flush=True)))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ import hpc_mp.launch.launch
 from hpc_mp.cli.main import main
 from hpc_mp.launch.backends import BACKENDS
 
-report = ModuleType("hpc_mp.report")
+report = ModuleType("hpc_mp.report.page")
 report.write_report = lambda run: run.report  # type: ignore[attr-defined]
-sys.modules["hpc_mp.report"] = report
+sys.modules["hpc_mp.report.page"] = report
 hpc_mp.launch.backends.local.family_of = lambda _: SimpleNamespace(modules=())
 BACKENDS["local"] = dataclasses.replace(BACKENDS["local"],
                                         start=functools.partial(hpc_mp.launch.backends.local.start, entry=emulated.ENTRY))

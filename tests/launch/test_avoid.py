@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from hpc_mp.cluster.bad_nodes import BadNode
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.job import resolve
 from hpc_mp.job.resolution import resolved
 from hpc_mp.launch.choices import avoid
 
-PARTITION = Partition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
+PARTITION = SlurmPartition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 
 
 def bad(*nodes: str) -> dict[str, BadNode]:

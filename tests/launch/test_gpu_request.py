@@ -10,7 +10,7 @@ from rendering import job
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.launch.choices import MIG, slurm_gpus
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 
@@ -19,7 +19,7 @@ Gpus = tuple[tuple[str | None, int], ...]
 
 def cluster(*kinds: Gpus, select: str | None = "select/cons_tres") -> ClusterFacts:
     nodes = tuple(NodeKind((f"n{number}",), 64, 2**38, gpus) for number, gpus in enumerate(kinds))
-    return ClusterFacts(partition=Partition("gpu", True, True, None, nodes), select=select)
+    return ClusterFacts(partition=SlurmPartition("gpu", True, True, None, nodes), select=select)
 
 
 def settled(facts: ClusterFacts, device: str = "auto", **slurm: Any) -> tuple[str, str, str | None]:

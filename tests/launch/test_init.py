@@ -13,10 +13,10 @@ from launching import answers, silent
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cluster.node.gpus import Gpu
-from hpc_mp.cluster.slurm.limits import Association, Door, Quality, Terms, door, qualities, terms
-from hpc_mp.cluster.slurm.query import NodeKind, Partition
-from hpc_mp.cluster.slurm.site import Machine, Site
+from hpc_mp.cluster.node.nvidia_smi import Gpu
+from hpc_mp.cluster.slurm.limits import Association, JobTerms, PartitionAccess, Qos, door, qualities, terms
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
+from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.inputs import find_files
 from hpc_mp.launch.facts import ClusterFacts
@@ -24,18 +24,18 @@ from hpc_mp.launch.first_job import job_text
 from hpc_mp.launch.render import render
 
 GIB = 2**30
-LAPTOP = Machine(2, 8 * GIB, ())
+LAPTOP = ThisMachine(2, 8 * GIB, ())
 
 
 def site(gpus: tuple[tuple[str | None, int], ...] = (("h100", 8),), nodes: int = 4, limit: str | None = None,
-         accounts: tuple[str, ...] = ("proj",), qos: str | None = None, per_user: Mapping[str, int] | None = None) -> Site:
+         accounts: tuple[str, ...] = ("proj",), qos: str | None = None, per_user: Mapping[str, int] | None = None) -> SlurmSite:
     kind = NodeKind(tuple(f"g{n}" for n in range(nodes)), 128, 1000 * GIB, gpus)
-    partition = Partition("gpu", True, True, limit, (kind,))
-    terms = Terms(next(iter(accounts), None), qos, Quality("q", None, per_user or {}), limit)
-    return Site((23, 11), (partition,), partition, kind, 126, accounts, terms)
+    partition = SlurmPartition("gpu", True, True, limit, (kind,))
+    terms = JobTerms(next(iter(accounts), None), qos, Qos("q", None, per_user or {}), limit)
+    return SlurmSite((23, 11), (partition,), partition, kind, 126, accounts, terms)
 
 
-def load(tmp_path: Path, machine: Machine, found: Site | None = None) -> JobSpec:
+def load(tmp_path: Path, machine: ThisMachine, found: SlurmSite | None = None) -> JobSpec:
     path = tmp_path / "job.toml"
     path.write_text(job_text(machine, found), encoding="utf-8")
     return load_job(path)
@@ -47,15 +47,15 @@ def layout(spec: JobSpec) -> tuple[int, int, int, int, int]:
 
 @pytest.mark.parametrize(("machine", "expected"), [
     (LAPTOP, (2, 2, 2, 2, 1)),
-    (Machine(64, 256 * GIB, ()), (2, 2, 2, 2, 1)),
-    (Machine(1, 8 * GIB, ()), (2, 1, 1, 2, 1)),
-    (Machine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)),
-    (Machine(1, GIB, ()), (1, 1, 1, 1, 1)),
-    (Machine(16, 64 * GIB, (Gpu(0, "H200", 141 * GIB),)), (1, 1, 1, 1, 1)),
-    (Machine(16, 64 * GIB, (Gpu(0, "A", None), Gpu(1, "A", None), Gpu(2, "A", None))), (1, 3, 1, 1, 3)),
-    (Machine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2)),
+    (ThisMachine(64, 256 * GIB, ()), (2, 2, 2, 2, 1)),
+    (ThisMachine(1, 8 * GIB, ()), (2, 1, 1, 2, 1)),
+    (ThisMachine(2, 3 * GIB, ()), (2, 1, 1, 2, 1)),
+    (ThisMachine(1, GIB, ()), (1, 1, 1, 1, 1)),
+    (ThisMachine(16, 64 * GIB, (Gpu(0, "H200", 141 * GIB),)), (1, 1, 1, 1, 1)),
+    (ThisMachine(16, 64 * GIB, (Gpu(0, "A", None), Gpu(1, "A", None), Gpu(2, "A", None))), (1, 3, 1, 1, 3)),
+    (ThisMachine(96, 512 * GIB, tuple(Gpu(n, "H100", 80 * GIB) for n in range(8))), (1, 8, 2, 2, 2)),
 ])
-def test_without_slurm(tmp_path: Path, machine: Machine, expected: tuple[int, ...]) -> None:
+def test_without_slurm(tmp_path: Path, machine: ThisMachine, expected: tuple[int, ...]) -> None:
     spec = load(tmp_path, machine)
     assert layout(spec) == expected
     assert spec.job.device == "auto"
@@ -83,7 +83,7 @@ def test_the_small_model_is_small(tmp_path: Path) -> None:
     (site(per_user={"node": 1}), (1, 8, 2, 2, 2)),
     (site(gpus=(), per_user={"gres/gpu": 0}), (2, 2, 2, 2, 1)),
 ])
-def test_with_slurm(tmp_path: Path, found: Site, expected: tuple[int, ...]) -> None:
+def test_with_slurm(tmp_path: Path, found: SlurmSite, expected: tuple[int, ...]) -> None:
     spec = load(tmp_path, LAPTOP, found)
     assert layout(spec) == expected
     assert spec.slurm.partition == "gpu"
@@ -118,14 +118,14 @@ def test_the_time_limit_keeps_to_the_partitions(tmp_path: Path, limit: str | Non
 def test_names_that_toml_must_quote(tmp_path: Path) -> None:
     name = 'a "b" \\ # ü'
     found = site()
-    found = replace(found, chosen=replace(found.chosen, name=name), terms=Terms(name, name))
+    found = replace(found, chosen=replace(found.chosen, name=name), terms=JobTerms(name, name))
     assert load(tmp_path, LAPTOP, found).slurm.partition == name
     assert load(tmp_path, LAPTOP, found).slurm.account == name
     assert load(tmp_path, LAPTOP, found).slurm.qos == name
 
 
 @pytest.mark.parametrize("found", [None, site()])
-def test_every_section_is_commented(found: Site | None) -> None:
+def test_every_section_is_commented(found: SlurmSite | None) -> None:
     sections = re.split(r"^\[", job_text(LAPTOP, found), flags=re.MULTILINE)[1:]
     assert [section.partition("]")[0] for section in sections] == [
         "job", "model.config", "data", "parallel", "train", "checkpoint", "slurm", "environment"]
@@ -135,39 +135,39 @@ def test_every_section_is_commented(found: Site | None) -> None:
 # --- accounts and qualities of service ------------------------------------------------------------------------------
 
 MINE = (Association("a", None, ("long", "short"), "short", None), Association("b", None, ("normal",), None, "2:00:00"))
-KNOWN = {"short": Quality("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Quality("long"), "normal": Quality("normal")}
+KNOWN = {"short": Qos("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Qos("long"), "normal": Qos("normal")}
 
 
 @pytest.mark.parametrize(("door", "expected"), [
-    (Door(), Terms("a", None, KNOWN["short"], "00:10:00")),
-    (Door(qos=frozenset({"long"})), Terms("a", "long", KNOWN["long"], "1:00:00")),
-    (Door(no_qos=frozenset({"short"})), Terms("a", "long", KNOWN["long"], "1:00:00")),
-    (Door(accounts=frozenset({"b"})), Terms("b", None, KNOWN["normal"], "1:00:00")),
-    (Door(no_accounts=frozenset({"a"})), Terms("b", None, KNOWN["normal"], "1:00:00")),
-    (Door(accounts=frozenset({"c"})), Terms("a", None, KNOWN["short"], "00:10:00")),  # none serves: the default, and Slurm tells
+    (PartitionAccess(), JobTerms("a", None, KNOWN["short"], "00:10:00")),
+    (PartitionAccess(qos=frozenset({"long"})), JobTerms("a", "long", KNOWN["long"], "1:00:00")),
+    (PartitionAccess(no_qos=frozenset({"short"})), JobTerms("a", "long", KNOWN["long"], "1:00:00")),
+    (PartitionAccess(accounts=frozenset({"b"})), JobTerms("b", None, KNOWN["normal"], "1:00:00")),
+    (PartitionAccess(no_accounts=frozenset({"a"})), JobTerms("b", None, KNOWN["normal"], "1:00:00")),
+    (PartitionAccess(accounts=frozenset({"c"})), JobTerms("a", None, KNOWN["short"], "00:10:00")),  # none serves: the default
 ])
-def test_the_first_account_and_qos_that_the_partition_takes(door: Door, expected: Terms) -> None:
+def test_the_first_account_and_qos_that_the_partition_takes(door: PartitionAccess, expected: JobTerms) -> None:
     assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, door) == expected
 
 
 def test_an_association_with_the_partition_goes_before() -> None:
     special = (*MINE, Association("a", "p", ("long",), "long", "30:00"))
-    assert terms("p", None, ("a",), special, KNOWN, Door()) == Terms("a", None, KNOWN["long"], "30:00")
-    assert terms("q", None, ("a",), special, KNOWN, Door()).quality == KNOWN["short"]
+    assert terms("p", None, ("a",), special, KNOWN, PartitionAccess()) == JobTerms("a", None, KNOWN["long"], "30:00")
+    assert terms("q", None, ("a",), special, KNOWN, PartitionAccess()).quality == KNOWN["short"]
 
 
 def test_without_accounts_the_partitions_limit_holds() -> None:
-    assert terms("p", "10:00", (), (), {}, Door()) == Terms(None, None, None, "10:00")
+    assert terms("p", "10:00", (), (), {}, PartitionAccess()) == JobTerms(None, None, None, "10:00")
 
 
 def test_what_slurm_says_of_limits() -> None:
     said = answers({"sacctmgr": "normal||||\nshort|00:10:00|cpu=8,gres/gpu=4|2\n",
                     "scontrol": "PartitionName=gpu AllowGroups=ALL AllowAccounts=A,b AllowQos=ALL DenyQos=low QoS=N/A"})
-    assert qualities(said)["short"] == Quality("short", "00:10:00", {"cpu": 8, "gres/gpu": 4}, 2)
+    assert qualities(said)["short"] == Qos("short", "00:10:00", {"cpu": 8, "gres/gpu": 4}, 2)
     found = door("gpu", said)
     assert found.takes_account("a") and not found.takes_account("c")
     assert found.takes_qos("normal") and not found.takes_qos("low")
-    assert (qualities(silent), door("gpu", silent)) == ({}, Door())
+    assert (qualities(silent), door("gpu", silent)) == ({}, PartitionAccess())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

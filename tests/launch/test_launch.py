@@ -98,10 +98,10 @@ def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
     assert list(document) == KEYS and document["state"] == "failed"
     cause = document["cause"]
     assert (cause["rank"], cause["node"], cause["kind"]) == (3, "node1", "signal")
-    assert "rank 3 on node1 was killed by SIGKILL (the system ran out of memory, or somebody killed it)" in err
+    assert "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or somebody killed it)" in err
     assert f"its log:    {run.rank_log(3)}" in err and f"hpc-mp launch {job} --on local --resume" in err
     assert "Traceback" not in err
-    assert "attempt 1 failed: rank 3 on node1 was killed by SIGKILL" in run.main_log.read_text()
+    assert "attempt 1 failed: rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL" in run.main_log.read_text()
 
 
 def rank_process(mark: str, run: RunDirectory, rank: int) -> psutil.Process:
@@ -347,5 +347,5 @@ def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) 
     assert time.monotonic() - began < 15  # with the report
     document = json.loads(out)
     assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
-    assert "rank 1 on node0 was killed by SIGKILL" in err
+    assert "rank 1 (dp 1, pp 0, tp 0) on node0 was killed by SIGKILL" in err
     assert [json.loads(line)["rank"] for line in sorted(run.ranks.read_text().splitlines())] == [0, 1]

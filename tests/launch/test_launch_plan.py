@@ -17,7 +17,7 @@ from launching import JOB, answers, executable, record, said, silent, write_job
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.cluster.node.gpus import Gpu
+from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS
@@ -31,6 +31,7 @@ from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose, size
 from hpc_mp.rundir import create_run
+from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.follow import AttemptReader, Tail
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 
@@ -274,7 +275,7 @@ PLACED = place(Degrees(data=4), "DPT", 2)
     # wrong input comes before all
     ({0: ("error", 1.0), 1: ("user", 5.0)}, [end(0, 1, 1.1), end(1, 2, 5.1)], "failed", "user", 1),
     ({}, [end(2, 1, 3.0)], "failed", "exit", 2),
-    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "hang", 2),
+    ({}, [end(0, 0, 1.0), end(2, -15, 61.0, ours=True)], "failed", "straggled", 2),
 ])
 def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], exits: list[Exit], state: str,
                          kind: str | None, rank: int | None) -> None:
@@ -300,21 +301,22 @@ def test_causes_say_who_where_why(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     attempt = AttemptReader(run, 1)
     _, cause = judge(Ended((end(3, -9),)), attempt, PLACED)
-    assert cause == Cause("signal", "rank 3 on node1 was killed by SIGKILL (the system ran out of memory, or somebody "
-                          "killed it)", 3, "node1", str(run.rank_log(3)))
+    assert cause == Cause("signal", "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or "
+                          "somebody killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
+    run.failure(1, 3).unlink()
     with open(run.rank_log(3), "a") as log:
         log.write("training\nterminate called\n\n")
     _, cause = judge(Ended((end(3, 1),)), attempt, PLACED)
-    assert cause and cause.message == "rank 3 on node1 ended with exit code 1; its last words: terminate called"
+    assert cause and cause.message.endswith("on node1 ended with exit code 1; its last words: terminate called")
     assert ending(-64) == "was killed by SIGRTMAX" and "SIGSEGV" in ending(-11)
 
 
 def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
-    assert figures(AttemptReader(run, 1))["loss"] is None
+    assert figures(run, 1)["loss"] is None
     lines = [record(1, loss=9.0), record(2), record(3, 2, 50.0), record(4, 2, 1.0), record(5, 2, 3.0, loss=0.1)]
     run.metrics.write_text("\n".join(lines) + "\n" + lines[-1][:10])
-    found = figures(AttemptReader(run, 2))
+    found = figures(run, 2)
     assert found == {"steps": 5, "first_loss": 9.0, "loss": 0.1, "tokens_per_s": 50.0, "checkpoint": None}
 
 
@@ -345,7 +347,7 @@ def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
     (run.path / "status.json").write_text(json.dumps({"attempt": 1, "phase": "training"}))
     run.metrics.write_text(record(1) + "\n" + record(2, 2) + "\n")
     said(run, 0, "error", 1.0)
-    assert attempt.status() is None and attempt.failures() == {}
+    assert attempt.status() is None and read_failures(run, 2) == []
     assert [one["step"] for one in attempt.steps()] == [2]
     (run.path / "status.json").write_text(json.dumps({"attempt": 2, "phase": "training"}))
     assert attempt.status() == {"attempt": 2, "phase": "training"}

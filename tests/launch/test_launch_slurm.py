@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from launching import environment, executable, mark, record, said, the_run, until, write_job
 
-from hpc_mp.cluster.bandwidth import Measured, read_measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
 
 HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: 
                '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
     executable(cluster.bin, "sbatch", "exit 1")  # so that the run may be launched again
     state = {"XDG_STATE_HOME": str(cluster.folder / "state home")}
-    rates = Measured("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
+    rates = LinkRates("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
     write_measured(where("lab", state), rates)
     _, out, _ = cluster.launch(mark, job, "--on", "slurm", **state)
     said = " ".join(out.split())

@@ -150,7 +150,7 @@ def test_the_cause_among_many_failures(run: RunDirectory, kinds: list[str], caus
 def test_where_the_cause_was(run: RunDirectory) -> None:
     started(run, 3, "n1")
     failed(run, 3, "error", "ValueError: boom")
-    assert status(run)["cause"] == "rank 3 [dp 0, pp 1, cp 0, tp 1] on n1 (host1) failed: ValueError: boom"
+    assert status(run)["cause"] == "rank 3 (dp 0, pp 1, tp 1) on n1 failed: ValueError: boom"
 
 
 # --- what Slurm and the run directory say together -------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_the_cause_is_the_last_thing_in_the_logs(run: RunDirectory) -> None:
     failed(run, 3, "error", "ValueError: boom")
     lines = call("logs", run.path).output.splitlines()
     assert "training" in lines and "srun: error: n1: task 3: Exited" in lines and "Traceback of rank 3" in lines
-    assert lines[-1] == "rank 3 [dp 0, pp 1, cp 0, tp 1] on n1 (host1) failed: ValueError: boom"
+    assert lines[-1] == "rank 3 (dp 0, pp 1, tp 1) on n1 failed: ValueError: boom"
 
 
 def test_no_cause_where_all_went_well(run: RunDirectory) -> None:

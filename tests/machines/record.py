@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.cluster.node.mounts import LOCAL, SHARED, read_mounts, room
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.container_diff import view
 
@@ -23,7 +23,7 @@ PRIVATE = ("/proc/self/environ", "/run/", "/tmp/")
 
 
 @dataclass(frozen=True)
-class Recorder(Source):
+class Recorder(NodeSource):
     """Keeps what it was asked for. ``files``: a path to its text or ``{"link": …}``; ``commands`` as a tree has them."""
 
     files: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Recorder(Source):
 
     def text(self, name: str) -> str:
         if name.startswith(PRIVATE):
-            raise Unseen(f"{name}: is not recorded")
+            raise Unavailable(f"{name}: is not recorded")
         text = super().text(name)
         if name == "/proc/mounts":
             text = "\n".join(line for line in text.splitlines()
@@ -61,7 +61,7 @@ class Recorder(Source):
         key = " ".join(argv)
         try:
             out = super().answer(argv)
-        except Unseen as unseen:
+        except Unavailable as unseen:
             if "is not on PATH" not in str(unseen):
                 code = re.search(r"exited with (\d+)", str(unseen))
                 self.commands[key] = {"code": int(code[1]) if code else 1, "err": "" if code else str(unseen)}
@@ -89,7 +89,7 @@ def _value(value: str | dict[str, str]) -> str:
 def main(directory: Path) -> None:
     source = Recorder()
     for check in PASSIVE:
-        with contextlib.suppress(Unseen):
+        with contextlib.suppress(Unavailable):
             check.reader(source)
     view(source)
     for mount in read_mounts(source).all:  # they are asked in processes of their own

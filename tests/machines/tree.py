@@ -24,8 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.cluster.node.recorded import recorded
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource, recorded
 
 MACHINES = Path(__file__).parent
 KINDS = tuple(sorted(path.parent.name for path in MACHINES.glob("*/machine.toml")))
@@ -38,12 +37,12 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 Edit = str | int | tuple[str, str] | object | None
 
 
-def tree(kind: str) -> Source:
+def tree(kind: str) -> NodeSource:
     """A healthy machine. Its files are shared by all callers: do not write into them."""
     return recorded(_healthy(kind), _commands(kind))
 
 
-def broken(kind: str, edits: Mapping[str, Edit]) -> Source:
+def broken(kind: str, edits: Mapping[str, Edit]) -> NodeSource:
     """A copy of that machine with these changes. Paths may have braces; a path or program that an edit needs must be there."""
     root = _scratch()
     shutil.copytree(_healthy(kind), root, symlinks=True, dirs_exist_ok=True, copy_function=_share)

@@ -174,11 +174,6 @@ def test_every_room_has_its_arrows() -> None:
 # --- house rules -----------------------------------------------------------------------------------------------------
 
 
-def test_every_file_reads_in_one_sitting() -> None:
-    lengths = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in PACKAGE.rglob("*.py")}
-    assert {name: length for name, length in lengths.items() if length >= 500} == {}
-
-
 # Not meant: /home as a place that every machine has, where makers install what they make, places of a cluster in the files
 # that make them there.
 MAKERS = "amazon|aws-ofi-nccl|hpcx|microsoft|slurm"

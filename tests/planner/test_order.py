@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape
@@ -20,10 +20,10 @@ FABRIC = "SwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\nSwitchName=spi
 GIVEN, PAIRED = ("n1", "n2", "n3", "n4"), ("n1", "n3", "n2", "n4")
 
 
-def measured(days: float = 3, **rates: float) -> Measured:
+def measured(days: float = 3, **rates: float) -> LinkRates:
     """So long ago, 0.0239 GB/s between any of n1 to n4, but for ``n1_n2`` and the like."""
     pairs = [(i, j, rates.get(f"{GIVEN[i]}_{GIVEN[j]}", 0.0239)) for i, j in combinations(range(4), 2)]
-    return Measured("lab", time.time() - days * 86400, GIVEN, tuple(pairs))
+    return LinkRates("lab", time.time() - days * 86400, GIVEN, tuple(pairs))
 
 
 def job(device: str = "cpu", microbatches: int = 4, **parallel: Any) -> JobSpec:
@@ -70,7 +70,7 @@ def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
     assert why(31) == bytes_alone
 
 
-def hosts(spec: JobSpec, letters: str, tree: SwitchTree, rates: Measured | None = None) -> tuple[tuple[str, ...], str]:
+def hosts(spec: JobSpec, letters: str, tree: SwitchTree, rates: LinkRates | None = None) -> tuple[tuple[str, ...], str]:
     placement = place(degrees(spec), letters, 2, spec.parallel.rank_map)
     return settle_hosts(spec, placement, GIVEN, tree, rates)
 

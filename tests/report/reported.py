@@ -11,7 +11,7 @@ from typing import Any
 from hpc_mp.job import dump_job, resolve
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.layout.schedule import build, simulate
-from hpc_mp.report import write_report
+from hpc_mp.report.page import write_report
 from hpc_mp.rundir import LineFile, create_run, cut_metrics, prepare_resume, write_json
 
 BEGIN = 1_790_000_000.0

@@ -20,8 +20,8 @@ from reported import BEGIN, MIB, Page, Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
-from hpc_mp.report import write_report
 from hpc_mp.report.facts import read_facts
+from hpc_mp.report.page import write_report
 from hpc_mp.report.records import Metric
 from hpc_mp.report.summary import key_numbers, later_half, summarize
 from hpc_mp.rundir import RunDirectory, write_json
@@ -106,7 +106,7 @@ def test_the_command_prints_the_path(run: Run) -> None:
 
 
 def test_report_is_made_without_matplotlib_or_torch(run: Run) -> None:
-    code = ("import sys; from pathlib import Path; from hpc_mp.report import write_report as write;"
+    code = ("import sys; from pathlib import Path; from hpc_mp.report.page import write_report as write;"
             "from hpc_mp.rundir import RunDirectory; write(RunDirectory(Path(sys.argv[1])));"
             "print(*{'torch', 'transformers', 'matplotlib', 'numpy'} & {n.partition('.')[0] for n in sys.modules})")
     root = Path(__file__).resolve().parents[2]
@@ -217,17 +217,19 @@ def test_the_first_cause_is_named_and_echoes_are_not(run: Run) -> None:
     run.fail(5, "error", "RuntimeError: out of memory", after=61, traceback="Traceback of rank 5")
     run.fail(6, "error", "RuntimeError: later", after=62)
     summary = summarize(read_facts(run.run))
-    assert (summary.state, summary.cause) == ("failed", "rank 5 on node1 failed: RuntimeError: out of memory")
+    assert summary.state == "failed" and summary.cause.startswith("rank 5 (dp ")
+    assert summary.cause.endswith(") on node1 failed: RuntimeError: out of memory")
     assert summary.traceback == "Traceback of rank 5"
     assert [failure.rank for failure in summary.failures] == [5, 6, 0]
     page = run.page()
     assert page.all("span", class_="failed") and "Traceback of rank 5" in page.text
 
 
-def test_the_launchers_verdict_in_the_log_knows_of_signals(run: Run) -> None:
+def test_the_verdict_knows_of_signals(run: Run) -> None:
     run.start()
-    run.fail(0, "peer", "Connection closed by peer")
+    run.fail(0, "error", "ValueError: an echo")
     run.log("training from step 1 to 20", "attempt 1 failed: rank 3 on node0 was killed by SIGKILL")
+    write_json(run.run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "rank 3 on node0 was killed by SIGKILL"}})
     summary = summarize(read_facts(run.run))
     assert (summary.state, summary.cause) == ("failed", "rank 3 on node0 was killed by SIGKILL")
     assert summary.problems == (), "the cause is not said twice"
@@ -260,7 +262,7 @@ def test_failures_of_an_earlier_attempt_are_not_the_current_ones(run: Run) -> No
     assert state_of(run) == "completed"
     page = run.page()
     assert not page.all("div", class_="bad")
-    assert "rank 2 on node1 failed: RuntimeError: broken" in page.text, "in the table of attempts"
+    assert "on node1 failed: RuntimeError: broken" in page.text, "in the table of attempts"
     assert "1–10" in page.text and "11–20" in page.text
     assert page.text.count("attempt 2") == 4, "the resume is marked in every curve"
 

@@ -21,17 +21,18 @@ from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
-from hpc_mp.rundir.history import End
-from hpc_mp.supervisor.diagnose import Death
+from hpc_mp.rundir.history import AttemptEnd
+from hpc_mp.rundir.outcome import Cause
+from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
 
-MACHINE = Death(kind="lost", message="n3 vanished", nodes_to_blame=("n3",), retry=True, cause="peer")
-PROGRAM = Death(kind="error", message="rank 1 raised", nodes_to_blame=(), retry=False, cause="error")
+MACHINE = RootCause(Cause("lost", "n3 vanished"), nodes_to_blame=("n3",), retry=True)
+PROGRAM = RootCause(Cause("error", "rank 1 raised"), nodes_to_blame=(), retry=False)
 
 
-def end(kind: str = "lost", step: int = 0, token: str = "7.0.1") -> End:
-    return End(token, 1, step, kind, "", (), "requeue", 0.0)
+def end(kind: str = "lost", step: int = 0, token: str = "7.0.1") -> AttemptEnd:
+    return AttemptEnd(token, 1, step, kind, "", (), "requeue", 0.0)
 
 
 class Slurm:
@@ -68,7 +69,7 @@ class Slurm:
     (MACHINE, False, [end("stopped")] * 3, "requeue", ("n3",)),
     (PROGRAM, False, [], "fail", ()),
 ])
-def test_decisions(ending: Any, cancelled: bool, stalled: list[End], action: str, exclude: tuple[str, ...]) -> None:
+def test_decisions(ending: Any, cancelled: bool, stalled: list[AttemptEnd], action: str, exclude: tuple[str, ...]) -> None:
     decision = decide(ending, cancelled=cancelled, retries=3, stalled=stalled)
     assert (decision.action, decision.exclude) == (action, exclude)
 

@@ -15,7 +15,7 @@ from rendering import job
 from slurm_lab.lab import Lab
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.cluster.bandwidth import Measured, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, write_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Degrees, place
@@ -125,7 +125,7 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
     def hosts(cluster: str) -> tuple[tuple[str, ...], str]:
         """A ring of four replicas, n1–n2 at 10 % of the others."""
         rates = tuple((i, j, 0.1 if (i, j) == (0, 1) else 1.0) for i, j in combinations(range(4), 2))
-        write_measured(run.measured, Measured(cluster, time.time(), HOSTS, rates))
+        write_measured(run.measured, LinkRates(cluster, time.time(), HOSTS, rates))
         record, words = begin(run, four, ring, given, Says(None))
         return record.hosts, words
 

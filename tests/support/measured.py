@@ -6,14 +6,14 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from random import Random
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 
 Groups = Sequence[Sequence[str]]
 FAST, NOISE = 25.0, 0.05
 
 
 def measure(groups: Groups, across: float = 0.5, rounds: int | None = None, seed: int = 0,
-            change: Callable[[str, str, float], float] = lambda _a, _b, rate: rate) -> Measured:
+            change: Callable[[str, str, float], float] = lambda _a, _b, rate: rate) -> LinkRates:
     """Rates between nodes under leaves, ``across`` of them as fast as inside; pairs of random rounds only, or all."""
     random = Random(seed)
     of = {node: number for number, nodes in enumerate(groups) for node in nodes}
@@ -26,7 +26,7 @@ def measure(groups: Groups, across: float = 0.5, rounds: int | None = None, seed
     for a, b in sorted(pairs):
         rate = FAST * (1.0 if of[nodes[a]] == of[nodes[b]] else across) * random.uniform(1 - NOISE, 1 + NOISE)
         rates.append((a, b, change(nodes[a], nodes[b], rate)))
-    return Measured("lab", 0.0, nodes, tuple(rates))
+    return LinkRates("lab", 0.0, nodes, tuple(rates))
 
 
 def leaves(*sizes: int) -> list[list[str]]:

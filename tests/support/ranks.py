@@ -1,4 +1,4 @@
-"""Runs a function on N forked ranks: torch is imported once, so that 8 ranks take seconds."""
+"""Runs a function on N forked ranks: what a rank imports is imported once, so that 8 ranks take seconds."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
 from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
 from transformers.models.llama import modeling_llama  # noqa: F401
+
+from hpc_mp.train.rank.main import main
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -102,7 +104,5 @@ def _collect(children: dict[int, tuple[int, int]], world: int, deadline: float) 
 
 def train(job_file: Path) -> int:
     """What a rank of a launched run does, ended without the interpreter's own exit."""
-    from hpc_mp.train.rank.main import main
-
     # the fork shares pytest's captured streams: the engine replaces them, and the child never returns to pytest
     return main(job_file)

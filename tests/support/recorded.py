@@ -12,7 +12,7 @@ from slurm_lab.chroot import built
 from slurm_lab.cluster import Cluster
 from slurm_lab.lab import Lab
 
-from hpc_mp.cluster.slurm.job_parsers import LINE
+from hpc_mp.cluster.slurm.job import LINE
 
 RECORDED = Path(__file__).parents[1] / "golden" / "queue"
 JSON, LINES, SHOWN = "squeue-24.11.json", "squeue-24.11.lines", "scontrol-24.11.lines"

@@ -16,8 +16,7 @@ from typing import Any
 from hpc_mp.cluster.node import netdev, rdma
 from hpc_mp.cluster.node.gpu_links import link_counters
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.state import SHARED, keep, own
+from hpc_mp.cluster.node.source import SHARED, NodeSource, Unavailable, keep, own
 
 KEPT = "counters.json"
 WINDOW_S = 3 * 3600.0
@@ -48,17 +47,17 @@ class Changes:
         return {name.removeprefix(beginning): grown for name, grown in self.grown.items() if name.startswith(beginning)}
 
 
-def read_counters(source: Source) -> dict[str, int]:
+def read_counters(source: NodeSource) -> dict[str, int]:
     """Every counter that can be seen: ``fabric/mlx5_0/1/symbol_error``, ``net/eth0/rx_dropped``, ``tcp/RetransSegs`` …"""
     found: dict[str, int] = {}
     for kind in (_fabric, _interfaces, _tcp, _memory, _heat, _pci, link_counters):
-        with contextlib.suppress(Unseen):
+        with contextlib.suppress(Unavailable):
             found |= dict(kind(source))
     return found
 
 
-def read_changes(source: Source) -> Changes:
-    """Raises Unseen where the kernel shows no uptime."""
+def read_changes(source: NodeSource) -> Changes:
+    """Raises Unavailable where the kernel shows no uptime."""
     earlier, at = _earlier(source), _uptime(source)
     if earlier is None:
         earlier = at, read_counters(source)
@@ -70,12 +69,12 @@ def read_changes(source: Source) -> Changes:
     return Changes(max(at - first, 0.0), grown, now)
 
 
-def keep_counters(source: Source) -> None:
+def keep_counters(source: NodeSource) -> None:
     """Put the counters of now beside the earlier ones, if the last ones are old enough."""
     file = keep(source, KEPT)
     if file is None:
         return
-    with contextlib.suppress(Unseen, OSError):
+    with contextlib.suppress(Unavailable, OSError):
         at, boot = _uptime(source), source.text("/proc/sys/kernel/random/boot_id")
         kept = [reading for reading in _kept(source, str(file), boot) if reading["at"] > at - WINDOW_S]
         if not kept or at - kept[-1]["at"] >= _APART_S:
@@ -85,7 +84,7 @@ def keep_counters(source: Source) -> None:
             new.replace(file)
 
 
-def _earlier(source: Source) -> tuple[float, Values] | None:
+def _earlier(source: NodeSource) -> tuple[float, Values] | None:
     """(when, what) of the oldest reading of this boot that is inside the window: this user's, or else root's."""
     boot, at = maybe(source.text, "/proc/sys/kernel/random/boot_id"), _uptime(source)
     for folder in dict.fromkeys((own(), SHARED)):
@@ -95,45 +94,45 @@ def _earlier(source: Source) -> tuple[float, Values] | None:
     return None
 
 
-def _kept(source: Source, name: str, boot: str | None) -> list[dict[str, Any]]:
+def _kept(source: NodeSource, name: str, boot: str | None) -> list[dict[str, Any]]:
     try:
         document = json.loads(source.text(name))
         return list(document["readings"]) if document["boot"] == boot else []
-    except (Unseen, ValueError, KeyError, TypeError):
+    except (Unavailable, ValueError, KeyError, TypeError):
         return []
 
 
-def _uptime(source: Source) -> float:
+def _uptime(source: NodeSource) -> float:
     return float(source.text("/proc/uptime").split()[0])
 
 
-def _numbers(source: Source, prefix: str, paths: tuple[str, ...]) -> Iterator[tuple[str, int]]:
+def _numbers(source: NodeSource, prefix: str, paths: tuple[str, ...]) -> Iterator[tuple[str, int]]:
     for path in paths:
         value = maybe(source.number, path)
         if value is not None:
             yield prefix + path.rpartition("/")[2], value
 
 
-def _fabric(source: Source) -> Iterator[tuple[str, int]]:
+def _fabric(source: NodeSource) -> Iterator[tuple[str, int]]:
     for port in source.names(f"{rdma.CLASS}/*/ports/*"):
         device, _, number = port.removeprefix(f"{rdma.CLASS}/").partition("/ports/")
         for folder in ("counters", "hw_counters"):
             yield from _numbers(source, f"fabric/{device}/{number}/", source.names(f"{port}/{folder}/*"))
 
 
-def _interfaces(source: Source) -> Iterator[tuple[str, int]]:
+def _interfaces(source: NodeSource) -> Iterator[tuple[str, int]]:
     for each in netdev.read_interfaces(source):
         base, prefix = f"{netdev.CLASS}/{each.name}", f"net/{each.name}/"
         yield from _numbers(source, prefix, tuple(f"{base}/statistics/{name}" for name in _STATISTICS))
         yield from _numbers(source, prefix, (f"{base}/carrier_changes", f"{base}/carrier_down_count"))
-        with contextlib.suppress(Unseen):
+        with contextlib.suppress(Unavailable):
             for line in source.answer(("ethtool", "-S", each.name)).splitlines():
                 name, _, value = line.strip().partition(": ")
                 if value.isdigit() and any(part in name for part in _ETHTOOL) and "[" not in name:
                     yield prefix + name, int(value)
 
 
-def _tcp(source: Source) -> Iterator[tuple[str, int]]:
+def _tcp(source: NodeSource) -> Iterator[tuple[str, int]]:
     for file in ("/proc/net/snmp", "/proc/net/netstat"):
         lines = (maybe(source.text, file) or "").splitlines()
         for names, values in zip(lines[::2], lines[1::2], strict=False):
@@ -143,21 +142,21 @@ def _tcp(source: Source) -> Iterator[tuple[str, int]]:
                             for name, value in zip(names.split()[1:], values.split()[1:], strict=True) if name in _TCP)
 
 
-def _memory(source: Source) -> Iterator[tuple[str, int]]:
+def _memory(source: NodeSource) -> Iterator[tuple[str, int]]:
     base = "/sys/devices/system/edac/mc"
     for controller in source.names(f"{base}/mc[0-9]*"):
         name = controller.rpartition("/")[2]
         yield from _numbers(source, f"memory/{name}/", (f"{controller}/ce_count", f"{controller}/ue_count"))
 
 
-def _heat(source: Source) -> Iterator[tuple[str, int]]:
+def _heat(source: NodeSource) -> Iterator[tuple[str, int]]:
     for path in source.names("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle/package_throttle_count"):
         value = maybe(source.number, path)
         if value is not None:
             yield f"heat/{path.split('/')[5]}", value
 
 
-def _pci(source: Source) -> Iterator[tuple[str, int]]:
+def _pci(source: NodeSource) -> Iterator[tuple[str, int]]:
     for grade in ("correctable", "nonfatal", "fatal"):
         for path in source.names(f"/sys/bus/pci/devices/*/aer_dev_{grade}"):
             for line in (maybe(source.text, path) or "").splitlines():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe, members
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 _BASE = "/sys/devices/system/cpu"
 _CLOCK = "/sys/devices/system/clocksource/clocksource0"
@@ -39,7 +39,7 @@ class Cpus:
     kind: MachineType | None
 
 
-def read_cpus(source: Source) -> Cpus:
+def read_cpus(source: NodeSource) -> Cpus:
     """Raises Unseen."""
     online = members(source.text(f"{_BASE}/online"))
     packages = {maybe(source.number, f"{_BASE}/cpu{cpu}/topology/physical_package_id") for cpu in online} - {None, -1}

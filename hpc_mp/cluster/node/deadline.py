@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TypeVar
 
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.source import Unavailable
 
 T = TypeVar("T")
 _GRACE_S = 0.05  # for those killed to be gone
 _START_TIME = 19  # field of /proc/PID/stat, counted after the name
 
 
-def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | None = None) -> dict[str, T | Unseen]:
-    """What each task returns, or Unseen with the reason: it raised, or was not back after ``seconds`` (for all of them together).
+def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | None = None) -> dict[str, T | Unavailable]:
+    """What each task returns, or Unavailable with the reason: it raised, or was not back after ``seconds`` for all.
 
     Args:
         tasks: name to function; what it returns must be picklable.
@@ -34,7 +34,7 @@ def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | N
     """
     before = _read(left)
     hung = {name: child for name, child in before.items() if name in tasks and _is_there(*child)}
-    stuck = {name: Unseen(f"an earlier look still hangs in process {pid}") for name, (pid, _) in hung.items()}
+    stuck = {name: Unavailable(f"an earlier look still hangs in process {pid}") for name, (pid, _) in hung.items()}
     found = stuck | _collect({name: task for name, task in tasks.items() if name not in hung}, seconds, hung)
     kept = {name: child for name, child in before.items() if name not in tasks} | hung
     if left is not None and kept != before:
@@ -42,10 +42,12 @@ def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | N
     return {name: found[name] for name in tasks}
 
 
-def _collect(tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[str, tuple[int, str]]) -> dict[str, T | Unseen]:
+def _collect(
+    tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[str, tuple[int, str]]
+) -> dict[str, T | Unavailable]:
     """Start all, take what comes until the time is over; who is then left behind is put into ``hung``."""
     end = time.monotonic() + seconds
-    found: dict[str, T | Unseen] = {}
+    found: dict[str, T | Unavailable] = {}
     running: dict[str, int] = {}
     said: dict[str, bytes] = {}
     with selectors.DefaultSelector() as ready:
@@ -62,13 +64,13 @@ def _collect(tasks: Mapping[str, Callable[[], T]], seconds: float, hung: dict[st
                         ready.unregister(key.fd)
                         os.close(key.fd)
                         os.waitpid(running.pop(name), 0)
-                        found[name] = pickle.loads(said[name]) if said[name] else Unseen("it ended without a word")
+                        found[name] = pickle.loads(said[name]) if said[name] else Unavailable("it ended without a word")
         finally:
             for key in list(ready.get_map().values()):
                 os.close(key.fd)
             for name, pid in _kill(running).items():
                 hung[name] = (pid, _born(pid))
-    return found | {name: Unseen(f"no answer within {seconds:g} s") for name in running}
+    return found | {name: Unavailable(f"no answer within {seconds:g} s") for name in running}
 
 
 def _start(task: Callable[[], object]) -> tuple[int, int]:
@@ -92,10 +94,10 @@ def _start(task: Callable[[], object]) -> tuple[int, int]:
 def _result(task: Callable[[], object]) -> object:
     try:
         return task()
-    except Unseen as error:
+    except Unavailable as error:
         return error
     except Exception as error:  # it has no screen to print it on
-        return Unseen(f"{type(error).__name__}: {error}")
+        return Unavailable(f"{type(error).__name__}: {error}")
 
 
 def _kill(running: Mapping[str, int]) -> dict[str, int]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 _ARRAY = re.compile(r"^(md\S*) : .*\n.*?\[(\d+)/(\d+)\]", re.MULTILINE)
 
@@ -28,7 +28,7 @@ class Disks:
     kind: MachineType | None
 
 
-def read_disks(source: Source) -> Disks:
+def read_disks(source: NodeSource) -> Disks:
     """Never raises."""
     paths = source.names("/sys/class/nvme/nvme[0-9]*")
     return Disks(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 _RAS = re.compile(r"\b(ue|ce)\s*:\s*(\d+)")
 
@@ -30,7 +30,7 @@ class AmdGpus:
     uncorrected: Mapping[tuple[str, str], int]
 
 
-def read_amd(source: Source) -> AmdGpus:
+def read_amd(source: NodeSource) -> AmdGpus:
     """Never raises: that something is not there is part of the answer."""
     buses = tuple(gpu.bus for gpu in read_gpus(source) if gpu.vendor == "amd")
     return AmdGpus(
@@ -44,15 +44,15 @@ def read_amd(source: Source) -> AmdGpus:
     )
 
 
-def _has_units(source: Source, path: str) -> bool:
+def _has_units(source: NodeSource, path: str) -> bool:
     found = re.search(r"simd_count (\d+)", maybe(source.text, path) or "")
     return bool(found and int(found[1]))
 
 
-def _driver(source: Source) -> str | None:
+def _driver(source: NodeSource) -> str | None:
     """Its version; one that comes with the kernel has none."""
     return maybe(source.text, "/sys/module/amdgpu/version") or ("the kernel's" if source.names("/sys/module/amdgpu") else None)
 
 
-def _errors(source: Source, path: str) -> int | None:
+def _errors(source: NodeSource, path: str) -> int | None:
     return {kind: int(count) for kind, count in _RAS.findall(maybe(source.text, path) or "")}.get("ue")

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from hpc_mp.catalogue import GpuModel, MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches, read_gpus
-from hpc_mp.cluster.node.gpu_smi import QUERY, Smi, address, parse_smi
 from hpc_mp.cluster.node.machines import read_machine_type
+from hpc_mp.cluster.node.nvidia_smi import QUERY, SmiReport, address, parse_smi
 from hpc_mp.cluster.node.parse import fields, maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 LIST = ("nvidia-smi", "--list-gpus")
 _INFORMATION = "/proc/driver/nvidia/gpus/*/information"
@@ -21,11 +21,11 @@ _VERSION = re.compile(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b")
 _LIBRARY = re.compile(r"libnvidia-ml\.so\.(\d{3,}\.\d[\d.]*)$")
 _EXIT = re.compile(r"exited with (-?\d+)")
 _JOB = re.compile(r"/job_|/docker|/kubepods|/libpod|/lxc")
-_NO_GPU = Smi("", "", 0, ())
+_NO_GPU = SmiReport("", "", 0, ())
 
 
 @dataclass(frozen=True)
-class Asked:
+class SmiAnswer:
     """How nvidia-smi ended.
 
     Attributes:
@@ -37,12 +37,12 @@ class Asked:
 
     code: int | None
     words: str
-    smi: Smi | None
+    smi: SmiReport | None
     uptime: float | None = None
 
 
 @dataclass(frozen=True)
-class Driver:
+class GpuDriver:
     """What is there of GPUs and their driver, seen from several sides.
 
     Attributes:
@@ -70,31 +70,31 @@ class Driver:
     confined: bool
 
 
-def ask_smi(source: Source) -> Asked:
-    """Put the one long question. Raises Unseen where an answer cannot be read."""
+def ask_smi(source: NodeSource) -> SmiAnswer:
+    """Put the one long question. Raises Unavailable where an answer cannot be read."""
     try:
         answer = source.answer(QUERY)
-    except Unseen as unseen:
+    except Unavailable as unseen:
         if not has_gpus(source):
-            return Asked(None, str(unseen), _NO_GPU)
+            return SmiAnswer(None, str(unseen), _NO_GPU)
         found = _EXIT.search(str(unseen))
-        return Asked(int(found[1]) if found else None, str(unseen), None)
+        return SmiAnswer(int(found[1]) if found else None, str(unseen), None)
     up = maybe(source.text, "/proc/uptime")
-    return Asked(0, answer[answer.rfind(">") + 1:].strip(), parse_smi(answer), float(up.split()[0]) if up else None)
+    return SmiAnswer(0, answer[answer.rfind(">") + 1:].strip(), parse_smi(answer), float(up.split()[0]) if up else None)
 
 
-def read_models(source: Source) -> tuple[GpuModel, ...]:
+def read_models(source: NodeSource) -> tuple[GpuModel, ...]:
     """Of the GPUs that the driver has, those whose model is known."""
     told = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
     return tuple(known for name in told if (known := catalogue().gpu(name)))
 
 
-def read_driver(source: Source) -> Driver:
+def read_driver(source: NodeSource) -> GpuDriver:
     """Never raises: that something is not there is part of the answer."""
     excluded = {address(path.split("/")[-2]): bool(re.search(r"GPU Excluded:\s*Yes", maybe(source.text, path) or ""))
                 for path in source.names(_INFORMATION)}
     listing = maybe(lambda name: source.answer(LIST), "") if has_gpus(source) else None
-    return Driver(
+    return GpuDriver(
         on_bus=_on_bus(source),
         taken=tuple(bus for bus, left_alone in excluded.items() if not left_alone),
         excluded=tuple(bus for bus, left_alone in excluded.items() if left_alone),
@@ -109,15 +109,15 @@ def read_driver(source: Source) -> Driver:
     )
 
 
-def has_gpus(source: Source) -> bool:
+def has_gpus(source: NodeSource) -> bool:
     """Whether this machine shows any trace of an NVIDIA GPU."""
     return bool(source.names("/dev/nvidiactl") or source.names("/proc/driver/nvidia/version") or _on_bus(source))
 
 
-def _on_bus(source: Source) -> tuple[str, ...]:
+def _on_bus(source: NodeSource) -> tuple[str, ...]:
     return tuple(gpu.bus for gpu in read_gpus(source) if gpu.vendor == "nvidia")
 
 
-def _version(source: Source, path: str) -> str | None:
+def _version(source: NodeSource, path: str) -> str | None:
     found = _VERSION.search(maybe(source.text, path) or "")
     return found[1] if found else None

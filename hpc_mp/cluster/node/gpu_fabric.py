@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _MANAGER = ("systemctl", "is-active", "nvidia-fabricmanager")
 _IMEX = ("nvidia-imex-ctl", "-H", "-N")
@@ -15,7 +15,7 @@ _NODE = re.compile(r"Node #(\d+)\s+[-*]\s+(\S+)\s+[-*]\s+-?\s*(\w+)")
 
 
 @dataclass(frozen=True)
-class Fabric:
+class NvswitchFabric:
     """Attributes:
         manager: what systemd says of nvidia-fabricmanager ("active", "failed", "inactive"); or why that is not known.
         nvswitches: on this node's PCI bus.
@@ -40,23 +40,23 @@ class Imex:
     channels: tuple[str, ...]
 
 
-def read_fabric(source: Source) -> Fabric:
+def read_fabric(source: NodeSource) -> NvswitchFabric:
     """Never raises: whether the manager's absence matters is for who judges."""
     try:
         manager = source.answer(_MANAGER).strip()
-    except Unseen as unseen:  # is-active exits 3 for a service that is not active, its state on stdout
+    except Unavailable as unseen:  # is-active exits 3 for a service that is not active, its state on stdout
         manager = "inactive or failed" if "exited with 3" in str(unseen) else f"unknown: {unseen}"
-    return Fabric(manager, count_nvswitches(source))
+    return NvswitchFabric(manager, count_nvswitches(source))
 
 
-def read_imex(source: Source) -> Imex | None:
-    """None where no NVLink leaves the node. Raises Unseen."""
+def read_imex(source: NodeSource) -> Imex | None:
+    """None where no NVLink leaves the node. Raises Unavailable."""
     if not any(each.rack for each in read_models(source)):
         return None
     text = source.answer(_IMEX)
     domain = re.search(r"Domain State:\s*(\S+)", text)
     if domain is None:
-        raise Unseen(f"nvidia-imex-ctl says no domain state: {text.strip()[:60]!r}")
+        raise Unavailable(f"nvidia-imex-ctl says no domain state: {text.strip()[:60]!r}")
     table = text.partition("Nodes From\\To")[2].splitlines()[1:]
     rows = [line.split() for line in table if re.match(r"\s*\d+\s+\S", line)]
     return Imex(

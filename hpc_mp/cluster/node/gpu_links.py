@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from hpc_mp.cluster.node.gpu_driver import has_gpus, read_models
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 STATUS = ("nvidia-smi", "nvlink", "-s")
 ERRORS = ("nvidia-smi", "nvlink", "-e")
@@ -22,7 +22,7 @@ _PAINT = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
-class Links:
+class NvLinks:
     """Attributes:
         names: the GPU's name by index.
         rates: GB/s of each link in one direction, by GPU index and link; None is inactive. A GPU without links has none.
@@ -33,7 +33,7 @@ class Links:
 
 
 @dataclass(frozen=True)
-class Topology:
+class GpuTopology:
     """``nvidia-smi topo -m``.
 
     Attributes:
@@ -49,8 +49,8 @@ class Topology:
     numa: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_links(source: Source) -> Links:
-    """Empty where there is no GPU. Raises Unseen."""
+def read_links(source: NodeSource) -> NvLinks:
+    """Empty where there is no GPU. Raises Unavailable."""
     names: dict[int, str] = {}
     rates: dict[int, dict[int, float | None]] = {}
     gpu = None
@@ -60,11 +60,11 @@ def read_links(source: Source) -> Links:
             names[gpu], rates[gpu] = found[2], {}
         elif (found := _RATE.match(line.strip())) and gpu is not None:
             rates[gpu][int(found[1])] = float(found[2]) if found[2] else None
-    return Links(names, rates)
+    return NvLinks(names, rates)
 
 
-def link_counters(source: Source) -> Iterator[tuple[str, int]]:
-    """Errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and how many. Raises Unseen.
+def link_counters(source: NodeSource) -> Iterator[tuple[str, int]]:
+    """Errors since the driver was loaded: ``nvlink/GPU 0 link 3 CRC Errors`` and how many. Raises Unavailable.
 
     FEC bins, packet and byte counts are left out: they count healthy traffic.
     """
@@ -76,13 +76,13 @@ def link_counters(source: Source) -> Iterator[tuple[str, int]]:
             yield f"{COUNTERS}GPU {gpu} link {found[1]} {found[2]}", int(found[3])
 
 
-def read_topology(source: Source) -> Topology | None:
-    """None where there is no GPU. Raises Unseen."""
+def read_topology(source: NodeSource) -> GpuTopology | None:
+    """None where there is no GPU. Raises Unavailable."""
     return _topology(source.answer(MATRIX)) if has_gpus(source) else None
 
 
-def read_peers(source: Source) -> Topology | None:
-    """Whether each pair of GPUs can reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unseen.
+def read_peers(source: NodeSource) -> GpuTopology | None:
+    """Whether each pair of GPUs can reach each other's memory over NVLink: "OK", "NS", "CNS" … Raises Unavailable.
 
     None where they are not joined by NVSwitches: then some pairs, or all, need not.
     """
@@ -93,11 +93,11 @@ def _is_error(name: str) -> bool:
     return not name.startswith("FEC") and any(word in name for word in ("Errors", "discards", "recovery failed"))
 
 
-def _topology(text: str) -> Topology:
+def _topology(text: str) -> GpuTopology:
     lines = _PAINT.sub("", text).splitlines()
     head = next((number for number, line in enumerate(lines) if re.match(r"\s+GPU0\b", line)), None)
     if head is None:
-        raise Unseen(f"no matrix in the answer: {text.strip()[:60]!r}")
+        raise Unavailable(f"no matrix in the answer: {text.strip()[:60]!r}")
     columns = [name.strip() for name in re.split(r"\t|  +", lines[head].strip())]
     ways: dict[tuple[str, str], str] = {}
     gpus: list[str] = []
@@ -114,4 +114,4 @@ def _topology(text: str) -> Topology:
                 gpus.append(cells[0])
                 numa[cells[0]] = row.get("NUMA Affinity", "")
     nics |= {name: name for name in columns if re.match(r"mlx|rdma|efa|cxi", name)}  # older drivers write the device itself
-    return Topology(ways, tuple(gpus), nics, numa)
+    return GpuTopology(ways, tuple(gpus), nics, numa)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _VENDORS = {"0x10de": "nvidia", "0x1002": "amd"}
 _GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")  # VGA, 3D and display controllers; processing accelerators (AMD Instinct)
@@ -48,20 +48,20 @@ class Payload:
     able: int | None
 
 
-def read_gpus(source: Source) -> tuple[PciGpu, ...]:
+def read_gpus(source: NodeSource) -> tuple[PciGpu, ...]:
     """All GPUs on the bus, by address."""
     return tuple(_gpu(source, path, _VENDORS[vendor]) for path, vendor in _devices(source)
                  if vendor in _VENDORS and _text(source, f"{path}/class").startswith(_GPU_CLASSES))
 
 
-def count_nvswitches(source: Source) -> int:
+def count_nvswitches(source: NodeSource) -> int:
     """NVSwitches on the bus; a virtual machine may have GPUs joined by switches that it cannot see."""
     return sum(vendor == "0x10de" and _text(source, f"{path}/class").startswith(_NVSWITCH_CLASS)
                for path, vendor in _devices(source))
 
 
-def read_payloads(source: Source) -> Mapping[str, Payload]:
-    """By PCI address of NVIDIA's GPUs. Raises Unseen; the kernel shows these settings to root only."""
+def read_payloads(source: NodeSource) -> Mapping[str, Payload]:
+    """By PCI address of NVIDIA's GPUs. Raises Unavailable; the kernel shows these settings to root only."""
     if not any(gpu.vendor == "nvidia" for gpu in read_gpus(source)):
         return {}
     text = source.answer(("lspci", "-D", "-vv", "-d", "10de:"))
@@ -73,15 +73,15 @@ def read_payloads(source: Source) -> Mapping[str, Payload]:
         if header and "Ctl" in values:
             found[header[1]] = Payload(values["Ctl"], values.get("Cap"))
     if not found:
-        raise Unseen("lspci -vv shows no MaxPayload: it does to root only")
+        raise Unavailable("lspci -vv shows no MaxPayload: it does to root only")
     return found
 
 
-def _devices(source: Source) -> list[tuple[str, str]]:
+def _devices(source: NodeSource) -> list[tuple[str, str]]:
     return [(path.rpartition("/")[0], _text(source, path)) for path in source.names("/sys/bus/pci/devices/*/vendor")]
 
 
-def _gpu(source: Source, path: str, vendor: str) -> PciGpu:
+def _gpu(source: NodeSource, path: str, vendor: str) -> PciGpu:
     width = _number(_text(source, f"{path}/current_link_width"))
     numa = _number(_text(source, f"{path}/numa_node"))
     return PciGpu(
@@ -97,7 +97,7 @@ def _gpu(source: Source, path: str, vendor: str) -> PciGpu:
     )
 
 
-def _text(source: Source, path: str) -> str:
+def _text(source: NodeSource, path: str) -> str:
     return maybe(source.text, path) or ""
 
 

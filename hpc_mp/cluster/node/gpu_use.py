@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.gpu_csv import number, query
-from hpc_mp.cluster.node.gpu_smi import address
+from hpc_mp.cluster.node.nvidia_smi import address, number, query
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 _GPUS = ("index", "pci.bus_id", "memory.used")
 _APPS = ("gpu_bus_id", "pid", "process_name")
@@ -42,7 +41,7 @@ class Holders:
     hidden: bool
 
 
-def read_holders(source: Source) -> Holders:
+def read_holders(source: NodeSource) -> Holders:
     """Raises Unseen. No GPUs and no holders where there is no driver."""
     if not source.names("/dev/nvidiactl"):
         return Holders((), (), False, False)
@@ -58,7 +57,7 @@ def read_holders(source: Source) -> Holders:
     )
 
 
-def _holder(source: Source, gpu: str, pid: int, name: str) -> Holder:
+def _holder(source: NodeSource, gpu: str, pid: int, name: str) -> Holder:
     state = re.search(r"^State:\s*(\w)", maybe(source.text, f"/proc/{pid}/status") or "", re.MULTILINE)
     cgroup = maybe(source.text, f"/proc/{pid}/cgroup")
     return Holder(gpu, pid, name.rpartition("/")[2], state[1] if state else None, bool(_JOB.search(cgroup)) if cgroup else None)

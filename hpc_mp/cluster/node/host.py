@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.parse import fields, maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 
 @dataclass(frozen=True)
-class Name:
+class HostName:
     """Attributes:
         name: as the kernel has it.
         addresses: that the name service gives for it.
@@ -33,54 +33,54 @@ class Clock:
 
 @dataclass(frozen=True)
 class Firewall:
-    """``active``: firewalls that are on; ``closed``: chains for arriving packets that drop by default, Unseen without root."""
+    """``active``: firewalls that are on; ``closed``: chains for arriving packets that drop, Unavailable without root."""
 
     active: tuple[str, ...]
-    closed: tuple[str, ...] | Unseen
+    closed: tuple[str, ...] | Unavailable
 
 
-def read_name(source: Source) -> Name:
-    """Raises Unseen where there is no way to ask."""
+def read_name(source: NodeSource) -> HostName:
+    """Raises Unavailable where there is no way to ask."""
     name = source.text("/proc/sys/kernel/hostname")
     addresses = _lookup(source, ("getent", "ahosts", name))
     outer = next((address for address in addresses if not is_loopback(address) and not address.startswith("fe80:")), None)
     if outer is None:
-        return Name(name, addresses, None)
-    return Name(name, addresses, (outer, _lookup(source, ("getent", "hosts", outer), first=1)))
+        return HostName(name, addresses, None)
+    return HostName(name, addresses, (outer, _lookup(source, ("getent", "hosts", outer), first=1)))
 
 
 def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def read_clock(source: Source) -> Clock:
-    """Raises Unseen where no program that keeps clocks tells."""
+def read_clock(source: NodeSource) -> Clock:
+    """Raises Unavailable where no program that keeps clocks tells."""
     tried = []
     try:
         words = source.answer(("chronyc", "-c", "tracking")).strip().split(",")
         return Clock("chrony", words[0] not in ("", "00000000", "7F7F0101"), abs(float(words[4])))
-    except (Unseen, IndexError, ValueError) as error:
+    except (Unavailable, IndexError, ValueError) as error:
         tried.append(str(error))
     if source.names("/run/systemd/timesync/synchronized"):
         return Clock("systemd-timesyncd", True, None)
     try:
         told = fields(source.answer(("timedatectl", "show")), "=")
         return Clock("timedatectl", told.get("NTPSynchronized") == "yes", None)
-    except Unseen as unseen:
+    except Unavailable as unseen:
         tried.append(str(unseen))
-    raise Unseen("no program that keeps the clock answers: " + "; ".join(tried))
+    raise Unavailable("no program that keeps the clock answers: " + "; ".join(tried))
 
 
-def read_firewall(source: Source) -> Firewall:
+def read_firewall(source: NodeSource) -> Firewall:
     active = []
     if fields(maybe(source.text, "/etc/ufw/ufw.conf") or "", "=").get("ENABLED") == "yes":
         active.append("ufw")
     if any(maybe(source.text, path) == "firewalld" for path in source.names("/proc/[0-9]*/comm")):
         active.append("firewalld")
-    closed: tuple[str, ...] | Unseen
+    closed: tuple[str, ...] | Unavailable
     try:
         closed = tuple(f"{table} {chain}" for table, chain in _chains(source.answer(("nft", "list", "ruleset"))))
-    except Unseen as unseen:
+    except Unavailable as unseen:
         closed = unseen
     return Firewall(tuple(active), closed)
 
@@ -99,11 +99,11 @@ def _chains(ruleset: str) -> list[tuple[str, str]]:
     return found
 
 
-def _lookup(source: Source, argv: tuple[str, ...], first: int = 0) -> tuple[str, ...]:
+def _lookup(source: NodeSource, argv: tuple[str, ...], first: int = 0) -> tuple[str, ...]:
     """Words of every line from ``first`` on: one address of ``ahosts``, all names of ``hosts``. None where nobody knows."""
     try:
         lines = [line.split() for line in source.answer(argv).splitlines()]
-    except Unseen as unseen:
+    except Unavailable as unseen:
         if "exited with 2" in str(unseen):  # getent's way to say that there is no such entry
             return ()
         raise

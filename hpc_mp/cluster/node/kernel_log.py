@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _ANSWERS = (("dmesg",), ("journalctl", "-k", "-b", "--no-pager", "-o", "short-monotonic"))
 _FILES = ("/var/log/kern.log", "/var/log/messages", "/var/log/syslog")
@@ -17,38 +17,38 @@ _STAMPED = re.compile(r"\[ *(\d+\.\d+)\] ?(?:\S+ kernel: )?(.*)")
 
 
 @dataclass(frozen=True)
-class Line:
+class KernelMessage:
     """One message. ``age`` is in seconds; None where the log says no time that can be compared."""
 
     age: float | None
     text: str
 
 
-def read_kernel_log(source: Source) -> tuple[Line, ...]:
-    """All messages since boot, oldest first. Raises Unseen where no log may be read, naming what was tried."""
+def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
+    """All messages since boot, oldest first. Raises Unavailable where no log may be read, naming what was tried."""
     up = _uptime(source)
     tried = []
     try:
         return tuple(_records(_kmsg(source), up))
-    except Unseen as unseen:
+    except Unavailable as unseen:
         tried.append(str(unseen))
     for argv in _ANSWERS:
         try:
             return tuple(_stamped(source.answer(argv), up))
-        except Unseen as unseen:
+        except Unavailable as unseen:
             tried.append(f"{argv[0]}: {unseen}")
     for name in _FILES:
-        with contextlib.suppress(Unseen):
+        with contextlib.suppress(Unavailable):
             return tuple(_stamped(source.text(name)[-_MOST:], up))
-    raise Unseen("; ".join(tried))
+    raise Unavailable("; ".join(tried))
 
 
-def _kmsg(source: Source) -> str:
+def _kmsg(source: NodeSource) -> str:
     """The whole buffer: the device gives one record per read and then says that it would have to wait for the next."""
     try:
         descriptor = os.open(source.path("/dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
-        raise Unseen(f"/dev/kmsg: {error.strerror}") from None
+        raise Unavailable(f"/dev/kmsg: {error.strerror}") from None
     parts, size = [], 0
     try:
         while size < _MOST:
@@ -63,27 +63,28 @@ def _kmsg(source: Source) -> str:
             parts.append(part)
             size += len(part)
     except OSError as error:
-        raise Unseen(f"/dev/kmsg: {error.strerror}") from None
+        raise Unavailable(f"/dev/kmsg: {error.strerror}") from None
     finally:
         os.close(descriptor)
     return b"".join(parts).decode(errors="replace")
 
 
-def _records(text: str, up: float | None) -> list[Line]:
+def _records(text: str, up: float | None) -> list[KernelMessage]:
     found = (_RECORD.match(line) for line in text.splitlines())
-    return [Line(None if up is None else up - int(record[1]) / 1e6, record[2]) for record in found if record]
+    return [KernelMessage(None if up is None else up - int(record[1]) / 1e6, record[2]) for record in found if record]
 
 
-def _stamped(text: str, up: float | None) -> list[Line]:
+def _stamped(text: str, up: float | None) -> list[KernelMessage]:
     lines = []
     for line in text.splitlines():
         found = _STAMPED.match(line)
-        lines.append(Line(None if up is None else up - float(found[1]), found[2]) if found else Line(None, line))
+        age = up - float(found[1]) if found and up is not None else None
+        lines.append(KernelMessage(age, found[2] if found else line))
     return lines
 
 
-def _uptime(source: Source) -> float | None:
+def _uptime(source: NodeSource) -> float | None:
     try:
         return float(source.text("/proc/uptime").split()[0])
-    except (Unseen, ValueError, IndexError):
+    except (Unavailable, ValueError, IndexError):
         return None

@@ -7,12 +7,12 @@ import re
 from hpc_mp.catalogue import MachineType, catalogue
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 _DMI = "/sys/class/dmi/id"
 
 
-def read_machine_type(source: Source) -> MachineType | None:
+def read_machine_type(source: NodeSource) -> MachineType | None:
     """From the firmware's words and the GPUs, never from a host name; None for a node that the catalogue cannot judge.
 
     Where the firmware names no type of machine, as Azure's, one of its GPUs and at least its processors tell: the smaller sizes

@@ -10,14 +10,14 @@ from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.mounts import Room, room
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _SIZE = re.compile(r"(\w+(?:\(\w+\))?):\s+(\d+)( kB)?")
 SHM = "/dev/shm"
 
 
 @dataclass(frozen=True)
-class Memory:
+class HostMemory:
     """Attributes:
         of: ``/proc/meminfo``, in bytes; ``HugePages_…`` are counts.
         settings: ``zone_reclaim_mode``, ``overcommit_memory`` … of ``/proc/sys/vm`` and ``numa_balancing``, where they are.
@@ -33,7 +33,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedMemory:
     """``/dev/shm``. ``left``: names in it as NCCL, torch and MPI make them; ``room`` of its file system."""
 
     room: Room
@@ -41,8 +41,8 @@ class Shared:
     memory: int
 
 
-def read_memory(source: Source) -> Memory:
-    """Raises Unseen."""
+def read_memory(source: NodeSource) -> HostMemory:
+    """Raises Unavailable."""
     settings = {name: maybe(source.number, f"/proc/sys/vm/{name}")
                 for name in ("zone_reclaim_mode", "overcommit_memory", "max_map_count", "swappiness")}
     settings["numa_balancing"] = maybe(source.number, "/proc/sys/kernel/numa_balancing")
@@ -51,7 +51,7 @@ def read_memory(source: Source) -> Memory:
         size = re.search(r"MemTotal:\s+(\d+) kB", maybe(source.text, f"{path}/meminfo") or "")
         if size and maybe(source.text, f"{path}/cpulist"):
             nodes[int(path.rpartition("node")[2])] = int(size[1]) << 10
-    return Memory(
+    return HostMemory(
         of=_sizes(source.text("/proc/meminfo")),
         settings={name: value for name, value in settings.items() if value is not None},
         nodes=nodes,
@@ -60,14 +60,14 @@ def read_memory(source: Source) -> Memory:
     )
 
 
-def read_shared(source: Source) -> Shared:
-    """Raises Unseen."""
+def read_shared(source: NodeSource) -> SharedMemory:
+    """Raises Unavailable."""
     left = tuple(name for pattern in ("nccl-*", "torch_*", "vader_segment*", "psm2_shm*", "ucx_shm*", "sm_segment*",
                                          "mpich_shm*")
                  for name in source.names(f"{SHM}/{pattern}"))
     if not source.path(SHM).is_dir():
-        raise Unseen(f"{SHM}: there is none")
-    return Shared(room(source, SHM), left, _sizes(source.text("/proc/meminfo"))["MemTotal"])
+        raise Unavailable(f"{SHM}: there is none")
+    return SharedMemory(room(source, SHM), left, _sizes(source.text("/proc/meminfo"))["MemTotal"])
 
 
 def _sizes(text: str) -> dict[str, int]:

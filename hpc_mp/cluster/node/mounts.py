@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.state import keep
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
 _PATIENCE_S = 2.0  # for all of them together
 LOCAL = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "vfat")
@@ -31,13 +30,13 @@ class Room:
 
 @dataclass(frozen=True)
 class Mount:
-    """``room`` is Unseen with the reason where the file system did not answer in time, or refused."""
+    """``room`` is Unavailable with the reason where the file system did not answer in time, or refused."""
 
     device: str
     where: str
     type: str
     options: tuple[str, ...]
-    room: Room | Unseen
+    room: Room | Unavailable
 
     @property
     def shared(self) -> bool:
@@ -52,8 +51,8 @@ class Mounts:
     missing: Mapping[str, str]
 
 
-def read_mounts(source: Source) -> Mounts:
-    """Disks and network file systems; each is asked in a process of its own. Raises Unseen."""
+def read_mounts(source: NodeSource) -> Mounts:
+    """Disks and network file systems; each is asked in a process of its own. Raises Unavailable."""
     rows = [line.split()[:4] for line in source.text("/proc/mounts").splitlines()]
     everywhere = {_plain(where) for _, where, *_ in rows}
     last = {_plain(where): (device, type_, options.split(",")) for device, where, type_, options in rows
@@ -65,17 +64,17 @@ def read_mounts(source: Source) -> Mounts:
     return Mounts(found, {where: type_ for where, type_ in _promised(source).items() if where not in everywhere})
 
 
-def room(source: Source, where: str) -> Room:
-    """Raises Unseen. A program is asked, so that a recorded machine can answer."""
+def room(source: NodeSource, where: str) -> Room:
+    """Raises Unavailable. A program is asked, so that a recorded machine can answer."""
     words = source.answer(("stat", "-f", "-c", "%S %b %a %c %d", where)).split()
     try:
         block, blocks, free, files, free_files = map(int, words)
     except ValueError:
-        raise Unseen(f"stat -f says {' '.join(words)!r}") from None
+        raise Unavailable(f"stat -f says {' '.join(words)!r}") from None
     return Room(block * blocks, block * free, files, free_files)
 
 
-def _promised(source: Source) -> dict[str, str]:
+def _promised(source: NodeSource) -> dict[str, str]:
     """Place to type, of the lines of ``/etc/fstab`` that are mounted at start."""
     found = {}
     for line in (maybe(source.text, "/etc/fstab") or "").splitlines():

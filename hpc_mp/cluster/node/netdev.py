@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.parse import maybe
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 CLASS = "/sys/class/net"
 ETHERNET, INFINIBAND = 1, 32  # ARPHRD_*
 
 
 @dataclass(frozen=True)
-class Interface:
+class NetworkInterface:
     """One that hardware stands behind, or a bond. What is None is not shown.
 
     Attributes:
@@ -38,17 +38,17 @@ class Interface:
     members: tuple[str, ...] = ()
 
 
-def read_interfaces(source: Source) -> tuple[Interface, ...]:
+def read_interfaces(source: NodeSource) -> tuple[NetworkInterface, ...]:
     """Without the loopback and what software alone makes (bridges, tunnels, containers' ends)."""
     found = (_interface(source, path) for path in source.names(f"{CLASS}/*"))
     return tuple(each for each in found if each.physical or each.members)
 
 
-def _interface(source: Source, path: str) -> Interface:
+def _interface(source: NodeSource, path: str) -> NetworkInterface:
     flags = maybe(source.number, f"{path}/flags") or 0
     speed = maybe(source.number, f"{path}/speed")
     driver = source.path(f"{path}/device/driver")
-    return Interface(
+    return NetworkInterface(
         name=path.rpartition("/")[2],
         kind=maybe(source.number, f"{path}/type") or 0,
         state=maybe(source.text, f"{path}/operstate") or "unknown",

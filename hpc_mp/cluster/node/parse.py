@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 T = TypeVar("T")
 
@@ -15,7 +15,7 @@ def maybe(read: Callable[[str], T], name: str) -> T | None:
     """What ``read(name)`` gives; None where it cannot be seen."""
     try:
         return read(name)
-    except Unseen:
+    except Unavailable:
         return None
 
 
@@ -37,7 +37,7 @@ def members(text: str) -> tuple[int, ...]:
     return tuple(found)
 
 
-def real(source: Source, name: str) -> str:
+def real(source: NodeSource, name: str) -> str:
     """Where a link of the tree ends, as ``/sys/devices/…``; ``name`` itself where it is none."""
     path, root = source.path(name).resolve(), source.root.resolve()
     return f"/{path.relative_to(root)}" if path.is_relative_to(root) else name

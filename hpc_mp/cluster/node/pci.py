@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from hpc_mp.cluster.node.gpu_pci import PciGpu, read_gpus
 from hpc_mp.cluster.node.parse import maybe, real
-from hpc_mp.cluster.node.rdma import Fabric, read_fabric
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.rdma import RdmaFabric, read_fabric
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _BRIDGES = ("lspci", "-D", "-vvv", "-d", "::0604")
 
@@ -36,7 +36,7 @@ class Bridges:
     """
 
     virtual: bool
-    redirecting: tuple[str, ...] | Unseen
+    redirecting: tuple[str, ...] | Unavailable
     gpus: int
     domains: Mapping[str, str]
 
@@ -46,7 +46,7 @@ class Rails:
     """GPUs and the adapters of the fast network. ``above``: PCI address to the path of bridges above that device."""
 
     gpus: tuple[PciGpu, ...]
-    fabric: Fabric
+    fabric: RdmaFabric
     above: Mapping[str, str]
     nodes: int
 
@@ -63,27 +63,27 @@ class Direct:
     """
 
     gpus: int
-    fabric: Fabric
-    modules: frozenset[str] | Unseen
+    fabric: RdmaFabric
+    modules: frozenset[str] | Unavailable
     kernel: tuple[int, int]
     open_driver: bool | None
     copy_library: bool
 
 
-def read_links(source: Source) -> tuple[Link, ...]:
+def read_links(source: NodeSource) -> tuple[Link, ...]:
     """Of the adapters for RDMA."""
     return tuple(_link(source, adapter.name, adapter.address) for adapter in read_fabric(source).adapters if adapter.address)
 
 
-def read_bridges(source: Source) -> Bridges:
+def read_bridges(source: NodeSource) -> Bridges:
     devices = [gpu.bus for gpu in read_gpus(source)]
     adapters = [adapter.address for adapter in read_fabric(source).adapters if adapter.address]
     virtual = is_virtual(source)
-    seen: tuple[str, ...] | Unseen = ()
+    seen: tuple[str, ...] | Unavailable = ()
     if devices and not virtual:
         try:
             seen = _redirecting(source.answer(_BRIDGES))
-        except Unseen as unseen:
+        except Unavailable as unseen:
             seen = unseen
     domains = {}
     for address in [*devices, *adapters]:
@@ -94,20 +94,20 @@ def read_bridges(source: Source) -> Bridges:
     return Bridges(virtual, seen, len(devices), domains)
 
 
-def read_rails(source: Source) -> Rails:
+def read_rails(source: NodeSource) -> Rails:
     fabric, gpus = read_fabric(source), read_gpus(source)
     addresses = [*(gpu.bus for gpu in gpus), *(adapter.address for adapter in fabric.adapters if adapter.address)]
     above = {address: real(source, f"/sys/bus/pci/devices/{address}").rpartition("/")[0] for address in addresses}
     return Rails(gpus, fabric, above, len(source.names("/sys/devices/system/node/node[0-9]*")))
 
 
-def read_direct(source: Source) -> Direct:
-    """Raises Unseen."""
+def read_direct(source: NodeSource) -> Direct:
+    """Raises Unavailable."""
     release = re.match(r"(\d+)\.(\d+)", source.text("/proc/sys/kernel/osrelease"))
-    modules: frozenset[str] | Unseen
+    modules: frozenset[str] | Unavailable
     try:
         modules = frozenset(line.split()[0] for line in source.text("/proc/modules").splitlines() if line.strip())
-    except Unseen as unseen:
+    except Unavailable as unseen:
         modules = unseen
     version = maybe(source.text, "/proc/driver/nvidia/version")
     return Direct(
@@ -121,7 +121,7 @@ def read_direct(source: Source) -> Direct:
     )
 
 
-def is_virtual(source: Source) -> bool:
+def is_virtual(source: NodeSource) -> bool:
     """Whether a hypervisor runs below us."""
     if " hypervisor" in (maybe(source.text, "/proc/cpuinfo") or ""):
         return True
@@ -131,14 +131,14 @@ def is_virtual(source: Source) -> bool:
 
 
 def _redirecting(text: str) -> tuple[str, ...]:
-    """Bridges with ``ACSCtl: SrcValid+ … ReqRedir+``. Raises Unseen where lspci hides capabilities, as it does from users."""
+    """Bridges with ``ACSCtl: SrcValid+ … ReqRedir+``. Raises Unavailable where lspci hides capabilities from users."""
     if "ACSCtl" not in text and "Capabilities: <access denied>" in text:
-        raise Unseen("lspci -vvv shows access control of PCI bridges to root only")
+        raise Unavailable("lspci -vvv shows access control of PCI bridges to root only")
     blocks = re.split(r"\n(?=\S)", text)
     return tuple(block.split()[0] for block in blocks if re.search(r"ACSCtl:.*(SrcValid|ReqRedir|UpstreamFwd)\+", block))
 
 
-def _link(source: Source, device: str, address: str) -> Link:
+def _link(source: NodeSource, device: str, address: str) -> Link:
     def number(name: str) -> float | None:
         found = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"/sys/bus/pci/devices/{address}/{name}") or "")
         return float(found[0]) if found else None

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from hpc_mp.cluster.node.parse import fields, maybe
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _MOMENT_S = 0.5  # a process that waits for a disk has come on by then
 _TICKS = 100  # per second, in /proc: USER_HZ, the same on every Linux
@@ -16,7 +16,7 @@ _DAEMONS = ("systemd", "(sd-pam)", "dbus-daemon", "dbus-broker", "ssh-agent", "g
 
 
 @dataclass(frozen=True)
-class Process:
+class NodeProcess:
     """``age`` is in seconds; ``waits`` names where in the kernel it sleeps, empty where that is not shown."""
 
     pid: int
@@ -40,19 +40,19 @@ class Processes:
         slurm: Slurm's daemon for nodes runs here.
     """
 
-    stuck: tuple[Process, ...]
-    zombies: tuple[Process, ...]
-    orphans: tuple[Process, ...]
+    stuck: tuple[NodeProcess, ...]
+    zombies: tuple[NodeProcess, ...]
+    orphans: tuple[NodeProcess, ...]
     count: int
     names: frozenset[str]
     slurm: bool
 
 
-def read_processes(source: Source) -> Processes:
-    """Raises Unseen."""
+def read_processes(source: NodeSource) -> Processes:
+    """Raises Unavailable."""
     every = _all(source)
     if not every:
-        raise Unseen("/proc shows no processes")
+        raise Unavailable("/proc shows no processes")
     waiting = [process for process in every if process.state == "D"]
     if waiting:
         time.sleep(_MOMENT_S)
@@ -70,24 +70,24 @@ def read_processes(source: Source) -> Processes:
     )
 
 
-def _is_orphan(process: Process) -> bool:
+def _is_orphan(process: NodeProcess) -> bool:
     return (process.parent == 1 and process.user >= _USERS and process.age > 60 and process.state != "Z"
             and process.name not in _DAEMONS)
 
 
-def _all(source: Source) -> list[Process]:
+def _all(source: NodeSource) -> list[NodeProcess]:
     up = float((maybe(source.text, "/proc/uptime") or "0").split()[0])
     found = (_process(source, int(path.rpartition("/")[2]), up) for path in source.names("/proc/[0-9]*"))
     return [process for process in found if process is not None]
 
 
-def _process(source: Source, pid: int, up: float) -> Process | None:
+def _process(source: NodeSource, pid: int, up: float) -> NodeProcess | None:
     """None when it has ended meanwhile."""
     stat, status = maybe(source.text, f"/proc/{pid}/stat"), maybe(source.text, f"/proc/{pid}/status")
     if stat is None or status is None:
         return None
     name, words, more = stat[stat.find("(") + 1:stat.rfind(")")], stat[stat.rfind(")") + 1:].split(), fields(status)
-    return Process(
+    return NodeProcess(
         pid=pid,
         name=name,
         state=words[0],

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_mp.catalogue import MachineType
 from hpc_mp.cluster.node.machines import read_machine_type
 from hpc_mp.cluster.node.parse import maybe, real
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 CLASS = "/sys/class/infiniband"
 AMAZON = "0x1d0f"
@@ -30,7 +30,7 @@ class Gid:
 
 
 @dataclass(frozen=True)
-class Port:
+class RdmaPort:
     """One port. What is None is not shown.
 
     Attributes:
@@ -67,7 +67,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Adapter:
+class RdmaAdapter:
     """One device of the RDMA stack. ``numa`` is None where the kernel does not know it.
 
     Attributes:
@@ -88,7 +88,7 @@ class Adapter:
     numa: int | None
     netdevs: tuple[str, ...]
     verbs: bool | None
-    ports: tuple[Port, ...]
+    ports: tuple[RdmaPort, ...]
 
     @property
     def efa(self) -> bool:
@@ -96,7 +96,7 @@ class Adapter:
 
 
 @dataclass(frozen=True)
-class Fabric:
+class RdmaFabric:
     """The fast network as this machine sees it.
 
     Attributes:
@@ -106,38 +106,38 @@ class Fabric:
         abi: versions of the kernel's interfaces for verbs and management; None where that module is not loaded.
     """
 
-    adapters: tuple[Adapter, ...]
+    adapters: tuple[RdmaAdapter, ...]
     kind: MachineType | None
     bare: tuple[str, ...]
     abi: Mapping[str, int | None]
 
     @property
-    def ports(self) -> tuple[Port, ...]:
+    def ports(self) -> tuple[RdmaPort, ...]:
         """Of the fast network: those of InfiniBand or EFA if there are any, else those of RoCE."""
         every = [(adapter.efa, port) for adapter in self.adapters for port in adapter.ports]
         return tuple(port for efa, port in every if efa or port.layer == "InfiniBand") or tuple(port for _, port in every)
 
-    def adapter(self, port: Port) -> Adapter:
+    def adapter(self, port: RdmaPort) -> RdmaAdapter:
         return next(adapter for adapter in self.adapters if adapter.name == port.device)
 
 
-def read_fabric(source: Source) -> Fabric:
+def read_fabric(source: NodeSource) -> RdmaFabric:
     """Never raises: a machine without a fast network has no adapters."""
     mtus = _active_mtus(source)
     adapters = tuple(_adapter(source, path.rpartition("/")[2], mtus) for path in source.names(f"{CLASS}/*"))
     taken = {adapter.address for adapter in adapters}
     bare = tuple(address for address in _able(source) if address not in taken)
     abi = {name: maybe(source.number, f"/sys/class/infiniband_{name}/abi_version") for name in ("verbs", "mad")}
-    return Fabric(adapters, read_machine_type(source), bare, abi)
+    return RdmaFabric(adapters, read_machine_type(source), bare, abi)
 
 
-def _adapter(source: Source, name: str, mtus: Mapping[tuple[str, int], int]) -> Adapter:
+def _adapter(source: NodeSource, name: str, mtus: Mapping[tuple[str, int], int]) -> RdmaAdapter:
     base = f"{CLASS}/{name}"
     where = real(source, f"{base}/device")
     address = where.rpartition("/")[2]
     numa = maybe(source.number, f"{base}/device/numa_node")
     ports = tuple(_port(source, name, int(path.rpartition("/")[2]), mtus) for path in source.names(f"{base}/ports/*"))
-    return Adapter(
+    return RdmaAdapter(
         name=name,
         address=address if re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.\d", address) else "",
         path=where,
@@ -152,13 +152,13 @@ def _adapter(source: Source, name: str, mtus: Mapping[tuple[str, int], int]) -> 
     )
 
 
-def _port(source: Source, device: str, number: int, mtus: Mapping[tuple[str, int], int]) -> Port:
+def _port(source: NodeSource, device: str, number: int, mtus: Mapping[tuple[str, int], int]) -> RdmaPort:
     base = f"{CLASS}/{device}/ports/{number}"
     rate = re.match(r"\d+(?:\.\d+)?", maybe(source.text, f"{base}/rate") or "")
     layer = maybe(source.text, f"{base}/link_layer") or "Unknown"
     band = layer == "InfiniBand"
     keys = {int(path.rpartition("/")[2]): maybe(source.number, path) for path in source.names(f"{base}/pkeys/*")}
-    return Port(
+    return RdmaPort(
         device=device,
         number=number,
         state=maybe(source.text, f"{base}/state") or "",
@@ -174,7 +174,7 @@ def _port(source: Source, device: str, number: int, mtus: Mapping[tuple[str, int
     )
 
 
-def _gids(source: Source, base: str) -> list[Gid]:
+def _gids(source: NodeSource, base: str) -> list[Gid]:
     found = []
     for path in source.names(f"{base}/gids/*"):
         value, index = maybe(source.text, path), path.rpartition("/")[2]
@@ -184,13 +184,13 @@ def _gids(source: Source, base: str) -> list[Gid]:
     return found
 
 
-def _active_mtus(source: Source) -> dict[tuple[str, int], int]:
+def _active_mtus(source: NodeSource) -> dict[tuple[str, int], int]:
     """From ``ibv_devinfo``, which may be missing: the kernel does not show the MTU that is in use."""
     if not source.names(f"{CLASS}/*"):
         return {}
     try:
         text = source.answer(("ibv_devinfo",))
-    except Unseen:
+    except Unavailable:
         return {}
     found, device, port = {}, "", 0
     for name, value in re.findall(r"^\s*(hca_id|port|active_mtu):\s*(\S+)", text, re.MULTILINE):
@@ -203,7 +203,7 @@ def _active_mtus(source: Source) -> dict[tuple[str, int], int]:
     return found
 
 
-def _verbs(source: Source, device: str) -> bool | None:
+def _verbs(source: NodeSource, device: str) -> bool | None:
     """Whether ``/dev/infiniband/uverbsN`` of this device is there."""
     for path in source.names("/sys/class/infiniband_verbs/uverbs*"):
         if maybe(source.text, f"{path}/ibdev") == device:
@@ -211,7 +211,7 @@ def _verbs(source: Source, device: str) -> bool | None:
     return None
 
 
-def _able(source: Source) -> list[str]:
+def _able(source: NodeSource) -> list[str]:
     """PCI addresses of adapters that are made for RDMA, whether a driver has taken them or not."""
     found = []
     for path in source.names("/sys/bus/pci/devices/*/vendor"):
@@ -220,3 +220,27 @@ def _able(source: Source) -> list[str]:
         if numbers in _FABRIC_PCI and (numbers[0] != AMAZON or maybe(source.text, f"{base}/device") in _EFA_MODELS):
             found.append(base.rpartition("/")[2])
     return found
+
+
+LIBRARIES = ("/opt/amazon/efa/lib*/libfabric.so*", "/usr/lib*/libfabric.so*", "/usr/lib/*/libfabric.so*")
+_PLACES = ("/opt/amazon/ofi-nccl/lib*", "/opt/amazon/ofi-nccl/lib/*", "/opt/aws-ofi-nccl/lib*", "/opt/aws-ofi-nccl/install/lib",
+           "/opt/amazon/efa/lib*")
+PLUGINS = tuple(f"{place}/{name}" for place in _PLACES for name in ("libnccl-net*.so*", "libnccl-ofi*.so*"))
+
+
+@dataclass(frozen=True)
+class Efa:
+    """``driver``: version of the kernel module; ``library``: libfabric; ``plugin``: what joins NCCL to it. None: not there."""
+
+    fabric: RdmaFabric
+    driver: str | None
+    library: str | None
+    plugin: str | None
+
+
+def read_efa(source: NodeSource) -> Efa:
+    """Never raises."""
+    def first(patterns: tuple[str, ...]) -> str | None:
+        return next((name for pattern in patterns for name in source.names(pattern)), None)
+
+    return Efa(read_fabric(source), maybe(source.text, "/sys/module/efa/version"), first(LIBRARIES), first(PLUGINS))

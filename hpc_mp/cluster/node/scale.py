@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_mp.cluster.node.netdev import read_interfaces
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import CLASS
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _SETTINGS = {
     "somaxconn": "net/core/somaxconn",
@@ -31,7 +31,7 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True)
-class Scale:
+class KernelLimits:
     """Attributes:
         of: each setting's numbers; those that this kernel has.
         cluster: this is a node of a cluster: Slurm is set up here, or there is a fast network.
@@ -45,21 +45,21 @@ class Scale:
     page: int
 
 
-def read_scale(source: Source) -> Scale:
-    """Raises Unseen where the kernel's settings cannot be seen."""
+def read_scale(source: NodeSource) -> KernelLimits:
+    """Raises Unavailable where the kernel's settings cannot be seen."""
     found = {}
     for name, file in _SETTINGS.items():
         words = (maybe(source.text, f"/proc/sys/{file}") or "").replace("-", " ").replace(",", " ").split()
         if words:
             found[name] = tuple(int(word) for word in words)
     if not found:
-        raise Unseen("/proc/sys shows none of its settings")
+        raise Unavailable("/proc/sys shows none of its settings")
     cluster = bool(source.names(f"{CLASS}/*") or source.names("/etc/slurm/*") or source.names("/var/spool/slurm*/*"))
-    return Scale(found, cluster, max((each.speed or 0 for each in read_interfaces(source)), default=0), _page(source))
+    return KernelLimits(found, cluster, max((each.speed or 0 for each in read_interfaces(source)), default=0), _page(source))
 
 
-def _page(source: Source) -> int:
+def _page(source: NodeSource) -> int:
     try:
         return int(source.answer(("getconf", "PAGESIZE")))
-    except Unseen:
+    except Unavailable:
         return 4096

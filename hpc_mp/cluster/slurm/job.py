@@ -1,14 +1,19 @@
-"""One job as Slurm sees it, and what its reasons mean."""
+"""One job as Slurm sees it, what its reasons mean, and the answers of squeue, scontrol and sacct that it is read from."""
 
 from __future__ import annotations
 
 import functools
+import json
 import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
 
 from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import expand
 
 REASONS = "slurm/queue-reasons.toml"
 FORGOTTEN = "FORGOTTEN"  # our word: Slurm no longer knows the job; its run directory tells how it ended
@@ -71,3 +76,126 @@ def explained(job: SlurmJob) -> SlurmJob:
 
 def _normal(name: str) -> str:
     return re.sub(r"[ _]", "", name).casefold()
+
+
+LINE = ",".join(f"{field}:|" for field in (  # what parse_lines reads; the mark after a colon ends each field
+    "JobArrayID", "State", "StartTime", "NodeList", "RestartCnt", "exit_code", "Reason"))
+RECORD = "JobID,State,Start,NodeList,ExitCode"  # what parse_sacct reads
+
+
+def parse_json(text: str) -> list[SlurmJob]:
+    """``squeue --json``: 22.05 has plain numbers and words, 24.11 wraps numbers as ``{"set", "infinite", "number"}``.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    try:
+        return [_from_json(record) for record in json.loads(text)["jobs"]]
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"squeue --json says something else ({error})") from None
+
+
+def _from_json(record: Mapping[str, Any]) -> SlurmJob:
+    states = record["job_state"]
+    state = states if isinstance(states, str) else states[-1]  # ["COMPLETED", "COMPLETING"]: what it does comes last
+    return explained(SlurmJob(
+        id=_json_id(record),
+        state=state,
+        reason=record.get("state_description") or record.get("state_reason") or "",
+        start=_number(record.get("start_time")) or None,
+        nodes=_nodes(record.get("nodes") or ""),
+        restarts=int(_number(record.get("restart_cnt")) or 0),
+        exit_code=_json_code(record.get("exit_code")) if state in FINAL else None,
+    ))
+
+
+def _json_id(record: Mapping[str, Any]) -> str:
+    array, task = _number(record.get("array_job_id")), _number(record.get("array_task_id"))
+    if array:
+        return f"{array:.0f}_{task:.0f}" if task is not None else f"{array:.0f}_[{record.get('array_task_string')}]"
+    het = _number(record.get("het_job_id"))
+    return f"{het:.0f}+{_number(record.get('het_job_offset')):.0f}" if het else str(record["job_id"])
+
+
+def _json_code(code: Any) -> int | None:
+    if isinstance(code, Mapping) and "return_code" in code:
+        signal = code["signal"]
+        number = _number(signal.get("id", signal.get("signal_id")))
+        return -int(number) if number else int(_number(code["return_code"]) or 0)
+    status = _number(code)
+    return None if status is None else _exit_status(int(status))
+
+
+def parse_lines(text: str) -> list[SlurmJob]:
+    """``squeue --Format=LINE``. Raises ValueError when no line is like that."""
+    rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 7]
+    if text.strip() and not rows:
+        raise ValueError("squeue says something else")
+    return [explained(SlurmJob(job_id, state, reason, start=_time(start), nodes=_nodes(nodes), restarts=int(restarts),
+                               exit_code=_printed(code) if state in FINAL else None))
+            for job_id, state, start, nodes, restarts, code, reason, _ in rows]
+
+
+def parse_scontrol(text: str) -> list[SlurmJob]:
+    """``scontrol show job --oneliner``: a line per job, or per component or task of one."""
+    return [_from_scontrol(dict(re.findall(r"(\w+)=(\S*)", line))) for line in text.splitlines() if "JobState=" in line]
+
+
+def _from_scontrol(facts: Mapping[str, str]) -> SlurmJob:
+    job_id = facts["JobId"]
+    if "ArrayJobId" in facts:
+        task = facts.get("ArrayTaskId", "")
+        job_id = f"{facts['ArrayJobId']}_{task if task.isdigit() else f'[{task}]'}"
+    elif "HetJobId" in facts:
+        job_id = f"{facts['HetJobId']}+{facts['HetJobOffset']}"
+    state = facts["JobState"]
+    return explained(SlurmJob(job_id, state, facts.get("Reason", ""), start=_time(facts.get("StartTime", "")),
+                              nodes=_nodes(facts.get("NodeList", "")), restarts=int(facts.get("Restarts", 0)),
+                              exit_code=_colon(facts.get("ExitCode", "")) if state in FINAL else None))
+
+
+def parse_sacct(text: str) -> list[SlurmJob]:
+    """``sacct --parsable2 --format=RECORD``; ``CANCELLED by 0`` is CANCELLED."""
+    rows = (line.split("|") for line in text.splitlines() if line.count("|") == 4)
+    return [SlurmJob(job_id, state.partition(" ")[0], start=_time(start), nodes=_nodes(nodes), exit_code=_colon(code))
+            for job_id, state, start, nodes, code in rows]
+
+
+# --- their values -----------------------------------------------------------------------------------------------------
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Mapping):
+        value = value["number"] if value.get("set", True) and not value.get("infinite") else None
+    return float(value) if value is not None else None
+
+
+def _time(text: str) -> float | None:
+    """Slurm writes local time, or ``N/A`` and ``Unknown``."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    try:
+        return () if text in ("", "(null)", "None assigned") else expand(text)
+    except HpcMpError:
+        return (text,)
+
+
+def _colon(text: str) -> int | None:
+    """``0:9`` is killed by signal 9."""
+    code, _, signal = text.partition(":")
+    return -int(signal or 0) or int(code) if code.isdigit() else None
+
+
+def _printed(code: str) -> int | None:
+    """The exit_code of ``squeue --Format``: ``3:0`` on 24.11, what wait(2) gives on 22.05."""
+    return _colon(code) if ":" in code else _exit_status(int(code))
+
+
+def _exit_status(status: int) -> int:
+    """From what wait(2) gives."""
+    return -(status & 127) or status >> 8

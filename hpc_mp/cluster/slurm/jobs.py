@@ -14,8 +14,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
-from hpc_mp.cluster.slurm.job_parsers import LINE, RECORD, parse_json, parse_lines, parse_sacct, parse_scontrol
+from hpc_mp.cluster.slurm.job import (
+    FORGOTTEN,
+    LINE,
+    RECORD,
+    UNKNOWN,
+    SlurmJob,
+    parse_json,
+    parse_lines,
+    parse_sacct,
+    parse_scontrol,
+)
 
 DELAYS_S = (2, 5, 10, 30)  # between two looks, the last for ever: schedulers serve many people
 PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue

@@ -23,7 +23,7 @@ class Association:
 
 
 @dataclass(frozen=True, slots=True)
-class Quality:
+class Qos:
     """A quality of service. ``per_user``: what all my jobs together may use, ``{"gres/gpu": 4}``."""
 
     name: str
@@ -33,7 +33,7 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class PartitionAccess:
     """Whom a partition takes; None: all."""
 
     accounts: frozenset[str] | None = None
@@ -49,7 +49,7 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobTerms:
     """On what terms a first job runs.
 
     Attributes:
@@ -61,7 +61,7 @@ class Terms:
 
     account: str | None = None
     qos: str | None = None
-    quality: Quality | None = None
+    quality: Qos | None = None
     max_wall: str | None = None
 
 
@@ -72,25 +72,25 @@ def associations(user: str, ask: Runner = ask) -> tuple[Association, ...]:
                  for account, partition, qos, default, wall in rows)
 
 
-def qualities(ask: Runner = ask) -> dict[str, Quality]:
+def qualities(ask: Runner = ask) -> dict[str, Qos]:
     """By name; none where the site keeps no accounts."""
     rows = _sacctmgr(ask, "qos", "Name,MaxWall,MaxTRESPerUser,MaxJobsPerUser")
-    return {name: Quality(name, wall or None, {key: int(count) for key, count in re.findall(r"([^=,]+)=(\d+)", tres)},
+    return {name: Qos(name, wall or None, {key: int(count) for key, count in re.findall(r"([^=,]+)=(\d+)", tres)},
                           int(jobs) if jobs else None)
             for name, wall, tres, jobs in rows}
 
 
-def door(partition: str, ask: Runner = ask) -> Door:
+def door(partition: str, ask: Runner = ask) -> PartitionAccess:
     """Whom the partition takes; everybody when Slurm does not tell."""
     facts = find_record("partition", partition, ask)
-    return Door(_names(facts.get("AllowAccounts")), _names(facts.get("DenyAccounts")) or frozenset(),
+    return PartitionAccess(_names(facts.get("AllowAccounts")), _names(facts.get("DenyAccounts")) or frozenset(),
                 _names(facts.get("AllowQos")), _names(facts.get("DenyQos")) or frozenset())
 
 
 def terms(
     partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
-    known: Mapping[str, Quality], door: Door,
-) -> Terms:
+    known: Mapping[str, Qos], door: PartitionAccess,
+) -> JobTerms:
     """The first account and quality of service that the partition takes, my defaults before others.
 
     Args:
@@ -101,13 +101,13 @@ def terms(
     held = sorted((each for each in mine if each.account == account and each.partition in (None, partition)),
                   key=lambda each: each.partition is None)
     if not held:
-        return Terms(account, max_wall=time_limit)
+        return JobTerms(account, max_wall=time_limit)
     default = held[0].default_qos or next(iter(held[0].qos), None)
     serves = default is None or door.takes_qos(default)
     qos = default if serves else next(filter(door.takes_qos, held[0].qos), None)
     quality = known.get(qos) if qos else None
     walls = filter(None, (time_limit, held[0].max_wall, quality.max_wall if quality else None))
-    return Terms(account, None if serves else qos, quality, min(walls, key=seconds, default=None))
+    return JobTerms(account, None if serves else qos, quality, min(walls, key=seconds, default=None))
 
 
 def seconds(limit: str) -> int:

@@ -33,7 +33,7 @@ class NodeKind:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class SlurmPartition:
     """``time_limit`` as Slurm writes it (``1-00:00:00``), None where there is no limit."""
 
     name: str
@@ -64,7 +64,7 @@ def version(ask: Runner = ask) -> tuple[int, int] | None:
     return (int(found[1]), int(found[2])) if found else None
 
 
-def partitions(ask: Runner = ask) -> tuple[Partition, ...]:
+def partitions(ask: Runner = ask) -> tuple[SlurmPartition, ...]:
     """The partitions I may see, in Slurm's order.
 
     Raises:
@@ -106,9 +106,9 @@ def parse_gpus(gres: str) -> tuple[tuple[str | None, int], ...]:
     return tuple(found)
 
 
-def _partition(rows: Sequence[Sequence[str]]) -> Partition:
+def _partition(rows: Sequence[Sequence[str]]) -> SlurmPartition:
     name, available, limit = rows[0][:3]
-    return Partition(
+    return SlurmPartition(
         name=name.removesuffix("*"),
         default=name.endswith("*"),
         up=available == "up",

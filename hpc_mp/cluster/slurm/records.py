@@ -18,14 +18,14 @@ _RECORD = re.compile(r"(\w[\w:/]*)=(.*?)(?=\s+\w[\w:/]*=|\s*$)")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SlurmSettings:
     """The answer to ``scontrol show config``: Slurm's own settings, and its further sections by their titles."""
 
     config: Words
     sections: Mapping[str, Words] = field(default_factory=dict)
 
 
-def show_config(ask: Runner = ask) -> Settings:
+def show_config(ask: Runner = ask) -> SlurmSettings:
     """Raises CommandFailed: Slurm does not show its settings."""
     return read_config(ask(SHOW_CONFIG))
 
@@ -56,7 +56,7 @@ def find_settings(ask: Runner = ask) -> Words:
         return {}
 
 
-def read_config(text: str) -> Settings:
+def read_config(text: str) -> SlurmSettings:
     """Read ``KEY = VALUE`` lines; a line that ends in a colon begins a section, such as "Cgroup Support Configuration"."""
     tables: dict[str, dict[str, str]] = {"": {}}
     section = ""
@@ -66,7 +66,7 @@ def read_config(text: str) -> Settings:
             tables[section] = {}
         elif found := _SETTING.fullmatch(line.strip()):
             tables[section][found[1]] = _value(found[2])
-    return Settings(tables.pop(""), tables)
+    return SlurmSettings(tables.pop(""), tables)
 
 
 def read_records(text: str) -> tuple[Words, ...]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import psutil
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.node.gpus import Gpu, find_gpus
-from hpc_mp.cluster.slurm.limits import Terms, associations, door, qualities, terms
+from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
+from hpc_mp.cluster.slurm.limits import JobTerms, associations, door, qualities, terms
 from hpc_mp.cluster.slurm.nodes import usable_cpus
-from hpc_mp.cluster.slurm.query import NodeKind, Partition, accounts, partitions, version, why_silent
+from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, accounts, partitions, version, why_silent
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class ThisMachine:
     """``cores`` that this process may use, ``memory`` in bytes."""
 
     cores: int
@@ -26,7 +26,7 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class SlurmSite:
     """A Slurm cluster that answers, and where on it a first job goes.
 
     Attributes:
@@ -39,19 +39,19 @@ class Site:
     """
 
     version: tuple[int, int] | None
-    partitions: tuple[Partition, ...]
-    chosen: Partition
+    partitions: tuple[SlurmPartition, ...]
+    chosen: SlurmPartition
     kind: NodeKind
     cpus: int
     accounts: tuple[str, ...]
-    terms: Terms
+    terms: JobTerms
 
 
-def find_machine() -> Machine:
-    return Machine(len(os.sched_getaffinity(0)), psutil.virtual_memory().total, find_gpus())
+def find_machine() -> ThisMachine:
+    return ThisMachine(len(os.sched_getaffinity(0)), psutil.virtual_memory().total, find_gpus())
 
 
-def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Site | str:
+def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> SlurmSite | str:
     """The cluster, or the reason why there is none to use.
 
     ``SBATCH_PARTITION`` and ``SBATCH_ACCOUNT`` are heeded: people set them in their profile. Else the partition is the
@@ -72,9 +72,9 @@ def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Sit
     kind = max(chosen.kinds, key=lambda kind: (kind.gpu_count, len(kind.nodes)))
     own, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
     charged = tuple(dict.fromkeys([*([own] if own else []), *accounts(user, ask)]))
-    return Site(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
+    return SlurmSite(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
                 terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask), door(chosen.name, ask)))
 
 
-def _gpus(partition: Partition) -> int:
+def _gpus(partition: SlurmPartition) -> int:
     return max(kind.gpu_count for kind in partition.kinds)

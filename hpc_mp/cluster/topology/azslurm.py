@@ -11,7 +11,7 @@ from dataclasses import replace
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import Switch, read_topologies
-from hpc_mp.cluster.topology.reading import Known, group, listed
+from hpc_mp.cluster.topology.reading import TopologyReading, group, listed
 
 _ENTRY = re.compile(r"(?P<out>#?)\s*(?P<key>SwitchName|BlockName)=(?P<name>.*?)\s+(?P<rest>(?:Nodes|Switches)=\S+)\s*")
 _MARK = re.compile(r"^# (Number of Nodes in (sw|block)|Total number of blocks|ClusterUUID and CliqueID)", re.I | re.M)
@@ -23,7 +23,7 @@ def looks_like(text: str) -> bool:
     return bool(_MARK.search(text)) or f"SwitchName={PLAIN} " in text
 
 
-def read_azslurm(text: str, origin: str) -> Known:
+def read_azslurm(text: str, origin: str) -> TopologyReading:
     """Its tree or its blocks, and what it has left out. Raises HpcMpError: it is in neither form."""
     lines, notes = [], []
     for line in text.splitlines():
@@ -41,7 +41,7 @@ def read_azslurm(text: str, origin: str) -> Known:
                        for topology in read_topologies("\n".join(lines) if told or not notes else ""))
     if any(switch.name == PLAIN for topology in topologies for switch in topology.switches):
         notes.append(f"{PLAIN}: nodes outside of placement groups, which share no InfiniBand")
-    return Known(topologies, origin, tuple(notes))
+    return TopologyReading(topologies, origin, tuple(notes))
 
 
 def _nodes(rest: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.cluster.topology.inferred import APART, COVERED, EDGE, Pair, Seen, groups_of, infer
 from hpc_mp.cluster.topology.reading import listed, natural
@@ -28,7 +28,7 @@ NONE = ""  # the switch of a host that Slurm knows under none
 
 
 @dataclass(frozen=True, slots=True)
-class Odd:
+class Mismatch:
     """Nodes that Slurm has elsewhere than their rates.
 
     Attributes:
@@ -54,18 +54,18 @@ class Agreement:
 
     verdict: Verdict
     why: str
-    odd: tuple[Odd, ...] = ()
+    odd: tuple[Mismatch, ...] = ()
     unplaced: tuple[str, ...] = ()
 
 
-def agreement(tree: SwitchTree, measured: Measured) -> Agreement:
+def agreement(tree: SwitchTree, measured: LinkRates) -> Agreement:
     """Compare. Groups seen in rates may be those of any storey of the tree: the one that fits best is taken, the lowest first."""
     seen = infer(measured)
     if not seen.groups:
         return _leaf_by_leaf(tree, measured) or Agreement("cannot tell", seen.why, unplaced=seen.unplaced)
     if not any(map(tree.leaf, measured.nodes)):
         whole = tuple(node for nodes in seen.groups for node in nodes)
-        odd = Odd(whole, NONE, seen.groups[0][0], NONE)
+        odd = Mismatch(whole, NONE, seen.groups[0][0], NONE)
         return Agreement("disagrees", f"Slurm knows no switch above the measured nodes, but rates show: {seen.why}", (odd,),
                          seen.unplaced)
     storeys = max(len(tree.above.get(node, ())) for node in measured.nodes)
@@ -75,7 +75,7 @@ def agreement(tree: SwitchTree, measured: Measured) -> Agreement:
     return Agreement("disagrees", seen.why, tuple(found), seen.unplaced)
 
 
-def _leaf_by_leaf(tree: SwitchTree, measured: Measured) -> Agreement | None:
+def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
     """Where too few pairs were measured to find groups, Slurm's own leaves may still be told by them; None: they cannot.
 
     A node is elsewhere when most of its pairs under its leaf are slow, and most of those with another leaf fast. Of what is left,
@@ -93,7 +93,7 @@ def _leaf_by_leaf(tree: SwitchTree, measured: Measured) -> Agreement | None:
     for (a, b), sign in signs.items():
         votes[a][leaf[b]] += sign
         votes[b][leaf[a]] += sign
-    odd: list[Odd] = []
+    odd: list[Mismatch] = []
     unplaced: list[str] = []
     for node, found in votes.items():
         own = -DECIDES if leaf[node] == NONE else found[leaf[node]]
@@ -102,7 +102,7 @@ def _leaf_by_leaf(tree: SwitchTree, measured: Measured) -> Agreement | None:
         if own <= -DECIDES and most >= DECIDES:
             mate = next(other for pair, sign in signs.items() if node in pair and sign > 0
                         for other in pair if leaf[other] == home)
-            odd.append(Odd((node,), leaf[node], mate, home))
+            odd.append(Mismatch((node,), leaf[node], mate, home))
         elif own < DECIDES:
             unplaced.append(node)
     gone = {node for each in odd for node in each.nodes}
@@ -123,7 +123,7 @@ def _fits(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> bool:
     return fit >= (1 - 2 * EDGE) * len(signs) > 0
 
 
-def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterator[Odd]:
+def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterator[Mismatch]:
     """Leaves that are two, and leaves that are one with another; the smaller part is named."""
     inside: dict[str, dict[Pair, int]] = {}
     between: Counter[frozenset[str]] = Counter()
@@ -140,14 +140,14 @@ def _whole_leaves(leaf: Mapping[str, str], signs: Mapping[Pair, int]) -> Iterato
         for group in others:
             parted = sum(sign for (a, b), sign in pairs.items() if (a in largest and b in group) or (b in largest and a in group))
             if len(group) > 1 and parted <= -SURE:
-                yield Odd(tuple(sorted(group, key=natural)), name, min(group, key=natural), NONE)
+                yield Mismatch(tuple(sorted(group, key=natural)), name, min(group, key=natural), NONE)
     for names, votes in between.items():
         if votes >= SURE:
             one, other = sorted(names, key=lambda name: (-len(members[name]), natural(name)))
-            yield Odd(tuple(sorted(members[other], key=natural)), other, min(members[one], key=natural), one)
+            yield Mismatch(tuple(sorted(members[other], key=natural)), other, min(members[one], key=natural), one)
 
 
-def _strangers(odd: Sequence[Odd]) -> int:
+def _strangers(odd: Sequence[Mismatch]) -> int:
     return sum(len(each.nodes) for each in odd)
 
 
@@ -157,7 +157,7 @@ def _storey(tree: SwitchTree, seen: Seen, storey: int) -> dict[str, str]:
     return {node: chain[min(storey, len(chain) - 1)] if chain else NONE for node, chain in chains.items()}
 
 
-def _compare(switch: Mapping[str, str], seen: Seen) -> list[Odd]:
+def _compare(switch: Mapping[str, str], seen: Seen) -> list[Mismatch]:
     """Every group is at home under the switch that most of it is under, if no larger part of another group is."""
     claims = sorted(((count, group, name) for group, nodes in enumerate(seen.groups)
                      for name, count in Counter(switch[node] for node in nodes).items() if name != NONE),
@@ -172,5 +172,5 @@ def _compare(switch: Mapping[str, str], seen: Seen) -> list[Odd]:
         settled = [node for node in nodes if switch[node] == own != NONE]
         for name in sorted({switch[node] for node in nodes} - ({own} if own else set()), key=natural):
             strangers = tuple(node for node in nodes if switch[node] == name)
-            odd.append(Odd(strangers, name, next(iter(settled or nodes)), own))
+            odd.append(Mismatch(strangers, name, next(iter(settled or nodes)), own))
     return odd

@@ -13,7 +13,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Topology
-from hpc_mp.cluster.topology.reading import Known, group, legal, listed
+from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed
 
 REMEDY = "give lines of `node clusteruuid cliqueid`, lines of nvidia-smi -q with the node before them, or JSON of both"
 SHORT = 8  # characters of a UUID in the name of a block
@@ -30,7 +30,7 @@ def looks_like(text: str) -> bool:
         text.lstrip()[:1] in ("{", "[") and "clique" in text.lower())
 
 
-def read_cliques(text: str, origin: str) -> Known:
+def read_cliques(text: str, origin: str) -> TopologyReading:
     """Blocks of the nodes that share a domain, the largest first. Their size is that of the smallest.
 
     Raises:
@@ -56,7 +56,7 @@ def read_cliques(text: str, origin: str) -> Known:
         blocks.append(group(names[-1], nodes))
     sizes = (min(len(block.hosts) for block in blocks),) if blocks else ()
     topologies = (Topology(kind="block", switches=tuple(blocks), sizes=sizes, default=True),) if blocks else ()
-    return Known(topologies, origin, tuple(notes))
+    return TopologyReading(topologies, origin, tuple(notes))
 
 
 def _domain(place: Place) -> bool:

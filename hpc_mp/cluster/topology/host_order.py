@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from hpc_mp.cluster.topology.tree import SwitchTree
+from hpc_mp.cluster.topology.model import SwitchTree
 
 Cost = Callable[[Sequence[str]], tuple[float, ...]]
 

@@ -3,22 +3,95 @@
 Hosts with several adapters hang at several leaves (one per rail): hosts at the same set of them form one leaf of the tree.
 A cable at the wrong leaf, or a host at two, makes no leaf of its own and joins none.
 A fat tree has more than one way up, Slurm's tree one: switches of one distance that are connected below count as one.
+
+The form of the text is in ibnetdiscover(8): a line ``Switch 36 "S-GUID" # "description" …`` or ``Ca 1 "H-GUID" # "description"``,
+then a line per connected port, ``[1] "H-GUID"[1](PORTGUID) # "description" lid 4 4xHDR``.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.ibnet_text import Fabric, host_of, read_fabric, switch_name
-from hpc_mp.cluster.topology.reading import Known, group, legal, listed, natural
+from hpc_mp.cluster.topology.reading import TopologyReading, group, legal, listed, natural
+
+_NODE = re.compile(r'(?P<kind>Switch|Ca|Rt)\s+\d+\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*(?:#\s*"(?P<name>[^"]*)")?')
+_PORT = re.compile(r'\[\d+\](?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s+"(?P<id>[SHR]-[0-9a-fA-F]+)"\s*\[\d+\]'
+                   r'(?:\[[^\]]*\])*(?:\([0-9a-fA-F]+\))?\s*(?:#\s*"(?P<name>[^"]*)")?')
+_ADAPTER = re.compile(r"(HCA-\d+|(mlx|hfi|qib|ib|bnxt|irdma|ionic|cxi|rdma)\w*|\w*mlx\w*)", re.IGNORECASE)
+_HOST = re.compile(r"[A-Za-z0-9]([\w-]*[A-Za-z0-9])?")
+_MAKER = re.compile(r"mellanox|voltaire|topspin|connectx|infinihost|aggregation node|^MT\d+|openib", re.IGNORECASE)
+"""What stands for a name where nobody set one; ``Aggregation Node`` is a switch's own SHARP engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class IbSubnet:
+    """Attributes:
+        links: switch → what hangs at it: switches and adapters, by identity ("S-…", "H-…").
+        names: descriptions by identity.
+    """
+
+    links: Mapping[str, frozenset[str]]
+    names: Mapping[str, str]
+
+
+def looks_like(text: str) -> bool:
+    return any(_NODE.match(line.strip()) for line in text.splitlines())
+
+
+def read_fabric(text: str) -> IbSubnet:
+    """Raises HpcMpError: no switch is in it."""
+    links: dict[str, set[str]] = {}
+    names: dict[str, str] = {}
+    here = ""
+    for line in map(str.strip, text.splitlines()):
+        if found := _NODE.match(line):
+            here = found["id"]
+            if found["kind"] == "Switch":
+                links.setdefault(here, set())
+        elif here and (found := _PORT.match(line)):
+            for one, other in ((here, found["id"]), (found["id"], here)):
+                if one.startswith("S-"):
+                    links.setdefault(one, set()).add(other)
+        else:
+            continue
+        if found["name"]:
+            names.setdefault(found["id"], found["name"])
+    if not links:
+        raise HpcMpError("the text", "names no InfiniBand switch", "give what `ibnetdiscover` prints, without options")
+    return IbSubnet({switch: frozenset(ends) for switch, ends in links.items()}, names)
+
+
+def host_of(description: str) -> str | None:
+    """``node018`` of "node018 HCA-1", "node018/mlx5_0" and "node018.site.org mlx5_0".
+
+    None where the description is the maker's own, or a name that every machine has before it gets one.
+    """
+    words = [word for word in re.split(r"[\s/:]+", description.strip().strip("'\"")) if word]
+    if not words or _MAKER.search(description) or len(words) > 2 or (len(words) == 2 and not _ADAPTER.fullmatch(words[1])):
+        return None
+    name = words[0].partition(".")[0]
+    return name if _HOST.fullmatch(name) and name != "localhost" else None
+
+
+def switch_name(description: str) -> str | None:
+    """``leaf01`` of "MF0;leaf01:MQM8700/U1" and of "leaf01"; None where the description is the maker's own."""
+    managed = re.fullmatch(r"[^;]*;([^:;]+):.*", description.strip())
+    name = managed[1] if managed else description.strip()
+    return name if name and not _MAKER.search(name) else None
+
+
+# --- the tree ---------------------------------------------------------------------------------------------------------
 
 Leaf = frozenset[str]  # the switches at which the hosts of one leaf hang
 
 
-def read_ibnetdiscover(text: str, origin: str) -> Known:
+def read_ibnetdiscover(text: str, origin: str) -> TopologyReading:
     """The tree. Raises HpcMpError: no switch is in the text."""
     fabric = read_fabric(text)
     at: dict[str, set[str]] = {}
@@ -38,7 +111,7 @@ def read_ibnetdiscover(text: str, origin: str) -> Known:
                      "hosts have?), and put under the one with most of them")
     if not leaves:
         words = "no adapter has a host's name: set node descriptions, or give ibnetdiscover a --node-name-map"
-        return Known((), origin, (*notes, words))
+        return TopologyReading((), origin, (*notes, words))
     names = _names(fabric)
     taken: list[str] = []
     leaf_names: dict[Leaf, str] = {}
@@ -51,7 +124,7 @@ def read_ibnetdiscover(text: str, origin: str) -> Known:
     tree = Topology(kind="tree", switches=tuple(switches), default=True)
     rails = max(map(len, leaves))
     notes += [f"hosts hang at up to {rails} switches: those at the same ones are one leaf"] if rails > 1 else []
-    return Known((tree,), origin, tuple(notes))
+    return TopologyReading((tree,), origin, tuple(notes))
 
 
 def _leaves(at: Mapping[str, Leaf]) -> dict[Leaf, list[str]]:
@@ -84,7 +157,7 @@ def _larger(own: Leaf, hosts: Mapping[Leaf, int]) -> list[Leaf]:
     return [other for other, count in hosts.items() if own & other and count > hosts[own]]
 
 
-def _above(fabric: Fabric, leaf_names: Mapping[Leaf, str], names: Mapping[str, str], taken: list[str]) -> list[Switch]:
+def _above(fabric: IbSubnet, leaf_names: Mapping[Leaf, str], names: Mapping[str, str], taken: list[str]) -> list[Switch]:
     """The switches above the leaves. Those as near to a host as k, and what they connect, are the k-th storey; what only cables
     between switches of one storey connect, as the groups of a dragonfly+, is joined above them."""
     distance = _distances(fabric, {switch for leaf in leaf_names for switch in leaf})
@@ -112,7 +185,7 @@ def _above(fabric: Fabric, leaf_names: Mapping[Leaf, str], names: Mapping[str, s
     return found
 
 
-def _distances(fabric: Fabric, leaves: Iterable[str]) -> dict[str, int]:
+def _distances(fabric: IbSubnet, leaves: Iterable[str]) -> dict[str, int]:
     """Cables from every switch to the nearest leaf."""
     distance = dict.fromkeys(leaves, 0)
     front = list(distance)
@@ -123,7 +196,7 @@ def _distances(fabric: Fabric, leaves: Iterable[str]) -> dict[str, int]:
     return distance
 
 
-def _parts(fabric: Fabric, usable: set[str], apart: set[str], together: Iterable[Leaf]) -> list[set[str]]:
+def _parts(fabric: IbSubnet, usable: set[str], apart: set[str], together: Iterable[Leaf]) -> list[set[str]]:
     """What is connected over usable switches, but for cables between two of ``apart``, and through hosts that hang at several."""
     parent = {switch: switch for switch in usable}
 
@@ -144,7 +217,7 @@ def _parts(fabric: Fabric, usable: set[str], apart: set[str], together: Iterable
     return list(parts.values())
 
 
-def _names(fabric: Fabric) -> dict[str, str]:
+def _names(fabric: IbSubnet) -> dict[str, str]:
     """Of every switch: its own name where it has one that no other has, else its GUID."""
     told = {switch: switch_name(fabric.names.get(switch, "")) for switch in fabric.links}
     counts = list(told.values())

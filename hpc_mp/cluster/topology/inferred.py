@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from hpc_mp.cluster.bandwidth import Measured
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import Switch, Topology
-from hpc_mp.cluster.topology.reading import Known, group, listed, natural
+from hpc_mp.cluster.topology.reading import TopologyReading, group, listed, natural
 
 APART, APART_FEW, FEW = 1.25, 1.6, 6
 """Pairs inside must be so many times as fast as those across: other differences are noise, or a bad link. With fewer than
@@ -46,7 +46,7 @@ class Seen:
     why: str
 
 
-def infer(measured: Measured) -> Seen:
+def infer(measured: LinkRates) -> Seen:
     """Groups of nodes, claimed only where rates inside and across differ clearly and fit disjoint groups."""
     rates = {(measured.nodes[i], measured.nodes[j]): rate for i, j, rate in measured.pairs if rate > 0}
     trials = (_try(rates, limit) for limit in _limits(sorted(rates.values())))
@@ -102,17 +102,17 @@ def _try(rates: Mapping[Pair, float], limit: float) -> _Trial:
     return replace(trial, worth=fits - 10 * (len(known) - fits))
 
 
-def read_measured_topology(measured: Measured, origin: str) -> Known:
+def read_measured_topology(measured: LinkRates, origin: str) -> TopologyReading:
     """A tree with a leaf per group and a root, for they reach each other; without a topology where nothing can be seen."""
     seen = infer(measured)
     notes = [seen.why]
     if not seen.groups:
-        return Known((), origin, tuple(notes))
+        return TopologyReading((), origin, tuple(notes))
     if seen.unplaced:
         notes.append(f"{listed(seen.unplaced)}: rates do not show under which leaf")
     leaves = [group(f"leaf{number}", nodes) for number, nodes in enumerate(seen.groups, 1)]
     root = Switch("root", (), tuple(leaf.name for leaf in leaves))
-    return Known((Topology(kind="tree", switches=(*leaves, root), default=True),), origin, tuple(notes))
+    return TopologyReading((Topology(kind="tree", switches=(*leaves, root), default=True),), origin, tuple(notes))
 
 
 def _limits(rates: Sequence[float]) -> list[float]:

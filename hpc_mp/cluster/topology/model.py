@@ -1,12 +1,131 @@
-"""A topology as Slurm's files have it: the switches of a tree, or blocks and the sizes in which they are joined."""
+"""Switches between hosts: what stands above each host, and a topology as Slurm's files have it (a tree, or blocks)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
-from hpc_mp.cluster.topology.tree import Switch, SwitchTree, from_blocks, from_joined_blocks, from_switches
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.nodelist import compress
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchTree:
+    """The switches above every host.
+
+    Attributes:
+        above: host → its switches, the leaf first, the root last; empty when nothing is known.
+    """
+
+    above: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def leaf(self, host: str) -> str | None:
+        """The leaf switch (block, ring) of a host; None when the topology does not name the host."""
+        return next(iter(self.above.get(host, ())), None)
+
+    def distance(self, a: str, b: str) -> int:
+        """Number of switches on the way: 0 from a host to itself, 1 under one leaf, 3 under two leaves of one spine.
+
+        Hosts without a switch in common are taken to meet at one more switch above all of theirs.
+        """
+        if a == b:
+            return 0
+        up, down = self.above.get(a, ()), self.above.get(b, ())
+        meeting = next((switch for switch in up if switch in down), None)
+        if meeting is None:
+            return len(up) + len(down) + 1
+        return up.index(meeting) + down.index(meeting) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """One line of a topology: a switch with the switches and hosts right below it. Others' hosts may be repeated."""
+
+    name: str
+    hosts: tuple[str, ...] = ()
+    children: tuple[str, ...] = ()
+
+
+def from_switches(switches: Sequence[Switch]) -> SwitchTree:
+    """A tree. A host that several switches name belongs to the first without children, else to the first.
+
+    Raises:
+        HpcMpError: a switch is above itself.
+    """
+    parent: dict[str, str] = {}
+    for switch in switches:
+        for child in switch.children:
+            parent.setdefault(child, switch.name)
+    above: dict[str, tuple[str, ...]] = {}
+    for switch in sorted(switches, key=lambda switch: len(switch.children) > 0):
+        chain = tuple(_ancestry(switch.name, parent))
+        for host in switch.hosts:
+            above.setdefault(host, chain)
+    return SwitchTree(above)
+
+
+def from_blocks(blocks: Sequence[Switch], sizes: Sequence[int]) -> SwitchTree:
+    """Blocks of hosts. Where ``sizes`` (``BlockSizes``) has several entries, s[i] / s[0] neighbouring blocks are joined.
+
+    Raises:
+        HpcMpError: a size is not a multiple of the first.
+    """
+    for size in sizes:
+        if size < 1 or size % sizes[0]:
+            raise HpcMpError(f"BlockSizes={','.join(map(str, sizes))}", f"{size} is no multiple of {sizes[0]}",
+                             "mend the topology")
+    joined: dict[tuple[str, ...], Switch] = {}
+    for size in sizes[1:]:
+        number = size // sizes[0]
+        for first in range(0, len(blocks), number):
+            names = tuple(block.name for block in blocks[first : first + number])
+            if len(names) > 1:  # Slurm joins what is left over too, but not a block with itself
+                joined.setdefault(names, Switch(compress(names), children=names))
+    return from_joined_blocks(blocks, tuple(joined.values()))
+
+
+def from_joined_blocks(blocks: Sequence[Switch], joined: Sequence[Switch]) -> SwitchTree:
+    """Blocks of hosts, and the larger blocks that some of them form together (their ``children``)."""
+    larger = sorted(joined, key=lambda switch: len(switch.children))
+    above: dict[str, tuple[str, ...]] = {}
+    for block in blocks:
+        chain = (block.name, *(switch.name for switch in larger if block.name in switch.children))
+        for host in block.hosts:
+            above.setdefault(host, chain)
+    return SwitchTree(above)
+
+
+def from_addresses(addresses: Iterable[tuple[str, str]]) -> SwitchTree:
+    """From ``SLURM_TOPOLOGY_ADDR`` and ``SLURM_TOPOLOGY_ADDR_PATTERN`` of every host.
+
+    ``("spine.s1.n1", "switch.switch.node")``: n1 is below s1, s1 below spine.
+
+    Raises:
+        HpcMpError: an address does not have the parts of its pattern, or the pattern does not end with ``node``.
+    """
+    above = {}
+    for address, pattern in addresses:
+        *kinds, last = pattern.split(".")
+        *switches, host = address.split(".", len(kinds))  # what is beyond belongs to the host's name
+        if last != "node" or len(switches) != len(kinds) or not host:
+            raise HpcMpError(f"SLURM_TOPOLOGY_ADDR={address}", f"does not read as {pattern}",
+                             "give both variables as Slurm sets them")
+        above[host] = tuple(reversed(switches))
+    return SwitchTree(above)
+
+
+def _ancestry(name: str, parent: Mapping[str, str]) -> Iterator[str]:
+    """A switch, its parent, and so on to the root."""
+    seen: set[str] = set()
+    while name not in seen:
+        yield name
+        seen.add(name)
+        if name not in parent:
+            return
+        name = parent[name]
+    raise HpcMpError(f"switch {name}", "is above itself", "mend the topology")
+
 
 Kind = Literal["tree", "block", "ring", "flat"]
 

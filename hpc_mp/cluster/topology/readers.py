@@ -9,25 +9,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bandwidth import Measured, of_document
+from hpc_mp.cluster.bandwidth import LinkRates, of_document
 from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.cluster.topology import Topology, azslurm, cliques, ibnet_text, read_topologies
+from hpc_mp.cluster.topology import Topology, azslurm, cliques, ibnetdiscover, read_topologies
 from hpc_mp.cluster.topology.convert import unsound
-from hpc_mp.cluster.topology.ibnetdiscover import read_ibnetdiscover
 from hpc_mp.cluster.topology.inferred import read_measured_topology
-from hpc_mp.cluster.topology.reading import Known, listed
+from hpc_mp.cluster.topology.reading import TopologyReading, listed
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TopologyFormat:
     """``looks_like`` tells its text from others', ``read`` takes the text and where it came from."""
 
     help: str
     looks_like: Callable[[str], bool]
-    read: Callable[[str, str], Known]
+    read: Callable[[str, str], TopologyReading]
 
 
-def read(text: str, where: str, kind: str | None = None) -> Known:
+def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
     """What a text tells, and what to know of the tree before Slurm uses it.
 
     Args:
@@ -73,15 +72,15 @@ def _apart(topology: Topology) -> str | None:
     return f"no switch is above {compress(topology.tops)}: Slurm starts no job across them"
 
 
-def _slurm(text: str, origin: str) -> Known:
-    return Known(read_topologies(text), origin)
+def _slurm(text: str, origin: str) -> TopologyReading:
+    return TopologyReading(read_topologies(text), origin)
 
 
-def _measured(text: str, origin: str) -> Known:
+def _measured(text: str, origin: str) -> TopologyReading:
     return read_measured_topology(rates(text, origin), origin)
 
 
-def rates(text: str, where: str) -> Measured:
+def rates(text: str, where: str) -> LinkRates:
     """cluster.json. Raises HpcMpError: it is not in that form."""
     try:
         return of_document(json.loads(text))
@@ -91,14 +90,14 @@ def rates(text: str, where: str) -> Measured:
 
 
 SOURCES = {
-    "measured": Source("cluster.json, the rates that hpc-mp doctor measured", lambda text: _is_json(text) and '"pairs"' in text,
-                       _measured),
-    "ibnetdiscover": Source("what ibnetdiscover prints", ibnet_text.looks_like, read_ibnetdiscover),
-    "azslurm": Source("what azslurm topology prints (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
-    "slurm": Source("topology.conf, topology.yaml, or what scontrol show topology prints",
-                    lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
-    "cliques": Source("ClusterUUID and CliqueId of every node, as nvidia-smi -q has them", cliques.looks_like,
-                      cliques.read_cliques),
+    "measured": TopologyFormat("cluster.json, the rates that hpc-mp doctor measured",
+                               lambda text: _is_json(text) and '"pairs"' in text, _measured),
+    "ibnetdiscover": TopologyFormat("what ibnetdiscover prints", ibnetdiscover.looks_like, ibnetdiscover.read_ibnetdiscover),
+    "azslurm": TopologyFormat("what azslurm topology prints (CycleCloud)", azslurm.looks_like, azslurm.read_azslurm),
+    "slurm": TopologyFormat("topology.conf, topology.yaml, or what scontrol show topology prints",
+                            lambda text: bool(re.search(r"^\s*(-\s+topology:|\w+=)", text, re.MULTILINE)), _slurm),
+    "cliques": TopologyFormat("ClusterUUID and CliqueId of every node, as nvidia-smi -q has them", cliques.looks_like,
+                              cliques.read_cliques),
 }
 
 

@@ -14,7 +14,7 @@ LONGEST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class TopologyReading:
     """Attributes:
         topologies: usually one; none where the source shows none.
         origin: of what they were made, as a phrase: "ibnetdiscover (fabric.txt)".

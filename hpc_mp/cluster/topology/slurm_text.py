@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodelist import expand
-from hpc_mp.cluster.topology.model import Topology, chosen
-from hpc_mp.cluster.topology.tree import Switch, SwitchTree
+from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
 
 REMEDY = "give topology.conf, topology.yaml, or what `scontrol show topology` prints"
 SHOWN = 200  # characters of a wrong text that its message repeats

@@ -10,9 +10,9 @@ from math import prod
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.node.gpus import Gpu, find_gpus
+from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 from hpc_mp.cluster.slurm.inside import Where
-from hpc_mp.cluster.slurm.site import Site, find_site
+from hpc_mp.cluster.slurm.site import SlurmSite, find_site
 from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
@@ -74,7 +74,7 @@ class BenchPlan:
 
 def plan(
     wish: Wish, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
-    gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], Site | str] = find_site,
+    gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site,
 ) -> BenchPlan:
     """Raises HpcMpError for what cannot be measured. ``gpus``, ``site``: who tells what is here."""
     if where.place == "local":
@@ -93,7 +93,7 @@ def plan(
     return _job(wish, environ, ask, site)
 
 
-def _job(wish: Wish, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], Site | str]) -> BenchPlan:
+def _job(wish: Wish, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]) -> BenchPlan:
     """A job of its own, on whole nodes: neighbours would share their network."""
     given = _given(wish)
     named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)

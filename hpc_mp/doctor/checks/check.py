@@ -9,8 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.state import keep
+from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
 Facts = TypeVar("Facts")
 
@@ -21,7 +20,7 @@ class Check(Generic[Facts]):
 
     Attributes:
         code: stable: lower case words with hyphens.
-        reader: gets the facts; raises Unseen where it cannot. Checks that share a reader share one reading.
+        reader: gets the facts; raises Unavailable where it cannot. Checks that share a reader share one reading.
         judge: what the facts mean; nothing where the machine has no such part. A finding without a remedy gets this check's.
         reads: the files and programs, for people.
         rule: when it is a warning or an error, for people.
@@ -29,7 +28,7 @@ class Check(Generic[Facts]):
     """
 
     code: str
-    reader: Callable[[Source], Facts]
+    reader: Callable[[NodeSource], Facts]
     judge: Callable[[Facts], Iterable[Finding]]
     reads: str = ""
     rule: str = ""
@@ -40,19 +39,19 @@ class Check(Generic[Facts]):
                 for finding in self.judge(facts)]
 
 
-def run(checks: Sequence[Check[Any]], source: Source, deadline: float = 4.5) -> list[Finding]:
+def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5) -> list[Finding]:
     """What the checks say, in their order. One that cannot see, stumbles or is not back after ``deadline`` s is unknown."""
-    groups: dict[Callable[[Source], Any], list[Check[Any]]] = {}
+    groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:
         groups.setdefault(check.reader, []).append(check)
     tasks = {group[0].code: functools.partial(_look, group, source) for group in groups.values()}
     found: dict[str, list[Finding]] = {}
     for group, answer in zip(groups.values(), in_time(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
-        found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unseen) else answer
+        found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
     return [finding for check in checks for finding in found[check.code]]
 
 
-def _look(group: Sequence[Check[Any]], source: Source) -> dict[str, list[Finding]]:
+def _look(group: Sequence[Check[Any]], source: NodeSource) -> dict[str, list[Finding]]:
     facts = group[0].reader(source)
     return {check.code: list(_judged(check, facts)) for check in group}
 
@@ -60,11 +59,11 @@ def _look(group: Sequence[Check[Any]], source: Source) -> dict[str, list[Finding
 def _judged(check: Check[Any], facts: Any) -> Iterator[Finding]:
     try:
         yield from check.findings(facts)
-    except Unseen as unseen:
+    except Unavailable as unseen:
         yield _unknown(check, unseen)
     except Exception as error:  # a machine that says what nobody foresaw costs one check, not all
-        yield _unknown(check, Unseen(f"{type(error).__name__}: {error}"))
+        yield _unknown(check, Unavailable(f"{type(error).__name__}: {error}"))
 
 
-def _unknown(check: Check[Any], why: Unseen) -> Finding:
+def _unknown(check: Check[Any], why: Unavailable) -> Finding:
     return Finding(check.code, "unknown", "", " ".join(str(why).split()))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.disks import Disks, read_disks
 from hpc_mp.cluster.node.mounts import Mounts, read_mounts
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import size
 
@@ -18,7 +18,7 @@ _NO_ROOM = 100 << 20
 def answers(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         what = f"{mount.type} from {mount.device}"
-        if not isinstance(mount.room, Unseen):
+        if not isinstance(mount.room, Unavailable):
             yield Finding("mount-hung", "ok", mount.where, f"{what} answers")
         elif "Permission denied" in str(mount.room):
             yield Finding("mount-hung", "ok", mount.where, f"{what}: not for this user")
@@ -32,7 +32,7 @@ def answers(mounts: Mounts) -> Iterator[Finding]:
 def space(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         room = mount.room
-        if isinstance(room, Unseen) or not room.size:
+        if isinstance(room, Unavailable) or not room.size:
             continue
         used = 1 - room.free / room.size
         local_root = mount.where in ("/", "/tmp", "/var", "/var/tmp") and room.free < _NO_ROOM
@@ -43,7 +43,7 @@ def space(mounts: Mounts) -> Iterator[Finding]:
 def inodes(mounts: Mounts) -> Iterator[Finding]:
     for mount in mounts.all:
         room = mount.room
-        if not isinstance(room, Unseen) and room.files:
+        if not isinstance(room, Unavailable) and room.files:
             used = 1 - room.free_files / room.files
             yield Finding("disk-inodes", "warning" if used >= _FULL else "ok", mount.where,
                           f"{used:.0%} of {room.files} inodes are used")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.efa import Efa, read_efa
+from hpc_mp.cluster.node.rdma import Efa, read_efa
 from hpc_mp.doctor.checks.check import Check
 
 

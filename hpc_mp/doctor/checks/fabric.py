@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.rdma import Fabric, Port, read_fabric
+from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
 from hpc_mp.doctor.checks.check import Check
 
 _FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other
@@ -14,7 +14,7 @@ _MODULES: tuple[tuple[str, str, Severity], ...] = (("verbs", "ib_uverbs", "error
 _ROCE_MTU = 4200  # bytes of an Ethernet frame that carry 4096 of RDMA
 
 
-def count(fabric: Fabric) -> Iterator[Finding]:
+def count(fabric: RdmaFabric) -> Iterator[Finding]:
     kind = fabric.kind
     if fabric.bare:
         yield Finding("fabric-count", "error", ", ".join(fabric.bare),
@@ -31,7 +31,7 @@ def count(fabric: Fabric) -> Iterator[Finding]:
         yield Finding("fabric-count", "error", "", evidence)
 
 
-def modules(fabric: Fabric) -> Iterator[Finding]:
+def modules(fabric: RdmaFabric) -> Iterator[Finding]:
     if not fabric.adapters:
         return
     band = any(port.layer == "InfiniBand" for port in fabric.ports)
@@ -47,7 +47,7 @@ def modules(fabric: Fabric) -> Iterator[Finding]:
         yield Finding("fabric-modules", "ok", "", f"verbs interface {fabric.abi['verbs']}, {len(fabric.adapters)} devices")
 
 
-def state(fabric: Fabric) -> Iterator[Finding]:
+def state(fabric: RdmaFabric) -> Iterator[Finding]:
     for port in fabric.ports:
         if port.up:
             yield Finding("fabric-port", "ok", port.name, f"{port.state}, {port.physical}")
@@ -59,19 +59,19 @@ def state(fabric: Fabric) -> Iterator[Finding]:
                           f"{port.physical or 'unknown'}; 4: ACTIVE and 5: LinkUp were expected", _cure(port))
 
 
-def _may_be_free(fabric: Fabric, port: Port) -> bool:
+def _may_be_free(fabric: RdmaFabric, port: RdmaPort) -> bool:
     """The second port of an adapter whose other port is in use, on a machine of which nothing is known."""
     neighbours = fabric.adapter(port).ports
     return fabric.kind is None and not port.dropped and any(other.up for other in neighbours)
 
 
-def _cure(port: Port) -> str:
+def _cure(port: RdmaPort) -> str:
     if port.physical.endswith("LinkUp"):
         return "the cable is in, the subnet manager has not brought the port up: look at it (sminfo, opensm's log)"
     return "look at the cable, the transceiver and the switch's port; replace them, or else the adapter"
 
 
-def rate(fabric: Fabric) -> Iterator[Finding]:
+def rate(fabric: RdmaFabric) -> Iterator[Finding]:
     ports = [port for port in fabric.ports if port.up and port.rate is not None]
     models = {port.name: fabric.adapter(port).model for port in ports}
     for port in ports:
@@ -85,7 +85,7 @@ def rate(fabric: Fabric) -> Iterator[Finding]:
         yield Finding("fabric-rate", "ok" if port.rate >= wanted else "error", port.name, evidence)
 
 
-def subnet(fabric: Fabric) -> Iterator[Finding]:
+def subnet(fabric: RdmaFabric) -> Iterator[Finding]:
     for port in fabric.ports:
         if not port.up or port.layer != "InfiniBand" or port.lid is None:
             continue
@@ -94,7 +94,7 @@ def subnet(fabric: Fabric) -> Iterator[Finding]:
                       f"own address {port.lid:#x}, subnet manager's {port.manager or 0:#x}" + ("" if good else "; 0 is none"))
 
 
-def firmware(fabric: Fabric) -> Iterator[Finding]:
+def firmware(fabric: RdmaFabric) -> Iterator[Finding]:
     boards: dict[str, Counter[str]] = {}
     for adapter in fabric.adapters:
         if adapter.board and adapter.firmware:
@@ -107,7 +107,7 @@ def firmware(fabric: Fabric) -> Iterator[Finding]:
                           + ", ".join(f"{version} on {many}" for version, many in versions.most_common()))
 
 
-def partition(fabric: Fabric) -> Iterator[Finding]:
+def partition(fabric: RdmaFabric) -> Iterator[Finding]:
     ports = [port for port in fabric.ports if port.up and port.layer == "InfiniBand"]
     firsts = Counter(port.keys.get(0, 0) for port in ports)
     for port in ports:
@@ -125,7 +125,7 @@ def partition(fabric: Fabric) -> Iterator[Finding]:
             yield Finding("fabric-partition", "ok", port.name, known)
 
 
-def addresses(fabric: Fabric) -> Iterator[Finding]:
+def addresses(fabric: RdmaFabric) -> Iterator[Finding]:
     for port in fabric.ports:
         if not port.up:
             continue
@@ -139,7 +139,7 @@ def addresses(fabric: Fabric) -> Iterator[Finding]:
             yield Finding("fabric-gid", "error", port.name, "its table of addresses (GIDs) is empty")
 
 
-def packet(fabric: Fabric) -> Iterator[Finding]:
+def packet(fabric: RdmaFabric) -> Iterator[Finding]:
     ports = [port for port in fabric.ports if port.up and port.mtu is not None]
     most = max((port.mtu or 0 for port in ports), default=0)
     for port in ports:
@@ -154,7 +154,7 @@ def packet(fabric: Fabric) -> Iterator[Finding]:
             yield Finding("fabric-mtu", "ok", port.name, f"active MTU {port.mtu}")
 
 
-CHECKS: tuple[Check[Fabric], ...] = (
+CHECKS: tuple[Check[RdmaFabric], ...] = (
     Check("fabric-count", read_fabric, count,
           "`/sys/class/infiniband/*`, adapters on `/sys/bus/pci`, the machine's kind",
           "error: fewer or more ports than this machine is sold with (warning: none where it may be had without); "

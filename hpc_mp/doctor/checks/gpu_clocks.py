@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, number, row, says
 
 # Bits of NVML's clocks event reasons, by the names that nvidia-smi -q -x gives them. Several may be set at once.
@@ -15,7 +15,7 @@ HALVED = 0x8 | 0x40 | 0x80  # by the hardware, to half the clock or less
 HOTTEST = 93.0  # degrees C, where the GPU tells no limit of its own (Azure's azurehpc-health-checks)
 
 
-def throttle(gpu: Gpu) -> Ill | None:
+def throttle(gpu: GpuReport) -> Ill | None:
     mask = reasons(gpu)
     slowed = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit & SLOWED]
     if not slowed:
@@ -23,7 +23,7 @@ def throttle(gpu: Gpu) -> Ill | None:
     return Ill("error" if mask & HALVED else "warning", f"slowed down: {', '.join(slowed)} (event reasons {mask:#x})")
 
 
-def reasons(gpu: Gpu) -> int:
+def reasons(gpu: GpuReport) -> int:
     """The mask. Raises NotHere or Unseen."""
     says(gpu, *_paths("hw_slowdown"))
     return sum(bit for name, bit in REASONS.items() if gpu.says(*_paths(name)) == "Active")
@@ -33,7 +33,7 @@ def _paths(reason: str) -> tuple[str, str]:
     return f"clocks_event_reasons/clocks_event_reason_{reason}", f"clocks_throttle_reasons/clocks_throttle_reason_{reason}"
 
 
-def application_clocks(gpu: Gpu) -> Ill | None:
+def application_clocks(gpu: GpuReport) -> Ill | None:
     for kind in ("graphics", "mem"):
         now = number(gpu, f"applications_clocks/{kind}_clock")
         default = number(gpu, f"default_applications_clocks/{kind}_clock")
@@ -42,20 +42,20 @@ def application_clocks(gpu: Gpu) -> Ill | None:
     return None
 
 
-def persistence(gpu: Gpu) -> Ill | None:
+def persistence(gpu: GpuReport) -> Ill | None:
     if gpu.says("ecc_mode/current_ecc") is None:
         raise NotHere  # a desktop's or laptop's: its display keeps the driver awake
     return None if says(gpu, "persistence_mode") == "Enabled" else Ill(
         "warning", "persistence mode is off: the driver shuts the GPU down between programs, and each start costs seconds")
 
 
-def power_limit(gpu: Gpu) -> Ill | None:
+def power_limit(gpu: GpuReport) -> Ill | None:
     now = number(gpu, "gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit")
     default = number(gpu, "gpu_power_readings/default_power_limit", "power_readings/default_power_limit")
     return Ill("warning", f"power limit {now:.0f} W, {default:.0f} W by default") if now < default else None
 
 
-def temperature(gpu: Gpu) -> Ill | None:
+def temperature(gpu: GpuReport) -> Ill | None:
     now = number(gpu, "temperature/gpu_temp")
     margin, slow_margin = gpu.number("temperature/gpu_temp_tlimit"), gpu.number("temperature/gpu_temp_slow_tlimit_threshold")
     if margin is not None and slow_margin is not None:  # Hopper on: degrees left, and how far below zero it slows down
@@ -64,7 +64,7 @@ def temperature(gpu: Gpu) -> Ill | None:
     return Ill("error", f"{now:.0f} °C, slows down at {limit:.0f} °C") if now >= limit else None
 
 
-def memory_temperature(gpu: Gpu) -> Ill | None:
+def memory_temperature(gpu: GpuReport) -> Ill | None:
     now = number(gpu, "temperature/memory_temp")
     limit = number(gpu, "temperature/gpu_temp_max_mem_threshold")
     return Ill("error", f"memory {now:.0f} °C, allowed {limit:.0f} °C") if now >= limit else None

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.kernel_log import Line
+from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
@@ -22,7 +22,7 @@ REMEDIES = {
 Entry = TypeVar("Entry", XidLine, SXidLine)
 
 
-def xids(lines: Sequence[Line]) -> Iterator[Finding]:
+def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     found = _by_part(lines, xid, lambda entry: (entry.bus, entry.number))
     grave = False
     for (bus, number), (entry, times, age) in found.items():
@@ -38,7 +38,7 @@ def xids(lines: Sequence[Line]) -> Iterator[Finding]:
         yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {plural(len(lines), 'line')} of the kernel's log{also}")
 
 
-def sxids(lines: Sequence[Line]) -> Iterator[Finding]:
+def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     found = _by_part(lines, sxid, lambda entry: (f"{entry.switch} {entry.bus}", entry.number))
     for (switch, number), (entry, times, age) in found.items():
         fresh = entry.fatal and age is not None and age <= RECENT_S
@@ -49,7 +49,7 @@ def sxids(lines: Sequence[Line]) -> Iterator[Finding]:
         yield Finding("gpu-sxid", "ok", "", "no error of an NVSwitch in the kernel's log")
 
 
-def _by_part(lines: Sequence[Line], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, int]],
+def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None], key: Callable[[Entry], tuple[str, int]],
              ) -> dict[tuple[str, int], tuple[Entry, int, float | None]]:
     """The latest of each kind of each part, how often it was there, and how long ago the latest is."""
     found: dict[tuple[str, int], tuple[Entry, int, float | None]] = {}

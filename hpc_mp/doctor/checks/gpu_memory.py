@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, number, plural, row, says
 
 # Limits of Azure's azurehpc-health-checks.
@@ -17,7 +17,7 @@ RESET = "drain the node, then nvidia-smi --gpu-reset -i GPU, or reboot"
 REPLACE = "drain the node and have the GPU replaced"
 
 
-def ecc_mode(gpu: Gpu) -> Ill | None:
+def ecc_mode(gpu: GpuReport) -> Ill | None:
     now, soon = says(gpu, "ecc_mode/current_ecc"), says(gpu, "ecc_mode/pending_ecc")
     if now != soon:
         return Ill("warning", f"ECC is {now.lower()} and will be {soon.lower()} after a reboot", "reboot, or set it back")
@@ -26,7 +26,7 @@ def ecc_mode(gpu: Gpu) -> Ill | None:
     return None
 
 
-def sram(gpu: Gpu) -> Ill | None:
+def sram(gpu: GpuReport) -> Ill | None:
     _counts(gpu)
     uncorrected, lifetime = _sram_uncorrected(gpu, "volatile"), _sram_uncorrected(gpu, "aggregate")
     corrected = number(gpu, "ecc_errors/volatile/sram_correctable")
@@ -42,7 +42,7 @@ def sram(gpu: Gpu) -> Ill | None:
     return None
 
 
-def dram(gpu: Gpu) -> Ill | None:
+def dram(gpu: GpuReport) -> Ill | None:
     _counts(gpu)
     counts = {path: number(gpu, f"ecc_errors/{path}") for path in (
         "volatile/dram_uncorrectable", "volatile/dram_correctable", "aggregate/dram_uncorrectable", "aggregate/dram_correctable")}
@@ -54,7 +54,7 @@ def dram(gpu: Gpu) -> Ill | None:
     return None
 
 
-def row_remap(gpu: Gpu) -> Ill | None:
+def row_remap(gpu: GpuReport) -> Ill | None:
     rows = number(gpu, "remapped_rows/remapped_row_unc")
     if says(gpu, "remapped_rows/remapped_row_failure") == "Yes":
         return Ill("error", f"remapping a row of memory failed ({rows:.0f} were remapped)", REPLACE)
@@ -66,7 +66,7 @@ def row_remap(gpu: Gpu) -> Ill | None:
     return None
 
 
-def row_spare(gpu: Gpu) -> Ill | None:
+def row_spare(gpu: GpuReport) -> Ill | None:
     histogram = "remapped_rows/row_remapper_histogram/row_remapper_histogram"
     if f"{histogram}_none" not in gpu.values:
         raise NotHere  # a driver before 470, or a GPU without rows
@@ -76,7 +76,7 @@ def row_spare(gpu: Gpu) -> Ill | None:
     return Ill("warning", f"{plural(low, 'bank')} of memory with few spare rows left") if low else None
 
 
-def retired_pages(gpu: Gpu) -> Ill | None:
+def retired_pages(gpu: GpuReport) -> Ill | None:
     pages = sum(number(gpu, f"retired_pages/{kind}/retired_count")
                 for kind in ("multiple_single_bit_retirement", "double_bit_retirement"))
     if pages >= MOST_RETIRED_PAGES:
@@ -86,7 +86,7 @@ def retired_pages(gpu: Gpu) -> Ill | None:
     return None
 
 
-def repair(gpu: Gpu) -> Ill | None:
+def repair(gpu: GpuReport) -> Ill | None:
     bad, *pending = (gpu.says(f"ecc_errors/{path}") for path in ("unrepairable_memory", *PENDING))
     if not any((bad, *pending)):
         raise NotHere
@@ -96,13 +96,13 @@ def repair(gpu: Gpu) -> Ill | None:
     return Ill("warning", f"{' and '.join(waits)}: done when the GPU is reset") if waits else None
 
 
-def _counts(gpu: Gpu) -> None:
+def _counts(gpu: GpuReport) -> None:
     """Raises NotHere where errors are not counted: no ECC, or switched off."""
     if says(gpu, "ecc_mode/current_ecc") != "Enabled":
         raise NotHere
 
 
-def _sram_uncorrected(gpu: Gpu, since: str) -> float:
+def _sram_uncorrected(gpu: GpuReport, since: str) -> float:
     """One count in older drivers; in newer ones errors found by parity, and those found by the code that also corrects."""
     whole = gpu.number(f"ecc_errors/{since}/sram_uncorrectable")
     if whole is not None:

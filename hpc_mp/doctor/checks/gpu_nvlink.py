@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from hpc_mp.base.findings import Finding
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
-from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
-from hpc_mp.cluster.node.gpu_fabric import Fabric, Imex, read_fabric, read_imex
-from hpc_mp.cluster.node.gpu_links import COUNTERS, Links, Topology, read_links, read_peers, read_topology
-from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
+from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, read_imex
+from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
 
@@ -20,7 +20,7 @@ _DIRECT = ("PIX", "PXB")  # without the processor in between
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
 
-def inactive(links: Links) -> Iterator[Finding]:
+def inactive(links: NvLinks) -> Iterator[Finding]:
     here = {gpu: rates for gpu, rates in links.rates.items() if rates}
     down = {gpu: [link for link, rate in rates.items() if rate is None] for gpu, rates in here.items()}
     if all(len(down[gpu]) == len(rates) for gpu, rates in here.items()) and not any(_expected(links, gpu) for gpu in here):
@@ -32,7 +32,7 @@ def inactive(links: Links) -> Iterator[Finding]:
         yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {plural(len(here), 'GPU')} are active")
 
 
-def rates(links: Links) -> Iterator[Finding]:
+def rates(links: NvLinks) -> Iterator[Finding]:
     """Number and speed of the active ones. Where the model is not known, those of most GPUs."""
     active = {gpu: [rate for rate in each.values() if rate is not None] for gpu, each in links.rates.items()}
     shapes = {gpu: (len(fast), min(fast, default=0.0)) for gpu, fast in active.items() if fast or _expected(links, gpu)}
@@ -63,7 +63,7 @@ def errors(changes: Changes) -> Iterator[Finding]:
         yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {changes.seconds:.0f} s")
 
 
-def fabric_state(gpu: Gpu) -> Ill | None:
+def fabric_state(gpu: GpuReport) -> Ill | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
     if state is None:
         raise NotHere
@@ -77,7 +77,7 @@ def fabric_state(gpu: Gpu) -> Ill | None:
     return None
 
 
-def manager(fabric: Fabric) -> Iterator[Finding]:
+def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
     if not fabric.nvswitches:
         return  # none here, or the host's business
     here = plural(fabric.nvswitches, "NVSwitch").replace("Switchs", "Switches")
@@ -108,7 +108,7 @@ def imex(told: Imex | None) -> Iterator[Finding]:
         yield Finding("gpu-imex", "ok", "", f"IMEX domain of {plural(len(told.nodes), 'node')} is up and fully connected")
 
 
-def clique(asked: Asked) -> Iterator[Finding]:
+def clique(asked: SmiAnswer) -> Iterator[Finding]:
     gpus = [gpu for gpu in seen(asked).gpus if gpu.says("fabric/clusterUuid")]
     groups = [f"{gpu.says('fabric/clusterUuid')}.{gpu.says('fabric/cliqueId')}" for gpu in gpus]
     racks = [gpu for gpu in gpus if (known := catalogue().gpu(gpu.name)) and known.rack]
@@ -121,7 +121,7 @@ def clique(asked: Asked) -> Iterator[Finding]:
         yield Finding("gpu-clique", "ok", "", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(told: Topology | None) -> Iterator[Finding]:
+def peers(told: GpuTopology | None) -> Iterator[Finding]:
     if told is None:
         return
     pairs = {pair: word for pair, word in told.ways.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
@@ -136,7 +136,7 @@ def peers(told: Topology | None) -> Iterator[Finding]:
         yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} ways between GPUs are open over NVLink")
 
 
-def ways(told: Topology | None) -> Iterator[Finding]:
+def ways(told: GpuTopology | None) -> Iterator[Finding]:
     if told is None or len(told.gpus) < 2:
         return
     between = {(first, second): told.ways.get((first, second), "")
@@ -151,7 +151,7 @@ def ways(told: Topology | None) -> Iterator[Finding]:
         yield Finding("gpu-topology", "ok", "", f"{plural(len(told.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(told: Topology | None) -> Iterator[Finding]:
+def nearest_nic(told: GpuTopology | None) -> Iterator[Finding]:
     if told is None or not told.nics:
         return
     best = {gpu: min((told.ways.get((gpu, nic), "SYS") for nic in told.nics), key=_distance) for gpu in told.gpus}
@@ -168,7 +168,7 @@ def nearest_nic(told: Topology | None) -> Iterator[Finding]:
                           "their own PCIe switch")
 
 
-def _expected(links: Links, gpu: int) -> bool:
+def _expected(links: NvLinks, gpu: int) -> bool:
     known = catalogue().gpu(links.names.get(gpu, ""))
     return bool(known and known.board_links)
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.catalogue import catalogue
-from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi, read_models
+from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi, read_models
 from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
-from hpc_mp.cluster.node.gpu_smi import Gpu
-from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, number, plural, row, seen, usual_of
 
@@ -31,7 +31,7 @@ def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
         yield Finding("gpu-bus", "ok", "", f"{plural(len(mine), 'GPU')} answer on the PCI bus")
 
 
-def read_lanes(source: Source) -> tuple[tuple[PciGpu, ...], bool]:
+def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
     """The GPUs, and whether they sit on a board that gives them all their lanes."""
     return read_gpus(source), any(each.per_node for each in read_models(source))
 
@@ -66,7 +66,7 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
         yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
 
 
-def speed(gpu: Gpu) -> Ill | None:
+def speed(gpu: GpuReport) -> Ill | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
     now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
     able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
@@ -78,7 +78,7 @@ def speed(gpu: Gpu) -> Ill | None:
     return None
 
 
-def replays(asked: Asked) -> Iterator[Finding]:
+def replays(asked: SmiAnswer) -> Iterator[Finding]:
     """Judged by rate: a few repeated packets in weeks are nothing."""
     told = bad = False
     for gpu in seen(asked).gpus:
@@ -106,7 +106,7 @@ def payload(payloads: Mapping[str, Payload]) -> Iterator[Finding]:
         yield Finding("gpu-pcie-payload", "ok", "", f"MaxPayload {usual} bytes on all GPUs")
 
 
-def limited(lines: Sequence[Line]) -> Iterator[Finding]:
+def limited(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     """The kernel compares speeds too, but when it does the link rests: only lost lanes count."""
     narrow = {found[1]: found for line in lines if (found := _LIMITED.search(line.text)) and int(found[2]) < int(found[4])}
     for bus, found in narrow.items():
@@ -115,7 +115,7 @@ def limited(lines: Sequence[Line]) -> Iterator[Finding]:
         yield Finding("gpu-pcie-limited", "ok", "", "no GPU with lanes missing in the kernel's log")
 
 
-def read_log_with_gpus(source: Source) -> tuple[Line, ...]:
+def read_log_with_gpus(source: NodeSource) -> tuple[KernelMessage, ...]:
     """The kernel's log where there are NVIDIA GPUs for it to speak of. Raises Unseen."""
     return read_kernel_log(source) if _nvidia(read_gpus(source)) else ()
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
-from hpc_mp.cluster.node.gpu_driver import Asked, Driver, ask_smi, read_driver
-from hpc_mp.cluster.node.gpu_smi import Gpu
+from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
 
@@ -33,7 +33,7 @@ ALIKE = {"model": "product_name", "memory": "fb_memory_usage/total", "VBIOS": "v
 BOARDS = (1, 2, 4, 8)  # NVSwitch boards and their virtual machines come with so many GPUs
 
 
-def count(driver: Driver) -> Iterator[Finding]:
+def count(driver: GpuDriver) -> Iterator[Finding]:
     sides = {"PCI bus": len(driver.on_bus), "driver": len(driver.taken) + len(driver.excluded),
              "nvidia-smi": driver.listed, "/dev/nvidia*": sum(name[len("nvidia"):].isdigit() for name in driver.nodes)}
     told = {side: number for side, number in sides.items() if number is not None}
@@ -56,7 +56,7 @@ def count(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-count", "error", "", here)
 
 
-def smi(asked: Asked) -> Iterator[Finding]:
+def smi(asked: SmiAnswer) -> Iterator[Finding]:
     if asked.smi is not None and asked.smi.gpus:
         if "infoROM is corrupted" in asked.words:
             yield Finding("gpu-smi", "error", "", asked.words[:200], EXITS[14][2])
@@ -67,7 +67,7 @@ def smi(asked: Asked) -> Iterator[Finding]:
         yield Finding("gpu-smi", severity, "", f"{asked.words}: {meaning}" if meaning else asked.words, remedy)
 
 
-def versions(driver: Driver) -> Iterator[Finding]:
+def versions(driver: GpuDriver) -> Iterator[Finding]:
     if not driver.on_bus and driver.loaded is None:
         return
     if driver.loaded is None:
@@ -81,7 +81,7 @@ def versions(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-driver", "ok", "", f"driver and library are both {driver.loaded}")
 
 
-def device_files(driver: Driver) -> Iterator[Finding]:
+def device_files(driver: GpuDriver) -> Iterator[Finding]:
     if driver.loaded is None:
         return
     missing = [name for name in ("nvidiactl", "nvidia-uvm") if name not in driver.nodes]
@@ -91,14 +91,14 @@ def device_files(driver: Driver) -> Iterator[Finding]:
         yield Finding("gpu-device-files", "ok", "", "/dev/nvidiactl and /dev/nvidia-uvm are there")
 
 
-def excluded(driver: Driver) -> Iterator[Finding]:
+def excluded(driver: GpuDriver) -> Iterator[Finding]:
     for bus in driver.excluded:
         yield Finding("gpu-excluded", "warning", bus, "the driver was told to leave this GPU alone (NVreg_ExcludedGpus)")
     if driver.taken and not driver.excluded:
         yield Finding("gpu-excluded", "ok", "", "no GPU is left alone on purpose")
 
 
-def alike(asked: Asked) -> Iterator[Finding]:
+def alike(asked: SmiAnswer) -> Iterator[Finding]:
     """One slow GPU slows all: those of a node should be of one kind."""
     gpus = seen(asked).gpus
     differ = False
@@ -117,12 +117,12 @@ def alike(asked: Asked) -> Iterator[Finding]:
         yield Finding("gpu-alike", "ok", "", f"{plural(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
-def answers(gpu: Gpu) -> Ill | None:
+def answers(gpu: GpuReport) -> Ill | None:
     failed = gpu.failed()
     return Ill("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
 
 
-def recovery(gpu: Gpu) -> Ill | None:
+def recovery(gpu: GpuReport) -> Ill | None:
     action, reset = gpu.says("gpu_recovery_action"), gpu.says("gpu_reset_status/reset_required")
     drain = gpu.says("gpu_reset_status/drain_and_reset_recommended")
     if action is None and reset is None:
@@ -149,7 +149,7 @@ def amd(gpus: AmdGpus) -> Iterator[Finding]:
         yield Finding("gpu-amd", "ok", "", f"{plural(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
 
 
-def _exit(asked: Asked) -> tuple[Severity, str, str]:
+def _exit(asked: SmiAnswer) -> tuple[Severity, str, str]:
     if asked.code is None:
         severity: Severity = "unknown" if "did not answer" in asked.words else "error"
         return severity, "", "install the driver's tools" if "not on PATH" in asked.words else "look into the kernel log"

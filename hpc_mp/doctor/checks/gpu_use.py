@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.gpu_smi import Gpu
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
+from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import Ill, plural, row, says
 
 IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's
 
 
-def mig(gpu: Gpu) -> Ill | None:
+def mig(gpu: GpuReport) -> Ill | None:
     now, soon = says(gpu, "mig_mode/current_mig"), says(gpu, "mig_mode/pending_mig")
     if now != soon:
         return Ill("warning", f"MIG is {now.lower()} and will be {soon.lower()} after a reset", "reset the GPU, or set it back")
     return Ill("warning", "MIG is enabled: slices of one GPU cannot be joined to train a model") if now == "Enabled" else None
 
 
-def compute_mode(gpu: Gpu) -> Ill | None:
+def compute_mode(gpu: GpuReport) -> Ill | None:
     mode = says(gpu, "compute_mode")
     if mode == "Prohibited":
         return Ill("error", "compute mode Prohibited: no program may use this GPU")

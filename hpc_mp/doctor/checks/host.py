@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.host import Clock, Firewall, Name, is_loopback, read_clock, read_firewall, read_name
-from hpc_mp.cluster.node.netdev import ETHERNET, Interface, read_interfaces
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.host import Clock, Firewall, HostName, is_loopback, read_clock, read_firewall, read_name
+from hpc_mp.cluster.node.netdev import ETHERNET, NetworkInterface, read_interfaces
+from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import several
 
 _SKEW_S = 0.1
 
 
-def own_name(found: Name) -> Iterator[Finding]:
+def own_name(found: HostName) -> Iterator[Finding]:
     shown = f"{found.name} is {several(list(found.addresses))}" if found.addresses else f"{found.name} has no address"
     outer = [address for address in found.addresses if not is_loopback(address)]
     first_is_loop = bool(found.addresses) and is_loopback(found.addresses[0])
@@ -27,7 +27,7 @@ def own_name(found: Name) -> Iterator[Finding]:
                       + ("an address that no other host can reach" if found.addresses else "nothing"))
 
 
-def both_ways(found: Name) -> Iterator[Finding]:
+def both_ways(found: HostName) -> Iterator[Finding]:
     if found.back is None:
         return
     address, names = found.back
@@ -49,7 +49,7 @@ def kept(clock: Clock) -> Iterator[Finding]:
 def firewall(found: Firewall) -> Iterator[Finding]:
     for name in found.active:
         yield Finding("firewall", "warning", name, "is on: ranks meet on ports from 10000 to 29999, and NCCL takes any port")
-    if isinstance(found.closed, Unseen):
+    if isinstance(found.closed, Unavailable):
         if not found.active:
             raise found.closed
         return
@@ -59,7 +59,7 @@ def firewall(found: Firewall) -> Iterator[Finding]:
         yield Finding("firewall", "ok", "", "no firewall drops what arrives")
 
 
-def carrier(interfaces: tuple[Interface, ...]) -> Iterator[Finding]:
+def carrier(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
     for each in interfaces:
         if each.kind != ETHERNET or not each.managed:
             continue
@@ -70,7 +70,7 @@ def carrier(interfaces: tuple[Interface, ...]) -> Iterator[Finding]:
                       f"{each.state}{speed}" + (", half duplex" if half else "") + ("; it had a link" if down else ""))
 
 
-def speed(interfaces: tuple[Interface, ...]) -> Iterator[Finding]:
+def speed(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
     """Interfaces of one driver should have one speed, if there are at least three of them."""
     for driver in sorted({each.driver for each in interfaces if each.driver}):
         alike = [each for each in interfaces if each.driver == driver and each.kind == ETHERNET and each.speed]
@@ -82,7 +82,7 @@ def speed(interfaces: tuple[Interface, ...]) -> Iterator[Finding]:
                           f"{usual[0][0] / 1000:g}")
 
 
-def mtu(interfaces: tuple[Interface, ...]) -> Iterator[Finding]:
+def mtu(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
     for driver in sorted({each.driver for each in interfaces if each.driver}):
         alike = [each for each in interfaces if each.driver == driver and each.managed and each.state == "up" and each.mtu]
         sizes = Counter((each.kind, each.mtu) for each in alike)

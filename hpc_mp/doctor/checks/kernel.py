@@ -6,17 +6,17 @@ import re
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.kernel_log import Line, read_kernel_log
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.doctor.checks.check import Check
 
 _DAY_S = 86_400.0
 
 
-def _complaint(code: str, pattern: str, grave: Severity) -> Callable[[tuple[Line, ...]], Iterator[Finding]]:
+def _complaint(code: str, pattern: str, grave: Severity) -> Callable[[tuple[KernelMessage, ...]], Iterator[Finding]]:
     """A judge that looks for lines of the last day."""
     wanted = re.compile(pattern)
 
-    def judge(lines: tuple[Line, ...]) -> Iterator[Finding]:
+    def judge(lines: tuple[KernelMessage, ...]) -> Iterator[Finding]:
         found = [line for line in lines if (line.age is None or line.age <= _DAY_S) and wanted.search(line.text)]
         if found:
             last = found[-1]
@@ -36,7 +36,7 @@ _MEMORY = r"Out of memory: Killed process|oom-kill:constraint=CONSTRAINT_NONE"
 _NETWORK = (r"NETDEV WATCHDOG|mlx5_core.*(health compromised|device's health|poll_health|cmd .*timeout)"
             r"|neighbour: .*table overflow|nf_conntrack: table full|efa .*(reset|timeout)")
 
-CHECKS: tuple[Check[tuple[Line, ...]], ...] = (
+CHECKS: tuple[Check[tuple[KernelMessage, ...]], ...] = (
     Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", _HARDWARE, "error"),
           "the kernel's log: machine checks, EDAC, `[Hardware Error]`",
           "error: one that could not be corrected, in the last day",

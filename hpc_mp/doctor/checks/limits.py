@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.cgroup import Cgroup, read_cgroup
-from hpc_mp.cluster.node.limits import Limit, Limits, read_limits
+from hpc_mp.cluster.node.limits import Cgroup, Limit, Limits, read_cgroup, read_limits
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import size
 

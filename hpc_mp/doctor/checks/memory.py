@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.memory import SHM, Memory, Shared, read_memory, read_shared
+from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import several, size
 
@@ -16,14 +16,14 @@ _FULL = 0.9
 _MAPS = 65_530
 
 
-def installed(memory: Memory) -> Iterator[Finding]:
+def installed(memory: HostMemory) -> Iterator[Finding]:
     if memory.kind is not None and memory.kind.memory_seen_gib is not None:
         there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
         yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
                       f"{there:.0f} GiB; a {memory.kind.name} has {wanted:.0f}")
 
 
-def nodes(memory: Memory) -> Iterator[Finding]:
+def nodes(memory: HostMemory) -> Iterator[Finding]:
     if len(memory.nodes) > 1:
         most = max(memory.nodes.values())
         small = [node for node, there in memory.nodes.items() if there < _NODE_TOLERANCE * most]
@@ -34,19 +34,19 @@ def nodes(memory: Memory) -> Iterator[Finding]:
             yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {size(most)}")
 
 
-def free(memory: Memory) -> Iterator[Finding]:
+def free(memory: HostMemory) -> Iterator[Finding]:
     there, left = memory.of["MemTotal"], memory.of["MemAvailable"]
     yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "", f"{size(left)} of {size(there)} can be had")
 
 
-def swap(memory: Memory) -> Iterator[Finding]:
+def swap(memory: HostMemory) -> Iterator[Finding]:
     there = memory.of["SwapTotal"]
     used = there - memory.of["SwapFree"]
     bad = used > 0.1 * there and used > 1 << 30
     yield Finding("memory-swap", "warning" if bad else "ok", "", f"{size(used)} of {size(there)} are used" if there else "none")
 
 
-def huge(memory: Memory) -> Iterator[Finding]:
+def huge(memory: HostMemory) -> Iterator[Finding]:
     many, idle = memory.of.get("HugePages_Total", 0), memory.of.get("HugePages_Free", 0)
     kept = idle * memory.of.get("Hugepagesize", 0)
     bad = kept > 0.1 * memory.of["MemTotal"]
@@ -54,13 +54,13 @@ def huge(memory: Memory) -> Iterator[Finding]:
                   f"{many} are set aside, {idle} of them unused ({size(kept)})" if many else "none are set aside")
 
 
-def reclaim(memory: Memory) -> Iterator[Finding]:
+def reclaim(memory: HostMemory) -> Iterator[Finding]:
     mode = memory.settings.get("zone_reclaim_mode")
     if mode is not None:
         yield Finding("memory-reclaim", "warning" if mode else "ok", "", f"vm.zone_reclaim_mode = {mode}")
 
 
-def balancing(memory: Memory) -> Iterator[Finding]:
+def balancing(memory: HostMemory) -> Iterator[Finding]:
     on = memory.settings.get("numa_balancing")
     if on is not None:
         bad = on != 0 and memory.gpus and len(memory.nodes) > 1
@@ -68,19 +68,19 @@ def balancing(memory: Memory) -> Iterator[Finding]:
                       f"kernel.numa_balancing = {on}, {len(memory.nodes)} memory nodes")
 
 
-def overcommit(memory: Memory) -> Iterator[Finding]:
+def overcommit(memory: HostMemory) -> Iterator[Finding]:
     mode = memory.settings.get("overcommit_memory")
     if mode is not None:
         yield Finding("memory-overcommit", "warning" if mode == 2 else "ok", "", f"vm.overcommit_memory = {mode}")
 
 
-def maps(memory: Memory) -> Iterator[Finding]:
+def maps(memory: HostMemory) -> Iterator[Finding]:
     most = memory.settings.get("max_map_count")
     if most is not None:
         yield Finding("memory-maps", "ok" if most >= _MAPS else "warning", "", f"vm.max_map_count = {most}")
 
 
-def shared(found: Shared) -> Iterator[Finding]:
+def shared(found: SharedMemory) -> Iterator[Finding]:
     there, used = found.room.size, found.room.size - found.room.free
     if there < _SHM:
         yield Finding("shm-size", "error" if there <= _SHM_TINY else "warning", SHM,
@@ -92,7 +92,7 @@ def shared(found: Shared) -> Iterator[Finding]:
         yield Finding("shm-size", "ok", SHM, f"{size(used)} of {size(there)} are used")
 
 
-def left(found: Shared) -> Iterator[Finding]:
+def left(found: SharedMemory) -> Iterator[Finding]:
     used = found.room.size - found.room.free
     names = [name.rpartition("/")[2] for name in found.left]
     bad = len(names) > 0 and used > 0.05 * found.memory
@@ -101,7 +101,7 @@ def left(found: Shared) -> Iterator[Finding]:
                   + (f": {several(names)}" if names else ""))
 
 
-CHECKS: tuple[Check[Memory] | Check[Shared], ...] = (
+CHECKS: tuple[Check[HostMemory] | Check[SharedMemory], ...] = (
     Check("memory-size", read_memory, installed,
           "`/proc/meminfo`: MemTotal, the machine's kind",
           "error: below 95 % of what this machine is sold with",

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.pci import Bridges, Direct, Link, Rails, read_bridges, read_direct, read_links, read_rails
-from hpc_mp.cluster.node.rdma import Adapter
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.rdma import RdmaAdapter
+from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 
 _PEER_MODULES = ("nvidia_peermem", "nv_peer_mem", "efa_nv_peermem")
@@ -32,7 +32,7 @@ def links(found: tuple[Link, ...]) -> Iterator[Finding]:
 def redirecting(bridges: Bridges) -> Iterator[Finding]:
     if not bridges.gpus or bridges.virtual:
         return
-    if isinstance(bridges.redirecting, Unseen):
+    if isinstance(bridges.redirecting, Unavailable):
         raise bridges.redirecting
     if bridges.redirecting:
         shown = ", ".join(bridges.redirecting[:4]) + (" …" if len(bridges.redirecting) > 4 else "")
@@ -75,7 +75,7 @@ def nearest(rails: Rails) -> Iterator[Finding]:
                       f"near it: {', '.join(near)}" if near else f"no adapter at its PCI switch or memory node {gpu.numa}")
 
 
-def _is_near(rails: Rails, bus: str, numa: int | None, adapter: Adapter) -> bool:
+def _is_near(rails: Rails, bus: str, numa: int | None, adapter: RdmaAdapter) -> bool:
     """Below one PCI bridge, or at one memory node."""
     one, other = rails.above[bus].split("/"), rails.above[adapter.address].split("/")
     shared = [a for a, b in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))]
@@ -85,7 +85,7 @@ def _is_near(rails: Rails, bus: str, numa: int | None, adapter: Adapter) -> bool
 def direct(found: Direct) -> Iterator[Finding]:
     if not found.gpus or not found.fabric.ports:
         return
-    if isinstance(found.modules, Unseen):
+    if isinstance(found.modules, Unavailable):
         raise found.modules
     peer = [name for name in _PEER_MODULES if name in found.modules]
     if peer:
@@ -101,7 +101,7 @@ def direct(found: Direct) -> Iterator[Finding]:
 
 def copies(found: Direct) -> Iterator[Finding]:
     if found.gpus and found.copy_library:
-        if isinstance(found.modules, Unseen):
+        if isinstance(found.modules, Unavailable):
             raise found.modules
         loaded = "gdrdrv" in found.modules
         yield Finding("gdrcopy", "ok" if loaded else "warning", "", "gdrdrv is loaded" if loaded else

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.gpu_driver import Asked, ask_smi
-from hpc_mp.cluster.node.gpu_smi import Gpu, Smi
-from hpc_mp.cluster.node.source import Unseen
+from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
+from hpc_mp.cluster.node.nvidia_smi import GpuReport, SmiReport
+from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 
 
@@ -24,33 +24,33 @@ class NotHere(Exception):
     """This GPU has no such part: the driver says N/A."""
 
 
-Look = Callable[[Gpu], Ill | None]
+Look = Callable[[GpuReport], Ill | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers, for older GPUs, do not know
 
 
-def seen(asked: Asked) -> Smi:
-    """nvidia-smi's answer. Raises Unseen where it gave none."""
+def seen(asked: SmiAnswer) -> SmiReport:
+    """nvidia-smi's answer. Raises Unavailable where it gave none."""
     if asked.smi is None:
-        raise Unseen(asked.words)
+        raise Unavailable(asked.words)
     return asked.smi
 
 
-def each(code: str, look: Look, well: str) -> Callable[[Asked], Iterator[Finding]]:
+def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
     """A judge that looks at every GPU.
 
     Args:
-        look: None when the GPU is well. Raises NotHere where the GPU has no such part, and Unseen.
+        look: None when the GPU is well. Raises NotHere where the GPU has no such part, and Unavailable.
         well: what to say when all that have the part are.
     """
 
-    def judge(asked: Asked) -> Iterator[Finding]:
+    def judge(asked: SmiAnswer) -> Iterator[Finding]:
         findings, well_ones, unseen = [], 0, []
         for gpu in seen(asked).gpus:
             try:
                 ill = look(gpu)
             except NotHere:
                 continue
-            except Unseen as why:
+            except Unavailable as why:
                 unseen.append((gpu, str(why)))
                 continue
             if ill is None:
@@ -67,21 +67,21 @@ def each(code: str, look: Look, well: str) -> Callable[[Asked], Iterator[Finding
     return judge
 
 
-def row(code: str, look: Look, well: str, rule: str, remedy: str) -> Check[Asked]:
+def row(code: str, look: Look, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
     """The row of a check that looks at every GPU in nvidia-smi's answer."""
     return Check(code, ask_smi, each(code, look, well), "nvidia-smi -q -x", rule, remedy)
 
 
-def number(gpu: Gpu, *paths: str) -> float:
-    """The number there. Raises NotHere or Unseen."""
+def number(gpu: GpuReport, *paths: str) -> float:
+    """The number there. Raises NotHere or Unavailable."""
     value = gpu.number(*paths)
     if value is None:
         raise _why(gpu, paths)
     return value
 
 
-def says(gpu: Gpu, *paths: str) -> str:
-    """The words there. Raises NotHere or Unseen."""
+def says(gpu: GpuReport, *paths: str) -> str:
+    """The words there. Raises NotHere or Unavailable."""
     text = gpu.says(*paths)
     if text is None:
         raise _why(gpu, paths)
@@ -98,11 +98,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _why(gpu: Gpu, paths: Sequence[str]) -> Exception:
+def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
     if paths[0].partition("/")[0] in _LATER and not any(path.startswith(paths[0].partition("/")[0]) for path in gpu.values):
         return NotHere()
     if any(path in gpu.values and path not in gpu.failed() for path in paths):
         return NotHere()
     if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is one "N/A"
         return NotHere()
-    return Unseen(f"nvidia-smi does not tell {paths[0]}")
+    return Unavailable(f"nvidia-smi does not tell {paths[0]}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.processes import Process, Processes, read_processes
+from hpc_mp.cluster.node.processes import NodeProcess, Processes, read_processes
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import several
 
@@ -32,7 +32,7 @@ def orphans(found: Processes) -> Iterator[Finding]:
                       f"{len(names)} processes of users whose parent has gone: {several(names)}" if names else "none")
 
 
-def _named(process: Process) -> str:
+def _named(process: NodeProcess) -> str:
     return f"{process.name} ({process.pid})"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.node.scale import Scale, read_scale
+from hpc_mp.cluster.node.scale import KernelLimits, read_scale
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.words import size
 
@@ -16,9 +16,9 @@ _BUFFER = 16 << 20
 _TCP = 1 << 30
 
 
-def _least(code: str, setting: str, name: str, least: int) -> Callable[[Scale], Iterator[Finding]]:
+def _least(code: str, setting: str, name: str, least: int) -> Callable[[KernelLimits], Iterator[Finding]]:
     """A judge for one number that should be at least ``least`` in a cluster."""
-    def judge(scale: Scale) -> Iterator[Finding]:
+    def judge(scale: KernelLimits) -> Iterator[Finding]:
         if name in scale.of:
             there = scale.of[name][0]
             bad = there < least and scale.cluster
@@ -26,7 +26,7 @@ def _least(code: str, setting: str, name: str, least: int) -> Callable[[Scale], 
     return judge
 
 
-def ports(scale: Scale) -> Iterator[Finding]:
+def ports(scale: KernelLimits) -> Iterator[Finding]:
     if "ports" not in scale.of:
         return
     low, high = scale.of["ports"]
@@ -43,7 +43,7 @@ def ports(scale: Scale) -> Iterator[Finding]:
         yield Finding("port-range", "ok", "", evidence)
 
 
-def buffers(scale: Scale) -> Iterator[Finding]:
+def buffers(scale: KernelLimits) -> Iterator[Finding]:
     if "receive" not in scale.of or "send" not in scale.of:
         return
     least = min(scale.of["receive"][-1], scale.of["send"][-1])
@@ -52,7 +52,7 @@ def buffers(scale: Scale) -> Iterator[Finding]:
                   + (f"; the fastest interface has {scale.speed / 1000:g} Gb/s" if scale.speed else ""))
 
 
-def tcp_memory(scale: Scale) -> Iterator[Finding]:
+def tcp_memory(scale: KernelLimits) -> Iterator[Finding]:
     if "tcp_memory" in scale.of:
         pressure = scale.of["tcp_memory"][1] * scale.page
         bad = pressure < _TCP and scale.cluster
@@ -60,21 +60,21 @@ def tcp_memory(scale: Scale) -> Iterator[Finding]:
                       f"connections may hold {size(pressure)} before they are slowed")
 
 
-def tracking(scale: Scale) -> Iterator[Finding]:
+def tracking(scale: KernelLimits) -> Iterator[Finding]:
     if scale.of.get("trackable", (0,))[0]:
         now, most = scale.of.get("tracked", (0,))[0], scale.of["trackable"][0]
         yield Finding("connection-tracking", "error" if now > 0.9 * most else "ok", "",
                       f"{now} of {most} connections are tracked")
 
 
-def files(scale: Scale) -> Iterator[Finding]:
+def files(scale: KernelLimits) -> Iterator[Finding]:
     if "files" in scale.of and "open" in scale.of:
         now, most = scale.of["open"][0], scale.of["files"][0]
         bad = now > 0.9 * most or (scale.cluster and most < 1_000_000)
         yield Finding("kernel-files", "warning" if bad else "ok", "", f"{now} files are open, fs.file-max = {most}")
 
 
-CHECKS: tuple[Check[Scale], ...] = (
+CHECKS: tuple[Check[KernelLimits], ...] = (
     Check("kernel-somaxconn", read_scale, _least("kernel-somaxconn", "net.core.somaxconn", "somaxconn", 4096),
           "`/proc/sys/net/core/somaxconn`",
           "warning: below 4096 in a cluster",

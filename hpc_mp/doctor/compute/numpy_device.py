@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from hpc_mp.doctor.compute.device import Pieces, cpu_name
 from hpc_mp.doctor.compute.problem import bits, exact
-from hpc_mp.doctor.compute.program import Pieces, cpu_name
 
 SIZE, BITS_SIZE = 1536, 384
 

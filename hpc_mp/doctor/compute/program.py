@@ -12,32 +12,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TextIO
+from typing import Any, TextIO
+
+from hpc_mp.doctor.compute.device import Device, Pieces
 
 CORE_REPEATS = 3
-
-
-class Pieces(NamedTuple):
-    """Rates of the pieces of a run, in its unit; whether the result was the same each time; the CPU time that it got."""
-
-    rates: tuple[float, ...]
-    steady: bool
-    share: float | None = None
-
-
-class Device(Protocol):
-    """What can be measured."""
-
-    kind: str
-    software: str
-    bus: str  # PCI address, empty for processors
-
-    def check(self) -> Iterator[tuple[str, bool]]: ...
-    def answers(self) -> Iterator[tuple[str, Callable[[], bytes]]]: ...
-    def one_thread(self) -> None: ...
-    def load(self, seconds: float) -> Iterator[tuple[str, Pieces]]: ...
-    def copies(self) -> Iterator[tuple[str, Pieces]]: ...
 
 
 def main(arguments: Sequence[str], lines: TextIO = sys.stdin, out: TextIO = sys.stdout) -> int:
@@ -56,13 +35,6 @@ def main(arguments: Sequence[str], lines: TextIO = sys.stdin, out: TextIO = sys.
         _say(out, {"error": f"{type(error).__name__}: {error}"[:500]})
         return 1
     return 0
-
-
-def cpu_name() -> str:
-    """As the kernel says it."""
-    text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith(("model name", "CPU part"))]
-    return names[0] if names else os.uname().machine
 
 
 def _device(name: str) -> Device:

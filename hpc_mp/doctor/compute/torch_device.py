@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from hpc_mp.doctor.compute.device import Pieces, cpu_name
 from hpc_mp.doctor.compute.problem import bits, exact
-from hpc_mp.doctor.compute.program import Pieces, cpu_name
 
 GPU_SIZE, CPU_SIZE = 8192, 2048  # of the matrices that load the device
 BITS_SIZE = 384  # on one core: some milliseconds

@@ -13,24 +13,24 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_mp.cluster.node.gpu_csv import Load, read_load
-from hpc_mp.cluster.node.source import Source, Unseen
+from hpc_mp.cluster.node.nvidia_smi import GpuLoad, read_load
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
 from hpc_mp.doctor.compute.result import Result
 
-SOURCE = Source()
+SOURCE = NodeSource()
 COMMAND = (sys.executable, "-m", "hpc_mp.doctor.compute.program")
 START_S = 120.0  # import of torch from a slow file system, and the first CUDA context
 MORE_S = 60.0  # beyond the time that a phase is meant to take
 
 
-def devices_here(source: Source = SOURCE, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def devices_here(source: NodeSource = SOURCE, environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """"cuda:0" … for the GPUs that this process may use, else "cpu"."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     count = len([name for name in visible.split(",") if name.strip()]) if visible is not None else len(_loads(source))
     return tuple(f"cuda:{index}" for index in range(count)) or ("cpu",)
 
 
-def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str] = COMMAND, source: Source = SOURCE,
+def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str] = COMMAND, source: NodeSource = SOURCE,
             environ: Mapping[str, str] | None = None) -> tuple[Result, ...]:
     """Load, check, then copy.
 
@@ -41,7 +41,7 @@ def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str]
         source: who is asked for clocks and links while the GPUs work.
     """
     crew = [_Worker(device, seconds, command, environ or {}) for device in devices]
-    loads: tuple[Load, ...] = ()
+    loads: tuple[GpuLoad, ...] = ()
     try:
         _wait(crew, START_S)
         _ask(crew, "load")
@@ -60,10 +60,10 @@ def measure(devices: Sequence[str], seconds: float = 2.0, command: Sequence[str]
     return tuple(worker.result(os.uname().nodename, loads) for worker in crew)
 
 
-def _loads(source: Source) -> tuple[Load, ...]:
+def _loads(source: NodeSource) -> tuple[GpuLoad, ...]:
     try:
         return read_load(source)
-    except Unseen:
+    except Unavailable:
         return ()
 
 
@@ -96,7 +96,7 @@ class _Worker:
             old = self.answers.get(name)
             self.answers[name] = {**old, **value} if isinstance(old, dict) else [*old, *value] if isinstance(old, list) else value
 
-    def result(self, host: str, loads: Sequence[Load]) -> Result:
+    def result(self, host: str, loads: Sequence[GpuLoad]) -> Result:
         told = self.answers
         mine = next((_loaded(load) for load in loads if load.bus == told.get("bus")), {})
         return Result(host, self.device, told.get("kind", ""), told.get("software", ""), told.get("rates", {}),
@@ -138,7 +138,7 @@ def _lines(ready: selectors.BaseSelector, end: float) -> Iterator[tuple[_Worker,
             yield key.data, line
 
 
-def _loaded(load: Load) -> dict[str, float]:
+def _loaded(load: GpuLoad) -> dict[str, float]:
     generation, most, lanes, all_lanes = load.pcie
     told = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": most, "lanes": lanes,
             "max lanes": all_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}

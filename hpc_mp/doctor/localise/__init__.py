@@ -3,7 +3,7 @@
 The measurement is an injected function, so that all of this is tested on simulated clusters.
 """
 
+from hpc_mp.doctor.localise.procedure import localise
 from hpc_mp.doctor.localise.sample import Measure, Pair, Sample, Suspect, Verdict
-from hpc_mp.doctor.localise.search import localise
 
 __all__ = ["Measure", "Pair", "Sample", "Suspect", "Verdict", "localise"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +14,7 @@ from hpc_mp.doctor.localise.fit import NEAR, Health
 from hpc_mp.doctor.localise.load import Load
 from hpc_mp.doctor.localise.record import Floats, Ints, Round
 from hpc_mp.doctor.localise.sample import Pair
-
-if TYPE_CHECKING:
-    from hpc_mp.doctor.localise.search import Search
+from hpc_mp.doctor.localise.search import Search
 
 CONFIRMED = 2
 """Retests that a conviction needs."""

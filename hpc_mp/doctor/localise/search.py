@@ -1,25 +1,22 @@
-"""The search for what is bad: rounds, one after another, and a verdict after each."""
+"""What a search knows so far, and the rounds that it plans with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import numpy as np
 
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.localise import rounds
 from hpc_mp.doctor.localise.analysis import State, analyse
 from hpc_mp.doctor.localise.cluster import Cluster
-from hpc_mp.doctor.localise.fit import RULE, Rule
+from hpc_mp.doctor.localise.fit import Rule
 from hpc_mp.doctor.localise.groups import LEARNT, seeking
 from hpc_mp.doctor.localise.links import Links, links
 from hpc_mp.doctor.localise.load import EARLY
 from hpc_mp.doctor.localise.record import Record, Round
-from hpc_mp.doctor.localise.retest import Retests
-from hpc_mp.doctor.localise.sample import Measure, Pair, Verdict
+from hpc_mp.doctor.localise.sample import Measure, Pair
 from hpc_mp.doctor.localise.silence import Silence, silence
-from hpc_mp.doctor.localise.verdict import verdict
 
 
 class Search:
@@ -100,40 +97,3 @@ class Search:
         self.record.add(round_, measure(round_.pairs))
         self.state = analyse(self.record, self.cluster, self.rule)
         self.silence = silence(self.record)
-
-
-def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] | None = None, rails: int = 1, seed: int = 0, *,
-             healthy: float | None = None, taper: float | None = None, rule: Rule = RULE) -> Iterator[Verdict]:
-    """A verdict after every round; the last one is complete.
-
-    Args:
-        nodes: names.
-        measure: measures one round of disjoint pairs of indices into ``nodes``.
-        leaves: leaf switch of every node; None: not known.
-        rails: NICs of every node that are measured one by one.
-        seed: of the random rounds.
-        healthy: GB/s per rail that a healthy pair must reach, if known. Without it, all is relative to the fastest pairs,
-            and two nodes with one rail cannot be slow.
-        taper: oversubscription of healthy uplinks, if known. Three and more leaves show it themselves; two count as 1:1.
-
-    Raises:
-        HpcMpError: fewer than two nodes, or a node without a leaf.
-    """
-    if len(nodes) < 2:
-        raise HpcMpError(f"{len(nodes)} nodes", "a pair is the least that can be measured", "give at least two nodes")
-    if leaves is not None and (lost := [node for node in nodes if node not in leaves]):
-        raise HpcMpError(f"node {lost[0]} has no leaf", "leaves are known of all nodes or of none",
-                         "complete the topology or leave it out")
-    leaf_names = tuple(sorted({leaves[node] for node in nodes})) if leaves is not None else ()
-    number = {name: index for index, name in enumerate(leaf_names)}
-    leaf = np.array([number[leaves[node]] for node in nodes]) if leaves is not None else None
-    search = Search(Cluster(tuple(nodes), leaf, leaf_names, rails, healthy, taper), seed, rule)
-    first = 0
-    for round_ in search.first_pass():
-        search.note(round_, measure)
-        first += 1
-        yield verdict(search, retests=0, complete=False)
-    for round_ in Retests(search):
-        search.note(round_, measure)
-        yield verdict(search, retests=search.record.rounds - first, complete=False)
-    yield verdict(search, retests=search.record.rounds - first, complete=True)

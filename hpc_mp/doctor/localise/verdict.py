@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from math import exp, log
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,9 +13,7 @@ from hpc_mp.doctor.localise.fit import NEAR, Health
 from hpc_mp.doctor.localise.record import DEAD, Bools, Table
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
 from hpc_mp.doctor.localise.sample import Kind, Suspect, Verdict
-
-if TYPE_CHECKING:
-    from hpc_mp.doctor.localise.search import Search
+from hpc_mp.doctor.localise.search import Search
 
 SLOWER = 0.75
 """A rail of a bad node is named beside the node when it has less than this of what the node's other rails have."""

@@ -11,7 +11,7 @@ from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.cluster.node.gpu_driver import read_models
 from hpc_mp.cluster.node.gpu_pci import count_nvswitches
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.nccl_log.truth import Kind, NcclTruth, Trouble
 
 _EXPLAINING = ("NCCL_NET", "NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_NET_PLUGIN", "NCCL_NET_GDR_LEVEL", "NCCL_NET_GDR_READ",
@@ -38,7 +38,7 @@ class Machine:
     switched: bool = False
 
 
-def machine_of(source: Source) -> Machine:
+def machine_of(source: NodeSource) -> Machine:
     """What this machine has, from its files. Never raises."""
     fabric = read_fabric(source)
     ports = [port for port in fabric.ports if port.up]

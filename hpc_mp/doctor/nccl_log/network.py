@@ -11,17 +11,16 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.gpu_driver import has_gpus
-from hpc_mp.cluster.node.source import Source, Unseen
-from hpc_mp.cluster.node.this_node import Own
+from hpc_mp.cluster.node.source import NodeSource, OwnProgram, Unavailable
 from hpc_mp.doctor.nccl_log.judge import judge, machine_of
 from hpc_mp.doctor.nccl_log.parse import parse
 
 PATIENCE_S = 60.0  # torch, CUDA and NCCL take 10 to 30 s to start from a cold file system
 PROBE = "nccl-probe"
-PROGRAMS = {PROBE: Own((sys.executable, "-P", "-m", "hpc_mp.doctor.nccl_log.probe"), PATIENCE_S)}
+PROGRAMS = {PROBE: OwnProgram((sys.executable, "-P", "-m", "hpc_mp.doctor.nccl_log.probe"), PATIENCE_S)}
 
 
-def taken(source: Source, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
+def taken(source: NodeSource, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
     """What is said of a log that NCCL writes now; nothing without GPUs or a fast network, or where no log comes in time.
 
     Args:
@@ -29,10 +28,10 @@ def taken(source: Source, patience: float = PATIENCE_S) -> tuple[Finding, ...]:
         patience: seconds.
     """
     found = in_time({PROBE: lambda: _taken(source)}, patience)[PROBE]
-    return () if isinstance(found, Unseen) else found
+    return () if isinstance(found, Unavailable) else found
 
 
-def logged(logs: Iterable[Path], source: Source) -> tuple[Finding, ...]:
+def logged(logs: Iterable[Path], source: NodeSource) -> tuple[Finding, ...]:
     """What is said of these logs, of one job's ranks, on such a machine. A directory stands for all files below it.
 
     Raises:
@@ -41,7 +40,7 @@ def logged(logs: Iterable[Path], source: Source) -> tuple[Finding, ...]:
     return tuple(judge(parse(chain.from_iterable(map(_lines, logs))), machine_of(source)))
 
 
-def _taken(source: Source) -> tuple[Finding, ...]:
+def _taken(source: NodeSource) -> tuple[Finding, ...]:
     machine = machine_of(source)
     if not (machine.fabric and has_gpus(source)):
         return ()

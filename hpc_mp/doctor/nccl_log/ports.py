@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import read_fabric
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 
 WORD = 4  # InfiniBand counts port data in words of four bytes (IB specification, PortXmitData)
 LEAST = 0.8  # part of the bytes that must have gone through the ports
@@ -24,7 +24,7 @@ class PortBytes:
     received: int
 
 
-def read_port_bytes(source: Source) -> dict[str, PortBytes]:
+def read_port_bytes(source: NodeSource) -> dict[str, PortBytes]:
     """By "mlx5_0 port 1". Ports without counters, such as those of some virtual functions, are left out."""
     found = {}
     fabric = read_fabric(source)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 
 from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
-from hpc_mp.cluster.bandwidth import Measured, where, write_measured
+from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.slurm.drain import drain_command
 from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
 from hpc_mp.doctor.survey.node_report import faulty
@@ -65,7 +65,7 @@ def drain_commands(diagnoses: Iterable[Diagnosis]) -> list[str]:
             for node, diagnosis in to_avoid(diagnoses).items()]
 
 
-def measured(report: Report) -> Measured:
+def measured(report: Report) -> LinkRates:
     """Pairs of which both directions succeeded, all rails together; the platform that most nodes look like."""
     rails, rates, seen = report.evidence.rails, report.rates, report.evidence
     pairs = []
@@ -77,7 +77,7 @@ def measured(report: Report) -> Measured:
     latencies = [leg.latency for leg in seen.legs if leg.latency is not None]
     latency = median(latencies) if latencies else None
     platform, _ = Counter(facts.platform for facts in seen.facts).most_common(1)[0]
-    return Measured(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
+    return LinkRates(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
 
 
 def _node(diagnosis: Diagnosis) -> str:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import here
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.facts import counters, look

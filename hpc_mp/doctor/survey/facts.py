@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import psutil
 
-from hpc_mp.cluster.node.source import Source
+from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.detect import platform
 from hpc_mp.environment.machine import read_machine
 
@@ -66,7 +66,7 @@ def look(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
         LookupError: there is no such interface with an IPv4 address.
     """
     return NodeFacts(node, _interfaces(node, wanted), _cpu_model(), len(os.sched_getaffinity(0)), port,
-                     platform(read_machine(Source())).name)
+                     platform(read_machine(NodeSource())).name)
 
 
 def counters(names: Sequence[str]) -> dict[str, int]:

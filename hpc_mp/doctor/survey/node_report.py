@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
 from hpc_mp.base.findings import Finding, Severity, weight
-from hpc_mp.cluster.node.this_node import here
+from hpc_mp.cluster.node.source import here
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.doctor.compute import Result, devices_here, judge, measure

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import Plan, Target
 from hpc_mp.launch.resume import Resumed
-from hpc_mp.rundir.outcome import Outcome
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,18 @@ class Launch:
     @property
     def plan(self) -> Plan:
         return self.plans[0]
+
+
+def concluded(
+    launch: Launch, attempt: AttemptReader, job_id: str | None, guess: Callable[[], tuple[State, Cause | None]],
+) -> Outcome:
+    """The outcome of a run that has ended: the supervisor's verdict; without one what ``guess`` says becomes the verdict."""
+    run = attempt.run
+    found, numbers = verdict(run), figures(run, attempt.number)
+    if found is not None:
+        return Outcome(run.path, found.state, job_id, cause=found.cause, report=found.report, **numbers)
+    state, cause = guess()
+    return conclude(Outcome(run.path, state, job_id, cause=cause, **numbers), run.attempt(), launch.listener.note)
 
 
 @dataclass(frozen=True, slots=True)

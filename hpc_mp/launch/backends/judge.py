@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.backends.watch import Ended
 from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
 from hpc_mp.rundir.follow import AttemptReader
-from hpc_mp.rundir.outcome import STOPPED, Cause, Kind, State, first, reported
+from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.waits import read_standings
 
 
 def judge(ended: Ended, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
-    """The state of an emulated attempt, and its first cause when it failed."""
-    words = attempt.failures()
-    causes = [
-        reported(words[end.rank], attempt) if end.rank in words else _silent(end, attempt, placement)
-        for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)
-    ]
+    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record."""
+    bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
     if ended.broken is not None:
-        causes.append(Cause("launcher", ended.broken))
-    cause = first(causes)
-    if cause is not None and not (ended.asked and cause.kind == "peer"):
-        return "failed", cause
+        return "failed", Cause("launcher", ended.broken)
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number)}
+    for end in bad:
+        if end.rank not in failures:
+            failures[end.rank] = _silent(end, attempt, placement)
+            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                write_failure(attempt.run, failures[end.rank])
+    ends = [failures[end.rank] for end in bad]
+    failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
+                         [node_name(node) for node in range(placement.nodes)])
+    if failure is not None and not (ended.asked and failure.kind == "peer"):
+        return "failed", cause_of(attempt.run, failure)
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: AttemptReader, placement: Placement) -> Cause:
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement) -> RankFailure:
     """The end of a rank that wrote nothing about it."""
-    node = node_name(placement.ranks[end.rank].node)
-    kind: Kind = "hang" if end.ours else "signal" if end.code < 0 else "exit"
+    place = placement.ranks[end.rank]
     words = attempt.last_words(end.rank)
-    message = (f"rank {end.rank} on {node} {'did not end with the others' if end.ours else ending(end.code)}"
-               + (f"; its last words: {words}" if words else ""))
-    return Cause(kind, message, end.rank, node, str(attempt.run.rank_log(end.rank)), end.time)
+    said = "" if end.ours else ending(end.code)
+    return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code),
+                       "; ".join(filter(None, (said, words and f"its last words: {words}"))), end.time, attempt.number,
+                       place=coordinates(place))

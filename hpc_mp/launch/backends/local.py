@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
@@ -22,7 +22,8 @@ from hpc_mp.launch.plan import Plan, Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import local_device
-from hpc_mp.rundir import LineFile, RunDirectory, write_json
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
@@ -67,10 +68,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         log = LineFile(run.main_log)
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
         log.close()
-    outcome = Outcome(run.path, state, cause=cause, **figures(attempt))
-    with suppress(OSError):  # a full disk is no reason to hide how the run ended
-        write_json(run.outcome, outcome.document() | {"attempt": number})
-    return outcome
+    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
 def _ranks(plan: Plan, run: RunDirectory, port: int) -> list[EmulatedRank]:

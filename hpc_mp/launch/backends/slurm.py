@@ -9,7 +9,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
 from hpc_mp.cluster.slurm.submit import sbatch
-from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
@@ -19,7 +19,7 @@ from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import record_successors
-from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, first, reported, together, written
+from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
 
 POLL_S = 1.0  # between two looks at a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
@@ -48,7 +48,7 @@ def _job(launch: Launch) -> Outcome:
         try:
             jobs = _submit(plan, run, listener)
         except RunFailed as refused:
-            return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(attempt))
+            return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
     listener.say(f"run       {run.path}\njob       {', then '.join(jobs)}")
     if not launch.wait:
         return Outcome(run.path, "submitted", jobs[0])
@@ -57,8 +57,8 @@ def _job(launch: Launch) -> Outcome:
             end = wait(jobs, _Shown([attempt], listener))[jobs[0]]
     except KeyboardInterrupt:
         listener.say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
-        return _conclude(plan, attempt, jobs[0], None)
-    return _conclude(plan, attempt, jobs[0], end)
+        return _ended(launch, attempt, jobs[0], None)
+    return _ended(launch, attempt, jobs[0], end)
 
 
 def _array(launch: Launch) -> tuple[Outcome, ...]:
@@ -83,16 +83,14 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
                 ends = wait(ids, _Shown(attempts, listener))
         except KeyboardInterrupt:
             listener.say(f"no longer waiting: job {submission.job_id} goes on, scancel {submission.job_id} ends it")
-    return tuple(_conclude(plan, attempt, job_id, ends.get(job_id))
-                 for plan, attempt, job_id in zip(plans, attempts, ids, strict=True))
+    return tuple(_ended(launch, attempt, job_id, ends.get(job_id)) for attempt, job_id in zip(attempts, ids, strict=True))
 
 
-def _conclude(plan: Plan, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
+def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
     """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
     if end is None:
-        return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt))
-    state, cause = written(attempt) or _guess(end, attempt, plan.spec.train.steps)
-    return Outcome(attempt.run.path, state, job_id, cause=cause, **figures(attempt))
+        return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt.run, attempt.number))
+    return concluded(launch, attempt, job_id, lambda: _guess(end, attempt, launch.plan.spec.train.steps))
 
 
 def _submit(plan: Plan, run: RunDirectory, listener: Listener) -> list[str]:
@@ -134,7 +132,7 @@ class _Shown:
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
                 self._listener.update(attempt.status() or waiting, attempt.steps())
-            if all(map(written, self._attempts)):  # the job is about to end
+            if all(verdict(attempt.run) for attempt in self._attempts):  # the job is about to end
                 time.sleep(min(left, LAST_S))
                 break
             time.sleep(min(left, self._listener.interval or POLL_S))
@@ -142,7 +140,7 @@ class _Shown:
 
 def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
     """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
-    if figures(attempt)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
+    if figures(attempt.run, attempt.number)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
@@ -151,4 +149,4 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
     if job.reason == UNSTARTED and not log.exists():
         where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"
     said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; {where}")
-    return "failed", first(reported(failure, attempt) for failure in attempt.failures().values()) or said
+    return "failed", cause(attempt.run) or said

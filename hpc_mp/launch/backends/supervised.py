@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
 from hpc_mp.rundir.follow import AttemptReader
-from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures, written
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
 
 POLL_S = 1.0  # between two looks at the child
 # An interrupt: the signal to the supervisor, and what it does there (see hpc_mp.supervisor.signals.Signals).
@@ -46,11 +46,14 @@ def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
         child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                  start_new_session=True, pass_fds=[begun.lock])
         code = _until_its_end(child, attempt, interrupts, launch.listener)
-    if code == STOPPED:
-        return Outcome(begun.run.path, "stopped", command.job_id, **figures(attempt))
     unsaid = Cause("launcher", f"the job {ending(code)}; its log is {command.log}")
-    state, cause = written(attempt) or (("failed", unsaid) if code else ("completed", None))
-    return Outcome(begun.run.path, state, command.job_id, cause=cause, **figures(attempt))
+
+    def guess() -> tuple[State, Cause | None]:
+        if code in (0, STOPPED):
+            return ("stopped" if code else "completed"), None
+        return "failed", cause(begun.run) or unsaid
+
+    return concluded(launch, attempt, command.job_id, guess)
 
 
 def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bandwidth import Measured, noted
+from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.records import Words, read_config, show_config, show_records, show_topology
 from hpc_mp.cluster.topology import SwitchTree, Topology, read_topologies
 from hpc_mp.cluster.topology.model import chosen
@@ -36,7 +36,7 @@ class Told:
     nodes: tuple[Words, ...] = ()
     topologies: tuple[Topology, ...] | None = None
     gres_conf: str | None = None
-    measured: Measured | None = None
+    measured: LinkRates | None = None
     unseen: tuple[str, ...] = ()
 
     def says(self, key: str) -> str:

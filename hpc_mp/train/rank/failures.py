@@ -7,14 +7,15 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, read_json, write_json
+from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
+from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
 from hpc_mp.train.rank.fencing import Claim
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import Identity
@@ -56,41 +57,32 @@ class NodeLost(Exception):
 
     def __init__(self, message: str, nodes: tuple[str, ...], silent: bool, ambiguous: bool = False) -> None:
         super().__init__(message)
-        self.facts = {"nodes": list(nodes), "silent": silent, "ambiguous": ambiguous}
+        self.facts = {"nodes": nodes, "silent": silent, "ambiguous": ambiguous}
 
 
 class Hung(Exception):
     """No step was finished in time."""
 
 
-# What an error or its cause is, else what it says; of several the first one holds.
-KINDS: tuple[tuple[type[BaseException], str], ...] = (
+# What an error or its cause is; of several the first one holds.
+ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (NodeLost, "lost"),
     (Hung, "hang"),
     (MemoryError, "memory"),
     (torch.OutOfMemoryError, "memory"),
     (dist.DistError, "peer"),
 )
-SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
-    (("can't allocate memory", "not enough memory", "CUDA out of memory"), "memory"),
-    (("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting",
-      "NCCL communicator was aborted", "remote process exited", "Socket closed", "failed to recv, got 0 bytes",
-      "Connection refused", "Read error"), "peer"),
-)
 
 
 def failure_kind(error: BaseException) -> str:
-    """``user``: the input is wrong; ``lost``, ``hang``, ``memory``; ``peer``: another rank went away; else ``error``."""
+    """A key of ``rundir.failures.KINDS``: by what an error or its cause is, else by what it says."""
     if isinstance(error, HpcMpError):
         return "user"
     chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
-    for types, kind in KINDS:
+    for types, known in ERRORS:
         if any(isinstance(e, types) for e in chain):
-            return kind
-    for signs, kind in SIGNS:
-        if any(sign in str(e) for sign in signs for e in chain):
-            return kind
-    return "error"
+            return known
+    return next((kind for e in chain if (kind := kind_of(str(e))) is not None), "error")
 
 
 def record_failure(seat: Seat, error: BaseException) -> str:
@@ -103,13 +95,11 @@ def record_failure(seat: Seat, error: BaseException) -> str:
     if not seat.claim.holds():
         return kind
     place = seat.place
-    coordinates = {axis: getattr(place, axis) for axis in ("dp", "pp", "cp", "tp")}
-    record: dict[str, Any] = {
-        "attempt": seat.attempt, "rank": who.rank, "node": who.node, "host": os.uname().nodename, "pid": os.getpid(),
-        "time": time.time(), "kind": kind, "message": message, "traceback": trace, **coordinates, **getattr(error, "facts", {}),
-    }
+    failure = RankFailure(
+        who.rank, who.node, kind, message, time.time(), seat.attempt, os.uname().nodename, os.getpid(), coordinates(place), trace,
+        **getattr(error, "facts", {}))
     try:
-        write_json(run.failure(seat.attempt, who.rank), record)
+        write_failure(run, failure)
     except OSError as full:
         log.own.write(f"the failure could not be recorded: {full}")
     if kind != "peer" and _first(run, seat.attempt):
@@ -123,13 +113,7 @@ def record_failure(seat: Seat, error: BaseException) -> str:
 
 def cause_known(run: RunDirectory, attempt: int) -> bool:
     """Whether a rank has written down a failure of its own: what others notice of it is then no news."""
-    for path in run.failure.found(attempt):
-        try:
-            if read_json(path)["kind"] != "peer":
-                return True
-        except (OSError, ValueError):
-            continue  # it is being written
-    return False
+    return any(failure.kind != "peer" for failure in read_failures(run, attempt))
 
 
 def die(seat: Seat, error: Exception) -> NoReturn:

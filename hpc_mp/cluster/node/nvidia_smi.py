@@ -1,0 +1,230 @@
+"""What ``nvidia-smi`` says of the GPUs: a quick row for each in CSV, or its whole answer in XML as a flat table of texts."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from xml.etree import ElementTree
+
+from hpc_mp.base.command import Runner, ask
+from hpc_mp.cluster.node.source import NodeSource, Unavailable
+
+_PATIENCE_S = 30.0  # without its persistence daemon the driver wakes every GPU first
+_ask_driver = functools.partial(ask, timeout=_PATIENCE_S)
+_LOAD = ("index", "pci.bus_id", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory", "power.draw", "temperature.gpu",
+         "utilization.gpu", "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max")
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # from driver 535.54.03 on; before it
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU. ``memory`` is in bytes, None where the driver does not tell (GPUs that share the host's memory)."""
+
+    index: int
+    name: str
+    memory: int | None
+
+
+@dataclass(frozen=True)
+class GpuLoad:
+    """One GPU at this moment. Each number is None where the driver does not tell.
+
+    Attributes:
+        clock, max_clock, memory_clock: MHz.
+        power: W.
+        temperature: degrees C.
+        busy: % of the last moments.
+        pcie: (generation now, greatest, lanes now, greatest).
+        reasons: why it does not run faster: a bit mask.
+    """
+
+    index: int
+    bus: str
+    clock: float | None
+    max_clock: float | None
+    memory_clock: float | None
+    power: float | None
+    temperature: float | None
+    busy: float | None
+    pcie: tuple[float | None, float | None, float | None, float | None]
+    reasons: int | None
+
+
+def find_gpus(ask: Runner = _ask_driver) -> tuple[Gpu, ...]:
+    """The GPUs that ``nvidia-smi`` sees; none where there is no driver."""
+    try:
+        rows = tuple(query(NodeSource(ask=ask), "gpu", ("index", "name", "memory.total")))
+    except Unavailable:
+        return ()
+    return tuple(Gpu(int(row["index"]), row["name"], int(row["memory.total"]) * 2**20 if row["memory.total"].isdigit() else None)
+                 for row in rows)
+
+
+def query(source: NodeSource, what: str, fields: Sequence[str]) -> Iterator[Mapping[str, str]]:
+    """``nvidia-smi --query-WHAT``: rows of field to text. Raises Unavailable."""
+    answer = source.answer(("nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"))
+    for line in answer.splitlines():
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(fields):
+            yield dict(zip(fields, cells, strict=True))
+
+
+def read_load(source: NodeSource) -> tuple[GpuLoad, ...]:
+    """What each GPU does now. Raises Unavailable."""
+    try:
+        return tuple(_load(row, _REASONS[0]) for row in query(source, "gpu", (*_LOAD, _REASONS[0])))
+    except Unavailable:  # an older driver refuses the whole question for a field that it does not know
+        return tuple(_load(row, _REASONS[1]) for row in query(source, "gpu", (*_LOAD, _REASONS[1])))
+
+
+def number(text: str) -> float | None:
+    """None for "[N/A]" and the like."""
+    found = re.fullmatch(r"-?\d+(?:\.\d+)?", text)
+    return float(text) if found else None
+
+
+def _load(row: Mapping[str, str], reasons: str) -> GpuLoad:
+    values = {name: number(text) for name, text in row.items()}
+    mask = row[reasons]
+    return GpuLoad(
+        index=int(row["index"]),
+        bus=address(row["pci.bus_id"]),
+        clock=values["clocks.current.sm"],
+        max_clock=values["clocks.max.sm"],
+        memory_clock=values["clocks.current.memory"],
+        power=values["power.draw"],
+        temperature=values["temperature.gpu"],
+        busy=values["utilization.gpu"],
+        pcie=(values["pcie.link.gen.current"], values["pcie.link.gen.max"],
+              values["pcie.link.width.current"], values["pcie.link.width.max"]),
+        reasons=int(mask, 16) if re.fullmatch(r"0x[0-9a-fA-F]+", mask) else None,
+    )
+
+
+# --- the whole answer -------------------------------------------------------------------------------------------------
+
+QUERY = ("nvidia-smi", "-q", "-x")
+_UNSAID = re.compile("|N/A|Not Supported|Not Available|Unknown|Insufficient Permissions|Requested functionality .* deprecated")
+_FAILED = re.compile(r"ERR!|Unknown Error|GPU is lost.*", re.IGNORECASE)
+_NUMBER = re.compile(r"-?(?:0x[0-9a-f]+|\d+(?:\.\d+)?)", re.IGNORECASE)
+_LONG = ("supported_clocks", "mig_devices", "accounted_processes", "processes")  # lists that are no facts about the GPU's health
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A program that holds a GPU. ``memory`` is in MiB, None where the driver does not tell (in a container, say)."""
+
+    pid: int
+    kind: str
+    name: str
+    memory: float | None
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """One GPU.
+
+    Attributes:
+        index: nvidia-smi's, which is the order of the PCI bus.
+        bus: its PCI address as the kernel writes it: ``0000:c6:00.0``.
+        values: nvidia-smi's words by path, such as ``"ecc_mode/current_ecc": "Enabled"``.
+        processes: those that hold it.
+    """
+
+    index: int
+    bus: str
+    values: Mapping[str, str] = field(default_factory=dict)
+    processes: tuple[GpuProcess, ...] = ()
+
+    def __str__(self) -> str:
+        return f"GPU {self.index} ({self.bus})"
+
+    @property
+    def name(self) -> str:
+        return self.says("product_name") or "unknown GPU"
+
+    def says(self, *paths: str) -> str | None:
+        """The words at the first path that says something; drivers of different age name things differently."""
+        words = (self.values.get(path, "").strip("[]") for path in paths)
+        return next((text for text in words if not _UNSAID.fullmatch(text) and not _FAILED.fullmatch(text)), None)
+
+    def number(self, *paths: str) -> float | None:
+        """The number at the first path that has one, without its unit (MiB, W, C, MHz as nvidia-smi writes them)."""
+        return next((value for path in paths if (value := _number(self.says(path))) is not None), None)
+
+    def failed(self) -> tuple[str, ...]:
+        """The paths where the driver got an error instead of a value."""
+        return tuple(path for path, text in self.values.items() if _FAILED.fullmatch(text.strip("[]")))
+
+
+@dataclass(frozen=True)
+class SmiReport:
+    """nvidia-smi's answer. ``attached`` is the number of GPUs it claims to see, ``driver`` its version."""
+
+    driver: str
+    cuda: str
+    attached: int | None
+    gpus: tuple[GpuReport, ...]
+
+
+def parse_smi(text: str) -> SmiReport:
+    """Raises Unavailable where ``text`` is not nvidia-smi's XML."""
+    begin = text.find("<")
+    end = text.rfind(">")  # a warning about a corrupt infoROM is written after the document
+    try:
+        root = ElementTree.fromstring(text[begin:end + 1])
+    except ElementTree.ParseError as error:
+        raise Unavailable(f"nvidia-smi -q -x answered no XML ({error}): {text[:60]!r}") from None
+    if root.tag != "nvidia_smi_log":
+        raise Unavailable(f"nvidia-smi -q -x answered XML of another kind: <{root.tag}>")
+    attached = _number(root.findtext("attached_gpus"))
+    return SmiReport(
+        driver=root.findtext("driver_version", "").strip(),
+        cuda=root.findtext("cuda_version", "").strip(),
+        attached=None if attached is None else int(attached),
+        gpus=tuple(_gpu(index, element) for index, element in enumerate(root.iter("gpu"))),
+    )
+
+
+def address(bus: str) -> str:
+    """A PCI address as the kernel writes it: nvidia-smi's ``00000000:C6:00.0`` is ``0000:c6:00.0``."""
+    domain, _, rest = bus.strip().lower().rpartition(":")[0].partition(":")
+    tail = bus.strip().lower().rpartition(":")[2]
+    try:
+        return f"{int(domain, 16):04x}:{rest}:{tail}"
+    except ValueError:
+        return bus.strip().lower()
+
+
+def _gpu(index: int, element: ElementTree.Element) -> GpuReport:
+    values = dict(_flat(element, ""))
+    bus = values.get("pci/pci_bus_id") or element.get("id") or ""
+    return GpuReport(index, address(bus), values, tuple(_processes(element)))
+
+
+def _flat(element: ElementTree.Element, prefix: str) -> Iterator[tuple[str, str]]:
+    for child in element:
+        if child.tag in _LONG:
+            continue
+        path = f"{prefix}{child.tag}"
+        if len(child):
+            yield from _flat(child, f"{path}/")
+        else:
+            yield path, (child.text or "").strip()
+
+
+def _processes(element: ElementTree.Element) -> Iterator[GpuProcess]:
+    for info in element.iterfind("processes/process_info"):
+        pid = _number(info.findtext("pid"))
+        if pid is not None:
+            yield GpuProcess(int(pid), info.findtext("type", "").strip(), info.findtext("process_name", "").strip(),
+                          _number(info.findtext("used_memory")))
+
+
+def _number(text: str | None) -> float | None:
+    found = _NUMBER.match((text or "").strip())
+    if found is None:
+        return None
+    return float(int(found[0], 16)) if "x" in found[0].lower() else float(found[0])

@@ -1,0 +1,45 @@
+"""The end of an attempt, written down once: its verdict with the report beside it."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.outcome import Outcome, write_outcome
+
+
+def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
+    """Write ``outcome.json``, and ``report.html`` if the run has trained; returns the outcome with the report's path.
+
+    The verdict is there before the report is drawn, which shows it: whoever is killed in between leaves at least the verdict.
+    A full disk, or a report that cannot be drawn, is no reason to hide how a run ended.
+
+    Args:
+        attempt: whose end this is, from 1.
+        warn: told why there is no report of a run that has trained; the main log says where it failed.
+    """
+    with suppress(OSError):
+        write_outcome(outcome, attempt)
+    concluded = replace(outcome, report=_drawn(RunDirectory(outcome.run), warn) if outcome.steps else None)
+    if concluded.report is not None:
+        with suppress(OSError):
+            write_outcome(concluded, attempt)
+    return concluded
+
+
+def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:
+    """The page of a run; a run is no worse for lack of one."""
+    from hpc_mp.report.page import write_report  # it takes a while to import, and many a launch ends without one
+
+    try:
+        return write_report(run)
+    except Exception as error:  # whatever the drawing of a half-written run raises
+        warn(f"warning: no report ({type(error).__name__}: {error}); {run.main_log} says where")
+        log = LineFile(run.main_log)
+        log.write(f"no report could be drawn:\n{traceback.format_exc().rstrip()}")
+        log.close()
+        return None

@@ -1,0 +1,155 @@
+"""Who waits for whom: what each rank that stands still waits for, and the rank that all of them wait for in the end.
+
+A rank that cannot write (stopped, killed, crashed, stuck in native code) is found by the others. Each rank counts the messages
+that it has come to on every channel and notes the one that it waits in; a rank that stands still writes that down. Whoever has
+not come to a message that another one waits in is waited for, as in NCCL's flight recorder; the one at the end of such a chain,
+who waits for nobody or writes nothing any more, is the cause of the stand, and all others are its echoes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from hpc_mp.base.files import read_json
+from hpc_mp.rundir.layout import RunDirectory
+
+LATE = 5  # periods without a word after which a rank that stood still is silent ...
+SLACK = 5.0  # ... and so many seconds more: clocks of nodes differ, and a full machine is slow
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A message that a rank waits in.
+
+    Attributes:
+        operation: "all_reduce", "recv", "rendezvous" …
+        ranks: the others that must come to it.
+        channel: on which the others count it: a process group, or one direction between two of its ranks.
+        number: of this message on its channel, from 1.
+    """
+
+    operation: str
+    ranks: tuple[int, ...]
+    channel: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.operation} (message {self.number} of {self.channel})"
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a rank stands.
+
+    Attributes:
+        time, since: unix seconds: when this was written, and since when the rank has not moved.
+        period: seconds after which a living rank writes it anew; 0: it is the rank's last word.
+        step, microbatch: from 1 and from 0; 0 and None before the first.
+        place: the function in which its main thread stands, with file and line.
+        wait: None: it waits for nobody.
+        passed: how many messages it has come to, by channel.
+    """
+
+    rank: int
+    time: float
+    since: float
+    period: float = 0.0
+    step: int = 0
+    microbatch: int | None = None
+    place: str = ""
+    wait: Wait | None = None
+    passed: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        at = f" of step {self.step}" if self.step else ""
+        if self.wait is not None:
+            return f"it waits in {self.wait}{at}"
+        return f"it stands in {self.place or 'native code'}{at} and waits for nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """The rank at the end of the chains, and those that wait for it, itself not among them."""
+
+    rank: int
+    by: tuple[int, ...]
+
+
+def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | None:
+    """The rank that most others wait for in the end; None when nobody waits for anybody.
+
+    Args:
+        standings: the last of each rank that has written one.
+        ranks: all that take part.
+    """
+    known = _heard({standing.rank: standing for standing in standings})
+    waits = {rank: _missed(known[rank], known) if rank in known else () for rank in ranks}
+    reached = {rank: _reached(rank, waits) for rank in ranks}
+    by = {rank: tuple(other for other in ranks if rank != other and rank in reached[other]) for rank in ranks}
+    ends = [rank for rank in ranks if by[rank] and not waits[rank]]
+    loops = [rank for rank in ranks if by[rank] and rank in reached[rank]]  # they wait for each other: whoever stood first
+
+    def order(rank: int) -> tuple[int, bool, float, int]:
+        standing = known.get(rank)
+        return -len(by[rank]), standing is not None and standing.wait is not None, standing.since if standing else 0.0, rank
+
+    found = min(ends or loops, key=order, default=None)
+    return None if found is None else Awaited(found, by[found])
+
+
+def write_standing(run: RunDirectory, attempt: int, standing: Standing) -> None:
+    """A few hundred bytes over those that were there. Raises OSError."""
+    path = run.standing(attempt, standing.rank)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps(asdict(standing)), encoding="utf-8")
+    temporary.replace(path)
+
+
+def read_standings(run: RunDirectory, attempt: int) -> list[Standing]:
+    """Of all ranks of an attempt that stood still when they were last seen; what is broken is left out."""
+    found = []
+    for path in run.standing.found(attempt):
+        with suppress(OSError, ValueError):
+            found.append(standing_of(read_json(path)))
+    return found
+
+
+def standing_of(tree: Mapping[str, Any]) -> Standing:
+    """From its JSON form. Raises ValueError when it is none."""
+    try:
+        wait = tree["wait"]
+        return Standing(**{**tree, "wait": Wait(**{**wait, "ranks": tuple(wait["ranks"])}) if wait else None})
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"no record of where a rank stands ({error})") from None
+
+
+def _heard(standings: Mapping[int, Standing]) -> dict[int, Standing]:
+    """Without those who would have written again since: they are silent, whatever they said before."""
+    newest = max((standing.time for standing in standings.values()), default=0.0)
+    return {rank: standing for rank, standing in standings.items()
+            if not standing.period or newest - standing.time <= LATE * standing.period + SLACK}
+
+
+def _missed(standing: Standing, known: Mapping[int, Standing]) -> tuple[int, ...]:
+    """The ranks that have not come to the message that this one waits in."""
+    wait = standing.wait
+    if wait is None:
+        return ()
+    return tuple(rank for rank in wait.ranks if rank != standing.rank and (
+        rank not in known or known[rank].passed.get(wait.channel, 0) < wait.number))
+
+
+def _reached(rank: int, waits: Mapping[int, Collection[int]]) -> set[int]:
+    """All that a rank waits for, over others too; itself only when they wait for each other."""
+    found: set[int] = set()
+    todo = list(waits[rank])
+    while todo:
+        if (other := todo.pop()) not in found:
+            found.add(other)
+            todo += waits.get(other, ())
+    return found

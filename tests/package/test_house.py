@@ -1,0 +1,153 @@
+"""The rules of the house: no circle of imports, one name for one thing, no old word, and a table that leads to files."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import grimp
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "hpc_mp").rglob("*.py"))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def length_of_longest(files: Iterable[Path]) -> dict[str, int]:
+    lengths = {str(file.relative_to(ROOT)): len(file.read_text(encoding="utf-8").splitlines()) for file in files}
+    return {name: length for name, length in lengths.items() if length >= 500}
+
+
+def test_every_file_reads_in_one_sitting() -> None:
+    assert length_of_longest(FILES) == {}
+
+
+# --- imports ---------------------------------------------------------------------------------------------------------
+
+
+def circle(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules of which each imports the next one and the last one the first; empty where there is none."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as found:
+        return list(found.args[1])
+    return []
+
+
+def test_no_module_imports_itself_by_any_way() -> None:
+    """Imports inside functions and those for types only count too: they are a circle in the reader's head."""
+    graph = grimp.build_graph("hpc_mp", cache_dir=None)
+    assert len(graph.modules) > 300
+    assert circle({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}) == []
+
+
+def test_a_circle_would_be_seen() -> None:
+    assert circle({"a": ["b"], "b": ["c"], "c": ["a"], "d": ["a"]}) in (["a", "b", "c", "a"], ["a", "c", "b", "a"],
+                                                                       ["b", "c", "a", "b"], ["b", "a", "c", "b"],
+                                                                       ["c", "a", "b", "c"], ["c", "b", "a", "c"])
+    assert circle({"a": ["b", "c"], "b": ["c"]}) == []
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+
+
+def classes(files: Iterable[Path]) -> dict[str, list[str]]:
+    """The files of every class name."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(file.relative_to(file.parents[1])))
+    return found
+
+
+# Names that still stand in several files. It only gets shorter: a new pair is refused, and a name that stands once is struck.
+TWICE: set[str] = {
+    "Bar", "Catalogue", "Cause", "Cell", "Channel", "Chart", "Choice", "Cluster", "Device", "End", "Ended", "Evidence",
+    "Fabric", "Facts", "Failure", "Gpu", "Header", "Interface", "Job", "Line", "Links", "Load", "Machine", "Measured",
+    "Memory", "Name", "Node", "Outcome", "Own", "Part", "Partition", "Piece", "Plan", "Process", "Quota", "Rates",
+    "Record", "Row", "Rule", "Sample", "Scale", "Script", "Section", "Setting", "Shade", "Site", "Size", "Source", "Span",
+    "Start", "State", "Template", "Told", "Topology", "Wish", "_Reader", "_Shown",
+}
+
+
+def test_no_class_name_stands_twice() -> None:
+    assert {name: files for name, files in classes(FILES).items() if len(files) > 1 and name not in TWICE} == {}
+
+
+def test_a_class_name_that_stands_twice_would_be_seen(tmp_path: Path) -> None:
+    for name in ("one.py", "other.py"):
+        (tmp_path / name).write_text("class Finding:\n    class Inner: ...\n")
+    assert {name: len(files) for name, files in classes(tmp_path.glob("*.py")).items()} == {"Finding": 2, "Inner": 2}
+
+
+# The words that the house had before, and those of the glossary that took their place.
+OLD_WORDS = {
+    "incarnation": "attempt", "death": "root cause", "clue": "symptom", "signs": "log pattern", "culprit": "blame",
+    "crew": "agent pool", "course": "procedure", "consequences": "actions", "wish": "request", "hands": "back end",
+    "settle": "choose", "compose": "plan", "ledger": "bad nodes", "starter": "first job", "successors": "job chain",
+    "overview": "status", "endings": "exit codes", "effect": "unused keys", "meeting": "rendezvous", "claim": "fence",
+    "stale": "fenced out", "awake": "stall clock", "told": "summary", "misfit": "finding",
+    "passive": "registry", "ill": "fault", "unseen": "unavailable", "odd": "mismatch",
+}
+# Those that are still there: struck one by one, never added to.
+STILL: set[str] = {
+    "awake", "claim", "clue", "crew", "culprit", "death", "ill", "meeting", "odd", "overview", "stale", "told", "unseen", "wish",
+}
+
+
+def words(name: str) -> set[str]:
+    """``BadNodes`` and ``bad_nodes`` in words."""
+    return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
+
+
+def old_words(names: Iterable[str]) -> dict[str, str]:
+    """Each name with an old word in it, and what it is to be called."""
+    return {name: f"{old} is now {OLD_WORDS[old]}" for name in names for old in sorted(words(name) & OLD_WORDS.keys() - STILL)}
+
+
+def test_no_file_and_no_class_is_called_by_an_old_word() -> None:
+    assert old_words(classes(FILES)) == {}
+    tests = [file for file in (ROOT / "tests").rglob("*.py") if "golden" not in file.parts]
+    assert old_words(file.stem for file in (*FILES, *tests)) == {}
+
+
+def test_an_old_word_would_be_seen() -> None:
+    assert old_words(["IncarnationRecord", "bad_ledger", "Resettled", "Node"]) == {
+        "IncarnationRecord": "incarnation is now attempt", "bad_ledger": "ledger is now bad nodes"}
+
+
+# --- where is it decided? --------------------------------------------------------------------------------------------
+
+
+def decided(text: str) -> dict[str, list[str]]:
+    """The questions of the table under the heading "Where is … decided?", and the files that the last column names."""
+    section = re.search(r"^#+ Where is … decided\?\n(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\|(.+)\|\s*$", section[1], re.MULTILINE)[2:] if section else []  # without the head and its line
+    cells = [[cell.strip() for cell in row.split("|")] for row in rows]
+    return {first: re.findall(r"`([\w./-]+)`", " ".join(rest)) for first, *rest in cells}
+
+
+def lost(answers: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Questions without an answer, with too many, or with one that is not there."""
+    return {question: files for question, files in answers.items()
+            if not 1 <= len(files) <= 2 or not all((ROOT / file).exists() for file in files)}
+
+
+def test_the_table_of_decisions_leads_to_files() -> None:
+    answers = decided(CONTRIBUTING)
+    assert len(answers) >= 20
+    assert lost(answers) == {}
+
+
+@pytest.mark.parametrize(("row", "found"), [
+    ("| a requeue | `hpc_mp/base/errors.py` |", {}),
+    ("| a requeue | `hpc_mp/base/erors.py` |", {"a requeue": ["hpc_mp/base/erors.py"]}),
+    ("| a requeue | somewhere |", {"a requeue": []}),
+])
+def test_a_row_that_leads_nowhere_would_be_seen(row: str, found: dict[str, list[str]]) -> None:
+    assert lost(decided(f"# A\n\n## Where is … decided?\n| question | file |\n|---|---|\n{row}\n\n## B\n| x | y |\n")) == found
