@@ -16,7 +16,7 @@ LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LogSource:
     """A log file; of a node's only the lines of one task, where ``task`` is given. ``mark`` goes before each line."""
 
     path: Path
@@ -45,22 +45,22 @@ class Logs:
         self.files = run.of_attempt(self.attempt)
         self._ranks = {record["rank"]: record for record in read_lines(run.ranks) if record["attempt"] == self.attempt}
 
-    def main(self) -> list[Source]:
+    def main(self) -> list[LogSource]:
         """What rank 0 and the launcher say, and what Slurm and srun say."""
         slurm = sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
         return self._there([*slurm, self.files.srun_log, self.files.main_log])
 
-    def rank(self, rank: int) -> list[Source]:
+    def rank(self, rank: int) -> list[LogSource]:
         """The rank's own file, else its lines in that of its node."""
         record = self._ranks.get(rank, {})
-        by_node = Source(self.files.node_log(record.get("node", "")), record.get("task", rank))
+        by_node = LogSource(self.files.node_log(record.get("node", "")), record.get("task", rank))
         return self._there([self.files.rank_log(rank)]) or [by_node] * by_node.path.is_file()
 
-    def node(self, node: str) -> list[Source]:
+    def node(self, node: str) -> list[LogSource]:
         """By the node's name, or its host's: its own file, else those of its ranks."""
         mine = [record for record in self._ranks.values() if node in (record["node"], record["host"])]
         found = self._there([self.files.node_log(name) for name in dict.fromkeys([node, *(each["node"] for each in mine)])])
-        return found or [Source(source.path, mark=f"{record['rank']}: ") for record in _by_rank(mine)
+        return found or [LogSource(source.path, mark=f"{record['rank']}: ") for record in _by_rank(mine)
                          for source in self._there([self.files.rank_log(record['rank'])])]
 
     def named(self, key: str) -> str:
@@ -68,8 +68,8 @@ class Logs:
         return ", ".join(map(str, dict.fromkeys(record[key] for record in _by_rank(self._ranks.values())))) or "none"
 
     @staticmethod
-    def _there(paths: Sequence[Path]) -> list[Source]:
-        return [Source(path) for path in paths if path.is_file()]
+    def _there(paths: Sequence[Path]) -> list[LogSource]:
+        return [LogSource(path) for path in paths if path.is_file()]
 
 
 def _by_rank(records: Any) -> list[Mapping[str, Any]]:
@@ -80,9 +80,9 @@ class Follower:
     """Gives the complete lines of logs that it has not given yet."""
 
     def __init__(self) -> None:
-        self._read: dict[tuple[Source, int], int] = {}  # up to where, by source and inode: another attempt, another file
+        self._read: dict[tuple[LogSource, int], int] = {}  # up to where, by source and inode: another attempt, another file
 
-    def new(self, sources: Sequence[Source]) -> Iterator[str]:
+    def new(self, sources: Sequence[LogSource]) -> Iterator[str]:
         for source in sources:
             try:
                 with open(source.path, "rb") as file:

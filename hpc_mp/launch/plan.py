@@ -15,7 +15,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
 from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import Template
+from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.layout.models import ModelShape, check_layout, layer_costs, read_shape
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.layout.schedule.partition import stage_layers
@@ -44,7 +44,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """A job with every choice made.
 
     Attributes:
@@ -67,11 +67,11 @@ class Plan:
     device: Device
     state: tuple[int, ...]
     facts: ClusterFacts
-    template: Template | None = None
+    template: ScriptTemplate | None = None
     measured: LinkRates | None = None
 
 
-def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> Plan:
+def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> JobPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
@@ -94,7 +94,7 @@ def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version
     held = state_bytes(shape, spec, resolution.layers.value)
     state = tuple(held[rank.pp, rank.tp].total for rank in placement.ranks)
     check_memory(state, gpus.device)
-    return Plan(given, resolution, spec, where, shape, placement, gpus.device, state, facts, measured=measured)
+    return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, state, facts, measured=measured)
 
 
 def _resolution(

@@ -7,7 +7,7 @@ from typing import Any
 
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.plan import JobPlan
 from hpc_mp.planner.device import size
 
 WIDTH = 120
@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def describe(plan: Plan, title: str) -> str:
+def describe(plan: JobPlan, title: str) -> str:
     """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default.
 
     Args:
@@ -69,7 +69,7 @@ def defaults(spec: JobSpec) -> str:
     return " ".join(sections)
 
 
-def _state(plan: Plan) -> str:
+def _state(plan: JobPlan) -> str:
     low, high = size(min(plan.state)), size(max(plan.state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
     if not plan.device.pools:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpc_mp.job import load_job
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.watch import Ended, watch
+from hpc_mp.launch.backends.watch import RanksEnd, watch
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.listener import Teller
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
@@ -170,7 +170,7 @@ DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
     multiply)}
 
 
-def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> Ended:
+def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> RanksEnd:
     """Start fake ranks and follow them to their end; ``more``: what else is imported before they are forked."""
     modules = (ENTRY.partition(":")[0], *more)
     with (Emulator(modules, environment) as emulator, Interrupts() as interrupts, open(run.path / ".lock", "w") as lock,

@@ -22,7 +22,7 @@ from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.watch import Ended
+from hpc_mp.launch.backends.watch import RanksEnd
 from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
 from hpc_mp.launch.model_check import check_model
@@ -282,7 +282,7 @@ def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], ex
     run = create_run(tmp_path, "job")
     for who, (what, when) in words.items():
         said(run, who, what, when)
-    found, cause = judge(Ended(tuple(exits)), AttemptReader(run, 1), PLACED)
+    found, cause = judge(RanksEnd(tuple(exits)), AttemptReader(run, 1), PLACED)
     assert found == state
     assert (cause and cause.kind, cause and cause.rank) == (kind, rank)
 
@@ -291,22 +291,22 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     said(run, 1, "peer", 2.0)
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
-    assert judge(Ended(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
-    assert judge(Ended(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
+    assert judge(RanksEnd(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(RanksEnd(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
     killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
-    assert judge(Ended(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(RanksEnd(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
 
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     attempt = AttemptReader(run, 1)
-    _, cause = judge(Ended((end(3, -9),)), attempt, PLACED)
+    _, cause = judge(RanksEnd((end(3, -9),)), attempt, PLACED)
     assert cause == Cause("signal", "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or "
                           "somebody killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
     run.failure(1, 3).unlink()
     with open(run.rank_log(3), "a") as log:
         log.write("training\nterminate called\n\n")
-    _, cause = judge(Ended((end(3, 1),)), attempt, PLACED)
+    _, cause = judge(RanksEnd((end(3, 1),)), attempt, PLACED)
     assert cause and cause.message.endswith("on node1 ended with exit code 1; its last words: terminate called")
     assert ending(-64) == "was killed by SIGRTMAX" and "SIGSEGV" in ending(-11)
 

@@ -18,7 +18,7 @@ from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.emulator import ENTRY, EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments
 from hpc_mp.launch.facts import ClusterFacts, outside
-from hpc_mp.launch.plan import Plan, Target
+from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import local_device
@@ -71,7 +71,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
-def _ranks(plan: Plan, run: RunDirectory, port: int) -> list[EmulatedRank]:
+def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
     """All ranks in their order; rank 0 listens on ``port`` of this machine."""
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             **plan.spec.environment.set}

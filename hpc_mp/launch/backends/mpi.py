@@ -23,10 +23,10 @@ from hpc_mp.rundir import TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
 patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
-Words = Callable[[int, int, list[str]], list[str]]
+MpirunOptions = Callable[[int, int, list[str]], list[str]]
 # What mpirun says of itself, and its words for: this many processes, filling one host after the other, more than there are
 # cores if need be, with these variables.
-FAMILIES: tuple[tuple[str, Words], ...] = (
+FAMILIES: tuple[tuple[str, MpirunOptions], ...] = (
     (r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
         "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
         *(word for name in names for word in ("-x", name))]),
@@ -63,7 +63,7 @@ def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:
     return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
 
 
-def family(ask: Runner, otherwise: str) -> Words:
+def family(ask: Runner, otherwise: str) -> MpirunOptions:
     """How options are given to the mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))

@@ -17,7 +17,7 @@ ON_INTERRUPT = (
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class RanksEnd:
     """How all ranks ended.
 
     Attributes:
@@ -30,7 +30,7 @@ class Ended:
     broken: str | None = None
 
 
-def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> Ended:
+def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> RanksEnd:
     """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs."""
     pressed = 0
     with selectors.DefaultSelector() as selector:
@@ -46,4 +46,4 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
             emulator.hear()
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
-    return Ended(tuple(emulator.exits), pressed > 0, emulator.broken)
+    return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)

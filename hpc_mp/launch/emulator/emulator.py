@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.emulator.channel import Channel
+from hpc_mp.launch.emulator.channel import EventChannel
 
 ENTRY = "hpc_mp.train.rank.main:main"
 STDERR = 2
@@ -66,7 +66,7 @@ class Emulator:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hpc_mp.launch.emulator.zygote", *modules], stdin=theirs.fileno(), stdout=STDERR,
                 env={**environment, "PYTHONPATH": path}, start_new_session=True)
-        self._channel = Channel(ours)
+        self._channel = EventChannel(ours)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._channel, selectors.EVENT_READ)
         self._ranks = 0

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.job import FINAL
-from hpc_mp.launch.submit.worker import Call, failure_file
+from hpc_mp.launch.submit.worker import SubmittedCall, failure_file
 from hpc_mp.rundir import read_json
 
 POLL_S = 0.1  # between two looks at the files
@@ -54,7 +54,7 @@ def submit(
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
     from hpc_mp.launch.submit.backends import SUBMIT_BACKENDS  # submitit takes a while to import
 
-    call = Call(function, arguments, keywords)
+    call = SubmittedCall(function, arguments, keywords)
     backend = SUBMIT_BACKENDS[where.place](call, folder, nodes, tasks_per_node, slurm or {})
     return SubmittedJob(backend, folder, nodes * tasks_per_node)
 

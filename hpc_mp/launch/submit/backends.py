@@ -23,7 +23,7 @@ from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, node_name, srun_environments
-from hpc_mp.launch.submit.worker import Call
+from hpc_mp.launch.submit.worker import SubmittedCall
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
 # A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored
@@ -55,7 +55,7 @@ class SlurmBackend(SubmitBackend):
         RunFailed: sbatch refuses.
     """
 
-    def __init__(self, call: Call, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, call: SubmittedCall, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
         executor = _Executor(folder, python=PYTHON)
         path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
         ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True}  # sites refuse wckeys that they do not know
@@ -105,7 +105,7 @@ class EmulatedBackend(SubmitBackend):
     """Processes here, one per task, with the names that srun sets; they live no longer than this object. ``options`` are
     Slurm's alone."""
 
-    def __init__(self, call: Call, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, call: SubmittedCall, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
         self.id, self.words = str(1 + secrets.randbelow(10**9)), ""
         self._cancelled, self._tasks, self._per_node = False, nodes * tasks_per_node, tasks_per_node
         DelayedSubmission(call).dump(JobPaths(folder, job_id=self.id).submitted_pickle)
