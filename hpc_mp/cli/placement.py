@@ -19,22 +19,23 @@ from hpc_mp.layout.placement import (
     Degrees,
     Placement,
     RankMap,
-    Span,
-    Traffic,
+    Reach,
     normalize_order,
     place,
-    spans,
+    reach_of,
     to_dict,
 )
-from hpc_mp.layout.placement.cost import node_loads
 from hpc_mp.layout.placement.grid import AXES, NODE_OF, Groups
 from hpc_mp.planner.hosts import leaves, uplinks
+from hpc_mp.planner.links import node_loads
 from hpc_mp.report.placement import picture
+from hpc_mp.rundir.plan import Traffic
 
 RANKS_SHOWN = 64
 GROUPS_SHOWN = 4
 MEMBERS_SHOWN = 8
 ONE_EACH = Traffic(1, 1, 1)  # edges are counted where no model gives them bytes
+SHOWN = ("tp", "pp", "dp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,8 @@ def _site(placement: Placement, tree: SwitchTree, nodelist: str | None) -> Site:
 def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> dict[str, object]:
     """The JSON document."""
     tree = to_dict(chosen) | {
-        "cost": {name: asdict(span) for name, span in spans(chosen).items()},
-        "orders": {p.order: {name: asdict(span) for name, span in spans(p).items()} for p in placements},
+        "cost": {name: asdict(reach) for name, reach in reach_of(chosen).items()},
+        "orders": {p.order: {name: asdict(reach) for name, reach in reach_of(p).items()} for p in placements},
     }
     if site is None:
         return tree
@@ -129,7 +130,7 @@ def _tree(chosen: Placement, placements: list[Placement], site: Site | None) -> 
     return tree | {
         "hosts": site.hosts,
         "ranks": [asdict(at) | {"host": site.hosts[at.node], "leaf": of[at.rank]} for at in chosen.ranks],
-        "uplinks": {p.order: {leaf: asdict(load) for leaf, load in uplinks(p, ONE_EACH, site.hosts, site.tree).items()}
+        "uplinks": {p.order: {leaf: {axis: getattr(load, axis) for axis in SHOWN} for leaf, load in _uplinks(p, site).items()}
                     for p in placements},
     }
 
@@ -148,7 +149,7 @@ def _rank_table(placement: Placement, site: Site | None) -> Table:
 
 
 def _group_table(placement: Placement) -> Table:
-    reach = spans(placement)
+    reach = reach_of(placement)
     table = _table("kind", "number", "size", "nodes spanned", "hops", "ranks")
     for name, groups in placement.groups.items():
         table.add_row(name, str(len(groups)), str(len(groups[0])), str(reach[name].nodes), str(reach[name].hops),
@@ -168,20 +169,24 @@ def _order_table(placements: list[Placement], chosen: str, site: Site | None) ->
     axes = [axis for axis in ("tp", "pp", "dp", "cp") if axis in placements[0].groups]
     table = _table("", "order", *(axis[0].upper() for axis in axes), "edges T/P/D", *(["uplink T/P/D"] if site else []))
     for placement in placements:
-        reach = spans(placement)
+        reach = reach_of(placement)
         cells = [_most(node_loads(placement, ONE_EACH))]
         if site is not None:
-            cells.append(_most(uplinks(placement, ONE_EACH, site.hosts, site.tree).values()))
+            cells.append(_most(_uplinks(placement, site).values()))
         table.add_row("→" if placement.order == chosen else "", placement.order,
-                      *(_span(reach[axis]) for axis in axes), *cells)
+                      *(_reach(reach[axis]) for axis in axes), *cells)
     return table
+
+
+def _uplinks(placement: Placement, site: Site) -> dict[str, Traffic]:
+    return uplinks(placement, ONE_EACH, site.hosts, site.tree)
 
 
 def _most(loads: Iterable[Traffic]) -> str:
     """``4/0/8``: of every axis the most."""
     found = tuple(loads)
-    return "/".join(str(int(max(getattr(load, axis) for load in found))) for axis in ("tp", "pp", "dp"))
+    return "/".join(str(int(max(getattr(load, axis) for load in found))) for axis in SHOWN)
 
 
-def _span(span: Span) -> str:
-    return f"({span.nodes}, {span.hops})"
+def _reach(reach: Reach) -> str:
+    return f"({reach.nodes}, {reach.hops})"

@@ -16,14 +16,16 @@ from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
 from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import ScriptTemplate
-from hpc_mp.layout.models import ModelShape, check_layout, layer_costs, read_shape
+from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.layout.schedule.partition import stage_layers
-from hpc_mp.planner import state_bytes
 from hpc_mp.planner.device import Device, check_memory
-from hpc_mp.planner.order import degrees, foresee_hosts, settle_order
+from hpc_mp.planner.hosts import expected_slow_links
+from hpc_mp.planner.memory import state_bytes
+from hpc_mp.planner.order import RankOrder, choose_rank_order
+from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class JobPlan:
         resolution: every choice, with its reason.
         spec: the job with these choices: what the run directory gets.
         device: what the ranks compute on, with the memories that are known.
-        state: bytes of parameters, gradients and optimizer state, by rank.
+        record: what ``plan.json`` holds.
         facts: what Slurm says of itself; nothing on emulated nodes.
         template: of the job script, where it is not the shipped one.
         measured: rates between nodes of the cluster; the order of the hosts follows them.
@@ -65,7 +67,7 @@ class JobPlan:
     shape: ModelShape
     placement: Placement
     device: Device
-    state: tuple[int, ...]
+    record: RunPlan
     facts: ClusterFacts
     template: ScriptTemplate | None = None
     measured: LinkRates | None = None
@@ -88,32 +90,38 @@ def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version
     facts = target.facts(given, slurm_version)
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
-    resolution = _resolution(given, target, shape, facts, gpus, measured)
+    layers, device = _layers(given, shape), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
+    known = resolved(given, (device, layers))  # gloo and NCCL do not send the same
+    traffic = traffic_of(known, shape, layers.value)
+    order = choose_rank_order(known, traffic, measured)
+    resolution = _resolution(given, target, facts, gpus, measured, layers, order)
     spec = resolved(given, resolution.keys)
-    placement = place(degrees(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
-    held = state_bytes(shape, spec, resolution.layers.value)
-    state = tuple(held[rank.pp, rank.tp].total for rank in placement.ranks)
-    check_memory(state, gpus.device)
-    return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, state, facts, measured=measured)
+    placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
+    held = state_bytes(shape, spec, layers.value)
+    state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
+    check_memory([each.total for each in state], gpus.device)
+    record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why))
+    return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
+
+
+def _layers(given: JobSpec, shape: ModelShape) -> ResolvedKey[tuple[int, ...]]:
+    p = given.parallel
+    why = "as given" if p.partition != "auto" else "stages of equal cost" if p.pipeline > 1 else "one stage has them all"
+    return ResolvedKey("parallel.partition", stage_layers(given, shape), why)
 
 
 def _resolution(
-    given: JobSpec, target: Target, shape: ModelShape, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
+    given: JobSpec, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
+    layers: ResolvedKey[tuple[int, ...]], order: RankOrder,
 ) -> Resolution:
-    costs, p = layer_costs(shape, given.data.sequence_length), given.parallel
-    layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
-    device: ResolvedKey[str] = ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
-    seen = resolved(given, [device])  # gloo and NCCL do not send the same
-    order, why = settle_order(seen, shape, layers, measured)
+    slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)
     profile = choose_profile(given, measured.platform if measured else None)
     return Resolution(
-        device, gpus.form, gpus.type,
+        ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type,
         exclude=avoid(given, facts.partition, bad_nodes(ledger(facts.cluster))) if facts.cluster is not None
         else ResolvedKey(EXCLUDE, None),
         profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
-        layers=ResolvedKey("parallel.partition", layers, "as given" if p.partition != "auto" else
-                           "stages of equal cost" if p.pipeline > 1 else "one stage has them all"),
-        order=ResolvedKey("parallel.order", order, "; ".join(filter(None, (why, foresee_hosts(seen, measured))))))
+        layers=layers, order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))))
 
 
 def _check_origin(path: Path) -> None:

@@ -18,6 +18,7 @@ from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 from hpc_mp.rundir.history import AttemptEnd, record, saved_step
+from hpc_mp.rundir.plan import write_plan
 
 
 def next_run(spec: JobSpec) -> Path:
@@ -83,6 +84,7 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
     try:
         write_text(run.job, dump_job(plan.spec))
         write_json(run.placement, to_dict(plan.placement))
+        write_plan(run, plan.record)
         write_text(run.script, text)
         if plan.measured is not None:
             write_json(run.measured, asdict(plan.measured))

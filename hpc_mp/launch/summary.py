@@ -70,12 +70,13 @@ def defaults(spec: JobSpec) -> str:
 
 
 def _state(plan: JobPlan) -> str:
-    low, high = size(min(plan.state)), size(max(plan.state))
+    state = [each.total for each in plan.record.state]
+    low, high = size(min(state)), size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
     if not plan.device.pools:
         return f"{each}; the memory of the nodes is not known here"
-    tightest = max(plan.device.pools, key=lambda pool: sum(plan.state[rank] for rank in pool.ranks))
-    total = size(sum(plan.state[rank] for rank in tightest.ranks))
+    tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
+    total = size(sum(state[rank] for rank in tightest.ranks))
     limit = "an unknown size" if tightest.size is None else size(tightest.size)
     return f"{each}, {total} of {limit} on {tightest.name}"
 

@@ -1,22 +1,50 @@
-"""Which host is which node of a placement: the cost of an order of hosts under their switches."""
+"""Which host is which node of a placement: by the switches between them, by measured rates, and why."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import combinations, islice, permutations
+from math import factorial, fsum
+from operator import ne
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bandwidth import TieredRates
+from hpc_mp.cluster.bandwidth import COUNTS_DAYS, LinkRates, TieredRates, rates
 from hpc_mp.cluster.topology import SwitchTree, crossings, order_hosts
-from hpc_mp.layout.placement.cost import AXES, Traffic, flows, node_edges, unit_loads
-from hpc_mp.layout.placement.grid import Placement
-from hpc_mp.planner.search import cheapest
-from hpc_mp.planner.times import step_times
+from hpc_mp.layout.placement import Placement, RankMap
+from hpc_mp.planner.links import AXES, flows, node_edges, node_loads, unit_loads
+from hpc_mp.rundir.plan import Traffic
 
 LOOKS = 400_000
 """At so many hosts' places the search for an order looks: all orders of 8 hosts, and a second or two for any number."""
 SLOW_SHOWN = 3
+Order = tuple[str, ...]
+Cost = Callable[[Sequence[str]], tuple[float, ...]]
+
+
+def choose_host_order(
+    placement: Placement, traffic: Traffic, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
+) -> tuple[tuple[str, ...], str]:
+    """The host of every node of the placement, and the reason: by the rates measured between hosts and by the switches."""
+    known = rates(measured) if measured is not None and measured.recent() else None
+    uneven = known is not None and known.uneven(hosts)
+    if not uneven and not tree.above:
+        return hosts, "rank map: in Slurm's order of hosts"
+    ordered = cheapest_hosts(placement, traffic, hosts, tree, known)
+    if measured is None or known is None or not uneven:
+        return ordered, host_words(placement, traffic, hosts, ordered, tree)
+    return ordered, rate_words(placement, traffic, hosts, ordered, known, measured.when())
+
+
+def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | None) -> str | None:
+    """What ``choose_host_order`` will have to do with the rates of the cluster, before anybody knows the job's nodes."""
+    if measured is None or rank_map != "auto" or nodes == 1:
+        return None
+    if not measured.recent():
+        return f"rates were measured {measured.when()} and count for {COUNTS_DAYS} days: `hpc-mp doctor` measures them again"
+    known = rates(measured)
+    slow = ", ".join(_some([words for _, words in slow_words(known, measured.nodes)])) if known is not None else ""
+    return f"slow ways will get the least to carry: measured {measured.when()}, {slow}" if slow else None
 
 
 def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tuple[str, ...]:
@@ -38,8 +66,8 @@ def uplinks(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: 
 
 def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Callable[[Sequence[str]], float]:
     """The cost of an order of hosts, ``hosts[i]`` for node i: bytes that leave the busiest leaf switch in one step."""
-    edges = node_edges(placement)
-    weights: dict[str, float] = asdict(traffic)
+    edges = node_edges(placement, traffic)
+    weights = {axis: float(getattr(traffic, axis)) for axis in AXES}
 
     def cost(hosts: Sequence[str]) -> float:
         leaf = [tree.leaf(host) or host for host in hosts]
@@ -52,7 +80,7 @@ def hosts_cost(placement: Placement, traffic: Traffic, tree: SwitchTree) -> Call
     return cost
 
 
-def best_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
+def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str], tree: SwitchTree,
                rates: TieredRates | None = None) -> tuple[str, ...]:
     """The order of hosts for the nodes of a placement.
 
@@ -93,17 +121,12 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
     def carried(members: tuple[str, ...]) -> str:
         ways = [load for (a, b), load in sent.items()
                 if {node[host] for host in members} == ({a, b} if len(members) == 2 else {a})]
-        axes = [axis for axis in AXES if any(getattr(load, axis) for load in ways)]
+        axes = dict.fromkeys(kind for axis, (kind, _) in AXES.items() if any(getattr(load, axis) for load in ways))
         return f"{'carries' if len(members) == 2 else 'sends'} {' and '.join(axes) or 'nothing'}{' only' * (len(axes) == 1)}"
 
     slow = [f"{words}: {carried(members)}" for members, words in slow_words(rates, ordered)]
     return "; ".join([f"rank map: {' '.join(ordered)} → {after:.2g} s per step on the busiest way at the rates measured {when}, "
                       f"{before:.2g} s in the order given", *_some(slow)])
-
-
-def foreseen(rates: TieredRates, hosts: Sequence[str]) -> str:
-    """``n2–n3 has 38 % of the usual rate``: what is slow among ``hosts``; empty where nothing is."""
-    return ", ".join(_some([words for _, words in slow_words(rates, hosts)]))
 
 
 def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:
@@ -115,3 +138,84 @@ def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str
 def _some(words: list[str]) -> list[str]:
     more = len(words) - SLOW_SHOWN
     return [*words[:SLOW_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+
+
+def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Callable[[Sequence[str]], tuple[float, float]]:
+    """The cost of an order of hosts, ``hosts[i]`` for node i: (longest, all), both in seconds per optimizer step.
+
+    With B(i→j) = the bytes that node i sends node j, r(i, j) = the rate between their hosts and R(i) = the best rate of the
+    host of node i:
+
+    - a pair takes max(B(i→j), B(j→i)) / r(i, j): directions do not hold each other up;
+    - a node takes Σⱼ B(i→j) / R(i): all that leaves it passes its own cable;
+    - longest = the most that any pair or node takes, for they all work at the same time;
+    - all = Σ over pairs of (B(i→j) + B(j→i)) / r(i, j): of orders with the same longest it is least where least passes
+      the slow ways.
+
+    Where all rates are equal, all orders cost the same to the last bit.
+    """
+    sent = flows(placement, traffic)
+    pairs = tuple((i, j, max(one, other), one + other) for i, j in sorted({(min(way), max(way)) for way in sent})
+                  for one, other in [(_bytes(sent, i, j), _bytes(sent, j, i))])
+    out = tuple(load.total for load in node_loads(placement, traffic))
+
+    def cost(hosts: Sequence[str]) -> tuple[float, float]:
+        rate = [rates.between(hosts[i], hosts[j]) * 1e9 for i, j, _, _ in pairs]
+        nodes = (load / (rates.end(host) * 1e9) for load, host in zip(out, hosts, strict=False))
+        longest = max(*nodes, *(most / r for (_, _, most, _), r in zip(pairs, rate, strict=True)), 0.0)
+        return longest, fsum(both / r for (_, _, _, both), r in zip(pairs, rate, strict=True))
+
+    return cost
+
+
+def _bytes(sent: dict[tuple[int, int], Traffic], i: int, j: int) -> float:
+    return sent[i, j].total if (i, j) in sent else 0.0
+
+
+def cheapest(starts: Sequence[Order], first: Cost, then: Cost, movable: Collection[str], tries: int) -> Order:
+    """The order that costs least by ``first``, of equal ones by ``then``; of still equal ones the most like ``starts[0]``.
+
+    Args:
+        starts: orders that may be good, as they stand and dealt out: as the rows of a grid that is read by columns.
+        then: is asked only about orders that are equal by ``first``, and so may take longer.
+        movable: of two hosts that are exchanged one is of these.
+        tries: how many orders may be looked at beyond these.
+    """
+    def likely(order: Sequence[str]) -> tuple[float, ...]:
+        return *then(order), sum(map(ne, order, starts[0]))
+
+    begin = list(dict.fromkeys([*starts, *(dealt for start in starts for dealt in _dealt(start))]))
+    if factorial(len(begin[0])) <= tries:
+        return _least([*begin, *permutations(begin[0])], first, likely)
+    ends = {_descended(start, first, likely, movable, tries // 2): None for start in (starts[0], _least(begin, first, likely))}
+    return _least([*ends], first, likely)
+
+
+def _descended(order: Order, first: Cost, then: Cost, movable: Collection[str], tries: int) -> Order:
+    """Two hosts exchanged, time and again, as long as that makes it cheaper."""
+    while near := [*islice(_exchanged(order, movable), tries)]:
+        tries -= len(near)
+        found = _least([order, *near], first, then)
+        if first(found) == first(order):
+            break
+        order = found
+    return order
+
+
+def _least(orders: Sequence[Order], first: Cost, then: Cost) -> Order:
+    prices = [first(order) for order in orders]
+    least = min(prices)
+    equal = [order for order, price in zip(orders, prices, strict=True) if price == least]
+    return min(equal, key=then)
+
+
+def _dealt(order: Order) -> Iterator[Order]:
+    for rows in range(2, len(order)):
+        if len(order) % rows == 0:
+            yield tuple(host for row in range(rows) for host in order[row::rows])
+
+
+def _exchanged(order: Order, movable: Collection[str]) -> Iterator[Order]:
+    for i, j in combinations(range(len(order)), 2):
+        if order[i] in movable or order[j] in movable:
+            yield (*order[:i], order[j], *order[i + 1 : j], order[i], *order[j + 1 :])

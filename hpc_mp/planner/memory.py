@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import prod
 
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import Family, ModelShape, Weight, chunk_sizes, family_of
+from hpc_mp.rundir.plan import StateBytes
 
 # precision -> bytes of a master parameter, of a parameter as computed with, of a gradient as it is accumulated
 BYTES = {"fp64": (8, 8, 8), "fp32": (4, 4, 4), "bf16": (4, 2, 4)}
 SLOTS = {"adamw": 2, "sgd": 0}  # tensors of optimizer state per parameter, in the master's format
-
-
-@dataclass(frozen=True, slots=True)
-class StateBytes:
-    """Model state of one rank at the fullest moment of a step (after the first backward), in bytes."""
-
-    parameters: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
 
 
 def state_bytes(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...]) -> dict[tuple[int, int], StateBytes]:
@@ -51,14 +38,14 @@ def _rank_bytes(family: Family, weights: tuple[Weight, ...], spec: JobSpec, tens
     master, computed, gradient = BYTES[spec.train.precision]
     slots = SLOTS[spec.train.optimizer] + (spec.train.optimizer == "sgd" and spec.train.momentum > 0)
     shards = spec.shard_degree
-    whole = sum(_elements(w, spec, tensor, 1) for w in weights)
-    part = sum(_elements(w, spec, tensor, shards) for w in weights)
+    whole = sum(elements(w, spec, tensor, 1) for w in weights)
+    part = sum(elements(w, spec, tensor, shards) for w in weights)
     if master == computed and (spec.parallel.zero == 0 or spec.data_degree == 1):
         return StateBytes(whole * master, whole * gradient, whole * slots * master)
     units: dict[str, int] = {}
     for weight in weights:
         units.setdefault(_unit(family, weight), 0)
-        units[_unit(family, weight)] += _elements(weight, spec, tensor, 1)
+        units[_unit(family, weight)] += elements(weight, spec, tensor, 1)
     outer = units.pop("", 0)
     largest = max(units.values(), default=0)
     gathered = outer + largest if spec.parallel.zero == 3 else whole
@@ -72,8 +59,8 @@ def _unit(family: Family, weight: Weight) -> str:
     return weight.name.removeprefix(prefix).split(".")[0] if weight.name.startswith(prefix) else ""
 
 
-def _elements(weight: Weight, spec: JobSpec, tensor: int, shards: int) -> int:
-    """Elements of a weight on a tensor rank and on the first of ``shards`` ranks along the data axis."""
+def elements(weight: Weight, spec: JobSpec, tensor: int, shards: int) -> int:
+    """Elements of a weight on a tensor rank and on the first, the fullest, of ``shards`` ranks along the data axis."""
     shape = list(weight.shape)
     if weight.cut is not None:
         shape[weight.cut] = chunk_sizes(shape[weight.cut], spec.parallel.tensor)[tensor]

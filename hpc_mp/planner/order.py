@@ -1,114 +1,92 @@
-"""In which letter order the ranks of a job are laid out, on which hosts, and why."""
+"""In which letter order the ranks of a job are laid out, and why: the one in which a step waits least for links between nodes."""
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import dataclass
 
-from hpc_mp.cluster.bandwidth import COUNTS_DAYS, LinkRates, rates
-from hpc_mp.cluster.topology import SwitchTree
+from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelShape, family_of, layer_costs, read_shape
-from hpc_mp.layout.placement import (
-    GLOO,
-    NCCL,
-    Backend,
-    Degrees,
-    Placement,
-    Traffic,
-    choose_order,
-    normalize_order,
-    traffic,
-)
-from hpc_mp.layout.placement.cost import DEFAULT_BANDWIDTH
-from hpc_mp.layout.schedule.partition import stage_layers
-from hpc_mp.planner.hosts import best_hosts, foreseen, host_words, rate_words
+from hpc_mp.layout.placement import ORDERS, Degrees, Placement, RankMap, normalize_order, place
+from hpc_mp.planner.links import AXES, edges_out, load_of, node_loads, nodes_of
+from hpc_mp.planner.traffic import degrees_of, library_of
+from hpc_mp.rundir.plan import Traffic
 
-ELEMENT = {"fp64": 8, "fp32": 4, "bf16": 2}  # bytes of one activation or gradient element on the wire
+DEFAULT_BANDWIDTH = 25e9
+"""Bytes per second out of a node: one 200 Gb/s port. It scales all orders alike and so never changes the choice."""
 
 
-def degrees(spec: JobSpec) -> Degrees:
-    p = spec.parallel
-    return Degrees(tensor=p.tensor, pipeline=p.pipeline, data=spec.data_degree, context=p.context, expert=p.expert)
+@dataclass(frozen=True, slots=True)
+class OrderCost:
+    """One order: its busiest node, the bytes per axis that leave it in a step, the bytes a step waits for, and how long.
+
+    ``waited`` is the busiest node's load where stages use the links side by side. Where they take turns it is the
+    largest load of tensor and pipeline traffic, plus every stage's largest load of data traffic.
+    """
+
+    order: str
+    node: int
+    load: Traffic
+    waited: float
+    seconds: float
 
 
-def moved(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> Traffic:
-    """Bytes per optimizer step and axis. ``layers``: of every stage."""
-    p = spec.parallel
-    return traffic(
-        degrees(spec), hidden=shape.hidden, sequence=spec.data.sequence_length, zero=p.zero,
-        microbatch_size=spec.microbatch_size, microbatches=spec.microbatches, layers_per_stage=max(layers),
-        stage_parameters=_largest_stage(shape, layers, p.tensor), bytes_per_element=ELEMENT[spec.train.precision],
-        backend=_backend(spec))
+@dataclass(frozen=True, slots=True)
+class RankOrder:
+    """The letters that were chosen, why, and the seconds per step for which ranks wait for links between nodes, if known."""
+
+    letters: str
+    why: str
+    seconds: float | None = None
 
 
-def settle_order(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], measured: LinkRates | None = None) -> tuple[str, str]:
-    """The letters and the reason; ``auto`` takes the order in which a step waits least for the links between nodes.
+def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | None = None) -> RankOrder:
+    """``parallel.order = "auto"`` takes the order in which a step waits least.
 
     Args:
-        spec: with ``job.device`` settled: ranks on CPUs talk through gloo, those on GPUs through NCCL.
-        layers: of every stage.
+        spec: with ``job.device`` chosen: ranks on CPUs talk through gloo, those on GPUs through NCCL.
+        traffic: of the job.
         measured: what the doctor has measured on this cluster; the median rate counts, for nobody knows the nodes yet.
     """
     asked, p = spec.parallel.order, spec.parallel
     if asked != "auto":
-        return normalize_order(asked, p.context), f"parallel.order = {asked}"
+        return RankOrder(normalize_order(asked, p.context), f"parallel.order = {asked}")
     usual = measured.usual if measured is not None and measured.recent() else None
-    order, costs = choose_order(degrees(spec), moved(spec, shape, layers), spec.job.ranks_per_node,
-                                DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=p.rank_map,
-                                stages_in_turn=_backend(spec).in_turn and p.zero > 0)
+    order, costs = cheapest_order(degrees_of(spec), traffic, spec.job.ranks_per_node,
+                                  DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=p.rank_map,
+                                  stages_in_turn=library_of(spec).in_turn and p.zero > 0)
     if spec.job.nodes == 1:
-        return order, "one node: no traffic leaves it"
+        return RankOrder(order, "one node: no traffic leaves it")
     waited = [cost.waited / 1e6 for cost in costs]
     words = f"a step waits for {min(waited):,.1f} MB on links between nodes, in the worst order {max(waited):,.1f} MB"
-    if measured is not None and usual is not None:
-        words += f"; {min(cost.seconds for cost in costs):.2g} s at the {usual:.3g} GB/s measured {measured.when()}"
-    return order, words
+    if measured is None or usual is None:
+        return RankOrder(order, words)
+    seconds = min(cost.seconds for cost in costs)
+    return RankOrder(order, f"{words}; {seconds:.2g} s at the {usual:.3g} GB/s measured {measured.when()}", seconds)
 
 
-def foresee_hosts(spec: JobSpec, measured: LinkRates | None) -> str | None:
-    """What ``settle_hosts`` will have to do with the rates of the cluster, before anybody knows the job's nodes."""
-    if measured is None or spec.parallel.rank_map != "auto" or spec.job.nodes == 1:
-        return None
-    if not measured.recent():
-        return f"rates were measured {measured.when()} and count for {COUNTS_DAYS} days: `hpc-mp doctor` measures them again"
-    known = rates(measured)
-    slow = foreseen(known, measured.nodes) if known is not None else ""
-    return f"slow ways will get the least to carry: measured {measured.when()}, {slow}" if slow else None
+def cheapest_order(
+    degrees: Degrees, traffic: Traffic, ranks_per_node: int, bandwidth: float = DEFAULT_BANDWIDTH,
+    rank_map: RankMap = "block", stages_in_turn: bool = False,
+) -> tuple[str, list[OrderCost]]:
+    """The order in which a step waits least for the links between nodes, and the cost of every order.
 
-
-def settle_hosts(
-    spec: JobSpec, placement: Placement, hosts: tuple[str, ...], tree: SwitchTree, measured: LinkRates | None = None,
-) -> tuple[tuple[str, ...], str]:
-    """The host of every node of the placement, and the reason.
-
-    With ``rank_map = "auto"`` as ``best_hosts`` puts them, by the rates measured between them and by the switches; else as
-    given, ``hosts[i]`` for node i.
+    ``bandwidth`` is in bytes per second; ``stages_in_turn`` tells whether stages use the links for the data axis one
+    after another. Costs stand in the order of ``ORDERS``; of equal ones the first wins, so that ties go to DPT.
+    Latency, overlap with computing and the context axis are not counted.
     """
-    if spec.parallel.rank_map != "auto":
-        return hosts, f"parallel.rank_map = {spec.parallel.rank_map}"
-    known = rates(measured) if measured is not None and measured.recent() else None
-    uneven = known is not None and known.uneven(hosts)
-    if not uneven and not tree.above:
-        return hosts, "rank map: in Slurm's order of hosts"
-    shape, p = read_shape(spec), spec.parallel
-    costs = layer_costs(shape, spec.data.sequence_length)
-    each_step = moved(spec, shape, stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head))
-    ordered = best_hosts(placement, each_step, hosts, tree, known)
-    if measured is None or known is None or not uneven:
-        return ordered, host_words(placement, each_step, hosts, ordered, tree)
-    return ordered, rate_words(placement, each_step, hosts, ordered, known, measured.when())
+    costs = []
+    for order in ORDERS:
+        placement = place(degrees, order, ranks_per_node, rank_map)
+        loads = node_loads(placement, traffic)
+        node = max(range(len(loads)), key=lambda node: loads[node].total)
+        waited = _waited_in_turn(placement, traffic) if stages_in_turn else loads[node].total
+        costs.append(OrderCost(placement.order, node, loads[node], waited, waited / bandwidth))
+    return min(costs, key=lambda cost: cost.seconds).order, costs
 
 
-def _backend(spec: JobSpec) -> Backend:
-    return GLOO if spec.job.device == "cpu" else NCCL
-
-
-def _largest_stage(shape: ModelShape, layers: tuple[int, ...], tensor: int) -> int:
-    """Parameters that a rank of the largest stage holds after the tensor cut."""
-    family, begin, largest = family_of(shape.model_type), 0, 0
-    for stage, count in enumerate(layers):
-        last = stage == len(layers) - 1
-        weights = family.stage_weights(shape, range(begin, begin + count), stage == 0, last)
-        largest = max(largest, sum(prod(w.shape) // (1 if w.cut is None else tensor) for w in weights))
-        begin += count
-    return largest
+def _waited_in_turn(placement: Placement, traffic: Traffic) -> float:
+    edges = edges_out(placement, traffic, nodes_of(placement))
+    nodes, stages = range(placement.nodes), range(placement.degrees.pipeline)
+    loads = [[load_of(traffic, {axis: edges[axis, stage, node] for axis in AXES}) for node in nodes] for stage in stages]
+    together = (sum(loads[stage][node].total - loads[stage][node].data for stage in stages) for node in nodes)
+    return max(together) + sum(max(load.data for load in stage) for stage in loads)

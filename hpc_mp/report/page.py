@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
-from hpc_mp.layout.placement import Placement, spans
+from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory, words
 from hpc_mp.report.facts import Facts, read_facts
 from hpc_mp.report.history import attempts
@@ -104,6 +104,6 @@ def _ranks(placement: Placement, starts: dict[int, Start]) -> list[tuple[int, st
 
 def _groups(placement: Placement) -> list[tuple[str, int, int, int, int, str]]:
     """Kind, number of groups, ranks in each, nodes spanned, inter-node hops, and the members of all."""
-    reach = spans(placement)
+    reach = reach_of(placement)
     return [(kind, len(groups), len(groups[0]), reach[kind].nodes, reach[kind].hops,
              " | ".join(" ".join(map(str, group)) for group in groups)) for kind, groups in placement.groups.items()]

@@ -104,6 +104,8 @@ class RunDirectory:
         "the resolved job: it reproduces the run")
     placement = RunFile("placement.json", "launch", "every rank, supervisor, report",
         "which rank sits on which node, its coordinates, all groups")
+    plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
+        "the layers of every stage, bytes per axis and per rank, every choice with its reason")
     script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
     measured = RunFile("cluster.json", "launch", "supervisor",
         "rates between the cluster's nodes when the job was launched, by which the hosts are put in order")

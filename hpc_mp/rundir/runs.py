@@ -66,8 +66,8 @@ def prepare_resume(run: RunDirectory) -> int:
     aside = RunDirectory(run.put_away(attempt))
     try:
         aside.path.mkdir(mode=PRIVATE, parents=True)
-        for now, then in ((run.job, aside.job), (run.placement, aside.placement), (run.script, aside.script),
-                          (run.outcome, aside.outcome)):
+        for now, then in ((run.job, aside.job), (run.placement, aside.placement), (run.plan, aside.plan),
+                          (run.script, aside.script), (run.outcome, aside.outcome)):
             if now.exists():
                 shutil.copy2(now, then)
         run.log.rename(aside.log)

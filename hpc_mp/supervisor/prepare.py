@@ -14,12 +14,12 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
-from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
-from hpc_mp.planner.order import settle_hosts
+from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
 from hpc_mp.rundir.history import AttemptEnd, history, record, saved_step
+from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.switches import switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
@@ -83,10 +83,13 @@ def _hosts(
         raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
     hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
-    if spec.parallel.rank_map != "auto":
-        return settle_hosts(spec, placement, hosts, SwitchTree())
+    plan, rank_map = read_plan(run), spec.parallel.rank_map
+    if rank_map != "auto":
+        return hosts, f"parallel.rank_map = {rank_map}"
+    if plan is None:
+        return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
     tree, witness = switches(hosts, srun, ask)
     measured = read_measured(run.measured)
     here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
-    ordered, why = settle_hosts(spec, placement, hosts, tree, here)
+    ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)
     return ordered, f"{why}; switches as told by {witness}" if tree.above else why

@@ -15,10 +15,9 @@ from placements import FABRIC
 
 from hpc_mp.cluster.bandwidth import LinkRates, TieredRates, rates, read_measured, write_measured
 from hpc_mp.cluster.topology import SwitchTree, read_topology
-from hpc_mp.layout.placement import Degrees, Placement, Traffic, place
-from hpc_mp.planner.hosts import best_hosts
-from hpc_mp.planner.search import cheapest
-from hpc_mp.planner.times import step_times
+from hpc_mp.layout.placement import Degrees, Placement, place
+from hpc_mp.planner.hosts import cheapest, cheapest_hosts, step_times
+from hpc_mp.rundir.plan import Traffic
 
 HEAVY_DATA, HEAVY_PIPELINE = Traffic(tp=50e9, pp=2e9, dp=9e9), Traffic(tp=50e9, pp=9e9, dp=2e9)
 Pairs = dict[tuple[int, int], float]
@@ -108,7 +107,7 @@ def test_a_slow_node_counts_with_all_it_sends() -> None:
     placement, slow = place(Degrees(pipeline=4), "DPT", 1), {(0, 1): 5.0, (1, 2): 5.0, (1, 3): 5.0}
     found = known(4, slow)
     assert step_times(placement, Traffic(pp=1e9), found)(names(4))[0] == pytest.approx(2 / 5)
-    ordered = best_hosts(placement, Traffic(pp=1e9), names(4), SwitchTree(), found)
+    ordered = cheapest_hosts(placement, Traffic(pp=1e9), names(4), SwitchTree(), found)
     assert ordered.index("n2") in (0, 3)
     assert step_times(placement, Traffic(pp=1e9), found)(ordered)[0] == pytest.approx(1 / 5)
 
@@ -150,7 +149,7 @@ def test_one_slow_link_gets_the_least_that_any_order_gives_it(
     slow = data.draw(st.sampled_from(list(combinations(range(number), 2))))
     a, b = hosts[slow[0]], hosts[slow[1]]
     found = known(number, {slow: 25.0 * share}, scatter=Random(data.draw(st.integers(0, 99))))
-    ordered = best_hosts(placement, moved, hosts, SwitchTree(), found)
+    ordered = cheapest_hosts(placement, moved, hosts, SwitchTree(), found)
     # All orders: the two hosts may stand at any two nodes, so what passes between them is what passes between some two nodes.
     least = min(passing(placement, moved, hosts, *two) for two in combinations(hosts, 2))
     assert sorted(ordered) == sorted(hosts)
@@ -169,7 +168,7 @@ def test_no_order_of_four_is_cheaper(case: tuple[int, Degrees, int, str], moved:
     found = known(number, dict(zip(combinations(range(4), 2), each, strict=True)))
     cost = step_times(placement, moved, found)
     switches = read_topology(FABRIC) if tree else SwitchTree()
-    assert cost(best_hosts(placement, moved, hosts, switches, found)) == min(map(cost, permutations(hosts)))
+    assert cost(cheapest_hosts(placement, moved, hosts, switches, found)) == min(map(cost, permutations(hosts)))
 
 
 @settings(max_examples=settings.default.max_examples // 2)
@@ -180,8 +179,8 @@ def test_equal_rates_leave_the_order_to_the_switches(
 ) -> None:
     _, degrees, per_node, order = case
     placement, switches = place(degrees, order, per_node), read_topology(FABRIC) if tree else SwitchTree()
-    assert best_hosts(placement, HEAVY_DATA, hosts, switches, known(4, {}, scatter=scatter)) == (
-        best_hosts(placement, HEAVY_DATA, hosts, switches))
+    assert cheapest_hosts(placement, HEAVY_DATA, hosts, switches, known(4, {}, scatter=scatter)) == (
+        cheapest_hosts(placement, HEAVY_DATA, hosts, switches))
     cost = step_times(placement, HEAVY_DATA, known(4, {}))
     assert len({cost(some) for some in permutations(hosts)}) == 1  # to the last bit
 
@@ -189,15 +188,15 @@ def test_equal_rates_leave_the_order_to_the_switches(
 def test_what_nothing_is_gained_by_stays_as_the_switches_have_it() -> None:
     """Among the orders that are equally fast there is one that is better for the switches: it is not looked for."""
     placement, switches = place(Degrees(2, 2, 2), "DPT", 2), read_topology("SwitchName=a Nodes=n[1-2]\nSwitchName=b Nodes=n[3-4]")
-    assert best_hosts(placement, HEAVY_DATA, names(4), switches) == names(4)
-    assert best_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 3): 5.0})) == names(4)
-    assert best_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 2): 5.0})) != names(4)
+    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches) == names(4)
+    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 3): 5.0})) == names(4)
+    assert cheapest_hosts(placement, HEAVY_DATA, names(4), switches, known(4, {(0, 2): 5.0})) != names(4)
 
 
 def test_where_the_link_is_slow_matters() -> None:
     """Negative control: the same job on the same hosts gets another order where another link is slow."""
     placement = place(Degrees(8, 2, 4), "DPT", 8)
-    orders = {best_hosts(placement, HEAVY_DATA, names(8), SwitchTree(), known(8, {slow: 8.0}))
+    orders = {cheapest_hosts(placement, HEAVY_DATA, names(8), SwitchTree(), known(8, {slow: 8.0}))
               for slow in [(0, 2), (0, 1), (1, 3), (0, 4)]}
     assert len(orders) == 4 and names(8) in orders  # n1 and n5 have nothing to say to each other as it is
 
@@ -206,10 +205,10 @@ def test_hosts_that_nobody_measured_are_as_good_as_the_usual() -> None:
     placement, pairs = place(Degrees(2, 2, 2), "DPT", 2), ((0, 1, 25.0), (0, 2, 5.0), (1, 2, 25.0))
     found = rates(LinkRates("lab", 0.0, names(3), pairs))  # of n4 nothing is known
     assert found is not None
-    ordered = best_hosts(placement, HEAVY_DATA, names(4), SwitchTree(), found)
+    ordered = cheapest_hosts(placement, HEAVY_DATA, names(4), SwitchTree(), found)
     assert passing(placement, HEAVY_DATA, names(4), "n1", "n3") > 0 == passing(placement, HEAVY_DATA, ordered, "n1", "n3")
     strangers = ("a", "b", "c", "d")
-    assert best_hosts(placement, HEAVY_DATA, strangers, SwitchTree(), found) == strangers
+    assert cheapest_hosts(placement, HEAVY_DATA, strangers, SwitchTree(), found) == strangers
 
 
 @pytest.mark.parametrize("number", [8, 16, 64])
@@ -229,7 +228,7 @@ def test_two_halves_with_a_slow_way_between_them_keep_the_heavy_axis_inside() ->
     """16 hosts, no switches known. Replicas talk most; stages may be apart: nothing but activations passes between halves."""
     placement, hosts = place(Degrees(8, 4, 4), "DPT", 8), names(16)
     found = known(16, {(i, j): 9.0 for i in range(8) for j in range(8, 16)})
-    ordered = best_hosts(placement, HEAVY_DATA, hosts, SwitchTree(), found)
+    ordered = cheapest_hosts(placement, HEAVY_DATA, hosts, SwitchTree(), found)
     half = {host: number // 8 for number, host in enumerate(hosts)}
     assert all(len({half[ordered[placement.ranks[rank].node]] for rank in group}) == 1 for group in placement.groups["dp"])
     assert step_times(placement, HEAVY_DATA, found)(ordered) < step_times(placement, HEAVY_DATA, found)(hosts)

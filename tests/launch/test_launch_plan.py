@@ -179,7 +179,7 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
     assert given.parallel.order == given.job.device == "auto"
     assert plan.spec.job.device == "cpu" and set(plan.spec.parallel.order) == set("DPT")
-    assert plan.placement.order == plan.spec.parallel.order and len(plan.state) == 4
+    assert plan.placement.order == plan.spec.parallel.order and len(plan.record.state) == 4
     text = describe(plan, "emulated on this machine")
     for part in ("nodes(2) × ranks_per_node(2) = 4 ranks, emulated on this machine (so)",
                  "cpu (nvidia-smi finds no GPU)", "tensor(2) × pipeline(1) × data(2), ZeRO-1",

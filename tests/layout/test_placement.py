@@ -17,7 +17,7 @@ from hpc_mp.layout.placement import (
     from_dict,
     normalize_order,
     place,
-    spans,
+    reach_of,
     to_dict,
 )
 
@@ -62,7 +62,7 @@ def test_pipelines_without_tensor_parallelism() -> None:
 def test_nodes_spanned_and_hops_on_64_ranks(row: list[str]) -> None:
     order, *cells = row
     for degrees, cell in zip(COST_DEGREES, cells, strict=True):
-        reach = spans(place(degrees, order, ranks_per_node=8))
+        reach = reach_of(place(degrees, order, ranks_per_node=8))
         found = " ".join(f"{reach[axis].nodes},{reach[axis].hops}" for axis in ("tp", "pp", "dp"))
         assert found == cell, degrees
 

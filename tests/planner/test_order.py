@@ -14,7 +14,10 @@ from hpc_mp.cluster.topology import SwitchTree, read_topology
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape
 from hpc_mp.layout.placement import place
-from hpc_mp.planner.order import degrees, foresee_hosts, settle_hosts, settle_order
+from hpc_mp.planner.hosts import choose_host_order, expected_slow_links
+from hpc_mp.planner.order import choose_rank_order
+from hpc_mp.planner.traffic import degrees_of, traffic_of
+from hpc_mp.rundir.plan import Traffic
 
 FABRIC = "SwitchName=s1 Nodes=n[1,3]\nSwitchName=s2 Nodes=n[2,4]\nSwitchName=spine Switches=s[1-2]\n"
 GIVEN, PAIRED = ("n1", "n2", "n3", "n4"), ("n1", "n3", "n2", "n4")
@@ -39,7 +42,11 @@ def job(device: str = "cpu", microbatches: int = 4, **parallel: Any) -> JobSpec:
 
 
 def order(spec: JobSpec) -> str:
-    return settle_order(spec, read_shape(spec), (2, 2))[0]
+    return choose_rank_order(spec, traffic(spec)).letters
+
+
+def traffic(spec: JobSpec) -> Traffic:
+    return traffic_of(spec, read_shape(spec), (2, 2))
 
 
 @pytest.mark.parametrize(("spec", "letters"), [
@@ -56,23 +63,23 @@ def test_the_order_follows_traffic_library_and_map(spec: JobSpec, letters: str) 
 
 def test_the_reason_gives_bytes() -> None:
     spec = job()
-    assert settle_order(spec, read_shape(spec), (2, 2))[1] == (
-        "a step waits for 9.4 MB on links between nodes, in the worst order 21.6 MB")
+    assert choose_rank_order(spec, traffic(spec)).why == (
+        "a step waits for 10.5 MB on links between nodes, in the worst order 21.6 MB")
 
 
 def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
     spec = job()
     def why(days: float) -> str:
-        return settle_order(spec, read_shape(spec), (2, 2), measured(days, n1_n2=0.01))[1]
+        return choose_rank_order(spec, traffic(spec), measured(days, n1_n2=0.01)).why
 
-    bytes_alone = "a step waits for 9.4 MB on links between nodes, in the worst order 21.6 MB"
-    assert why(3) == f"{bytes_alone}; 0.39 s at the 0.0239 GB/s measured 3 days ago"
+    bytes_alone = "a step waits for 10.5 MB on links between nodes, in the worst order 21.6 MB"
+    assert why(3) == f"{bytes_alone}; 0.44 s at the 0.0239 GB/s measured 3 days ago"
     assert why(31) == bytes_alone
 
 
 def hosts(spec: JobSpec, letters: str, tree: SwitchTree, rates: LinkRates | None = None) -> tuple[tuple[str, ...], str]:
-    placement = place(degrees(spec), letters, 2, spec.parallel.rank_map)
-    return settle_hosts(spec, placement, GIVEN, tree, rates)
+    placement = place(degrees_of(spec), letters, 2, spec.parallel.rank_map)
+    return choose_host_order(placement, traffic(spec), GIVEN, tree, rates)
 
 
 def test_hosts_follow_the_traffic_of_the_order() -> None:
@@ -84,9 +91,8 @@ def test_hosts_follow_the_traffic_of_the_order() -> None:
     assert hosts(job(), "DPT", tree)[0] == GIVEN
 
 
-def test_hosts_stay_as_given_without_a_topology_or_under_another_map() -> None:
+def test_hosts_stay_as_given_without_a_topology() -> None:
     assert hosts(job(), "PDT", SwitchTree())[0] == GIVEN
-    assert hosts(job(rank_map="block"), "PDT", read_topology(FABRIC)) == (GIVEN, "parallel.rank_map = block")
 
 
 def test_hosts_follow_measured_rates() -> None:
@@ -96,12 +102,11 @@ def test_hosts_follow_measured_rates() -> None:
         "rank map: n1 n2 n4 n3 → 0.47 s per step on the busiest way at the rates measured 3 days ago, 1.1 s in the order given; "
         "n1–n3 has 38 % of the usual rate: carries nothing"))
     assert hosts(job(), "DPT", nothing, measured(n1_n2=0.0239 * 0.38))[0] == ("n1", "n4", "n3", "n2")
-    # Negative controls: a slow way that nothing goes by, rates that are almost alike or old, another map.
+    # Negative controls: a slow way that nothing goes by, rates that are almost alike or old.
     assert hosts(job(), "DPT", nothing, measured(n1_n4=0.0239 * 0.38))[0] == GIVEN
     for alike in (measured(n1_n3=0.0239 * 0.9), measured(days=31, n1_n3=0.001)):
         assert hosts(job(), "DPT", nothing, alike) == (GIVEN, "rank map: in Slurm's order of hosts")
         assert hosts(job(), "PDT", tree, alike) == hosts(job(), "PDT", tree)
-    assert hosts(job(rank_map="block"), "DPT", nothing, measured(n1_n3=0.001)) == (GIVEN, "parallel.rank_map = block")
 
 
 def test_switches_decide_between_orders_that_rates_call_equal() -> None:
@@ -113,9 +118,9 @@ def test_switches_decide_between_orders_that_rates_call_equal() -> None:
 
 
 def test_a_launch_says_what_hosts_will_be_put_in_order_by() -> None:
-    assert foresee_hosts(job(), measured(n2_n3=0.001)) == (
+    assert expected_slow_links("auto", 4, measured(n2_n3=0.001)) == (
         "slow ways will get the least to carry: measured 3 days ago, n2–n3 has 4 % of the usual rate")
-    assert foresee_hosts(job(), measured(days=40, n2_n3=0.001)) == (
+    assert expected_slow_links("auto", 4, measured(days=40, n2_n3=0.001)) == (
         "rates were measured 40 days ago and count for 30 days: `hpc-mp doctor` measures them again")
-    assert foresee_hosts(job(), None) is foresee_hosts(job(), measured()) is None
-    assert foresee_hosts(job(rank_map="cyclic"), measured(n2_n3=0.001)) is None
+    assert expected_slow_links("auto", 4, None) is expected_slow_links("auto", 4, measured()) is None
+    assert expected_slow_links("cyclic", 4, measured(n2_n3=0.001)) is None

@@ -20,6 +20,7 @@ from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
+from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.switches import PATTERN, switches
 
@@ -47,6 +48,7 @@ class Says:
         if self.answer is None:
             raise CommandFailed("access denied")
         return self.answer
+RING = RunPlan((1,), Traffic(dp=1e9), ())  # gradients of four replicas
 
 
 def leaf(scontrol: str | None, slurm: Path, told: str | None = TOLD, srun: Sequence[str] = SRUN,
@@ -106,7 +108,9 @@ def test_a_start_says_who_told_its_order(tmp_path: Path, monkeypatch: pytest.Mon
     four = job(job={"nodes": 4})
 
     def why(spec: JobSpec) -> tuple[tuple[str, ...], str]:
-        record, words = begin(create_run(tmp_path, "a"), spec, place(Degrees(data=4), "DPT", 1), given, Says(None))
+        run = create_run(tmp_path, "a")
+        write_plan(run, RING)
+        record, words = begin(run, spec, place(Degrees(data=4), "DPT", 1), given, Says(None))
         return record.hosts, words
 
     assert why(four) == (HOSTS, "rank map: in Slurm's order of hosts")
@@ -120,6 +124,7 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     monkeypatch.setattr("hpc_mp.supervisor.switches.in_a_step", Says(None))
     run, four, ring = create_run(tmp_path, "a"), job(job={"nodes": 4}), place(Degrees(data=4), "DPT", 1)
+    write_plan(run, RING)
     given = Allocation("7", 0, HOSTS, "lab", None)
 
     def hosts(cluster: str) -> tuple[tuple[str, ...], str]:
@@ -135,6 +140,9 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
     assert words.endswith("n1–n2 has 10 % of the usual rate: carries nothing")
     (tmp_path / "topology.conf").write_text(CONF.format("c"))
     assert hosts("lab")[1].endswith(f"; switches as told by {tmp_path}/topology.conf")
+    run.plan.unlink()
+    assert hosts("lab") == (HOSTS, "rank map: in Slurm's order of hosts, for plan.json cannot be read")
+    write_plan(run, RING)
     run.measured.write_text("{")
     with pytest.warns(UserWarning, match="measured bandwidths are not known"):
         assert begin(run, four, ring, given, Says(None))[0].hosts == ("n1", "n3", "n2", "n4")  # by the switches

@@ -7,9 +7,8 @@ from pathlib import Path
 from exact import EXACT, GPT2, LAYOUTS, LLAMA, OPTIMIZERS, ZERO, Engine, Reference, pairs
 from layouts import job
 
-from hpc_mp.layout.models import layer_costs, read_shape
-from hpc_mp.layout.schedule.partition import stage_layers
-from hpc_mp.planner import state_bytes
+from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir import read_json, read_lines
 
 
@@ -31,9 +30,8 @@ def test_sgd_equals_one_process(engine: Engine, reference: Reference, model: str
 def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, model: str, name: str) -> None:
     spec = job(place, model, LAYOUTS[name])
     _, run = engine(model, *LAYOUTS[name])
-    shape, costs = read_shape(spec), layer_costs(read_shape(spec), spec.data.sequence_length)
-    layers = stage_layers("auto", costs.blocks, spec.parallel.pipeline, costs.embedding, costs.head)
-    predicted = state_bytes(shape, spec, layers)
+    shape = read_shape(spec)
+    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
     first_of_shards = [line for line in read_lines(run.ranks) if line["dp"] == 0]
     assert len(first_of_shards) == spec.parallel.tensor * spec.parallel.pipeline
     for line in first_of_shards:

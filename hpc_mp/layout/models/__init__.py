@@ -9,11 +9,11 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.gpt2 import GPT2
 from hpc_mp.layout.models.llama import LLAMA
-from hpc_mp.layout.models.shape import LayerCosts, ModelShape, check_layout, chunk_sizes, layer_costs, read_config
+from hpc_mp.layout.models.shape import LayerCosts, ModelShape, check_layout, chunk_sizes, layer_costs, read_config, stage_layers
 
 __all__ = [
     "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "chunk_sizes", "family_of",
-    "layer_costs", "read_config", "read_shape",
+    "layer_costs", "read_config", "read_shape", "stage_layers",
 ]
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA)}

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.errors import shown
+from hpc_mp.layout.schedule.partition import partition
 
 T = TypeVar("T")
 MOST_LAYERS = 2**16
@@ -161,3 +162,14 @@ def check_layout(shape: ModelShape, spec: JobSpec) -> None:
             raise HpcMpError(f"parallel.tensor = {tensor}", f"cuts the {what} of {size} into pieces of "
                              f"{-(-size // tensor)}, so that {empty} of {tensor} ranks get nothing",
                              "use fewer tensor ranks")
+
+
+def stage_layers(spec: JobSpec, shape: ModelShape) -> tuple[int, ...]:
+    """The layers of every stage: as ``parallel.partition`` says, or for ``auto`` the cut whose most expensive stage is cheapest.
+
+    A resolved job says them. They are computed for a job that has just been written, and for ranks started by hand.
+    """
+    if spec.parallel.partition != "auto":
+        return spec.parallel.partition
+    costs = layer_costs(shape, spec.data.sequence_length)
+    return partition(costs.blocks, spec.parallel.pipeline, costs.embedding, costs.head)

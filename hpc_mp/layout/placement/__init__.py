@@ -1,49 +1,20 @@
-"""Axes → ranks: letter orders, groups, what a placement costs, and its picture. Pure Python."""
+"""Axes → ranks: letter orders, groups, how far groups reach. Pure Python."""
 
-from hpc_mp.layout.placement.cost import (
-    GLOO,
-    NCCL,
-    Backend,
-    OrderCost,
-    Span,
-    Traffic,
-    busiest_link,
-    choose_order,
-    flows,
-    spans,
-    traffic,
-)
 from hpc_mp.layout.placement.grid import (
     ORDERS,
     Degrees,
     Placement,
     RankMap,
     RankPlace,
+    Reach,
     from_dict,
     normalize_order,
     place,
+    reach_of,
     to_dict,
 )
 
 __all__ = [
-    "GLOO",
-    "NCCL",
-    "ORDERS",
-    "Backend",
-    "Degrees",
-    "OrderCost",
-    "Placement",
-    "RankMap",
-    "RankPlace",
-    "Span",
-    "Traffic",
-    "busiest_link",
-    "choose_order",
-    "flows",
-    "from_dict",
-    "normalize_order",
-    "place",
-    "spans",
+    "ORDERS", "Degrees", "Placement", "RankMap", "RankPlace", "Reach", "from_dict", "normalize_order", "place", "reach_of",
     "to_dict",
-    "traffic",
 ]

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from itertools import permutations
+from itertools import pairwise, permutations
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
@@ -182,6 +182,28 @@ def _nodes(world: int, ranks_per_node: int, rank_map: RankMap) -> tuple[int, ...
         raise HpcMpError(f"rank_map = {rank_map!r}", f"must be {', '.join(NODE_OF)}, or the node of every rank",
                          "write for example block, or 0,0,1,1")
     return tuple(NODE_OF[rank_map](rank, ranks_per_node, nodes) for rank in range(world))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far the groups of one axis reach: nodes spanned and inter-node hops, each the maximum over the groups."""
+
+    nodes: int
+    hops: int
+
+
+def reach_of(placement: Placement) -> dict[str, Reach]:
+    """Nodes spanned and inter-node hops of every kind of group.
+
+    Hops are the inter-node edges met when a group's ranks are walked in ascending order, without the closing edge.
+    """
+    node = [place.node for place in placement.ranks]
+
+    def reach(groups: Groups) -> Reach:
+        return Reach(nodes=max(len({node[rank] for rank in group}) for group in groups),
+                     hops=max(sum(node[a] != node[b] for a, b in pairwise(group)) for group in groups))
+
+    return {name: reach(groups) for name, groups in placement.groups.items()}
 
 
 def to_dict(placement: Placement) -> dict[str, Any]:

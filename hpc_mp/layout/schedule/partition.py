@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import accumulate
 from math import lcm
-from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
 
@@ -62,13 +61,3 @@ def _best(
                 found[begin] = value, (end - begin, *tails[end][1])
         tails = found
     return tails[0]
-
-
-def stage_layers(
-    given: Literal["auto"] | tuple[int, ...], costs: Sequence[float], stages: int, first: float, last: float,
-) -> tuple[int, ...]:
-    """The layers of every stage: as ``given``, or for ``auto`` the cut whose most expensive stage is cheapest.
-
-    ``costs``, ``first`` and ``last`` as in ``partition``.
-    """
-    return partition(costs, stages, first, last) if given == "auto" else given

@@ -14,10 +14,9 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import ModelShape, family_of, layer_costs, read_config
+from hpc_mp.layout.models import ModelShape, family_of, read_config, stage_layers
 from hpc_mp.layout.schedule import build as build_schedule
 from hpc_mp.layout.schedule import validate
-from hpc_mp.layout.schedule.partition import stage_layers
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
 from hpc_mp.rundir.staged import stage_directory, staged, staging_root
@@ -106,8 +105,7 @@ def assemble(
     """This rank's stage, its part of the data axis, its optimizer and its pipeline; parameters have no values yet."""
     family, precision = family_of(shape.model_type), PRECISIONS[spec.train.precision]
     number, stages = groups.mesh["pp"].get_local_rank(), spec.parallel.pipeline
-    costs = layer_costs(shape, spec.data.sequence_length)
-    layers = stage_layers(spec.parallel.partition, costs.blocks, stages, costs.embedding, costs.head)
+    layers = stage_layers(spec, shape)
     begin = sum(layers[:number])
     part = Part(range(begin, begin + layers[number]), number == 0, number == stages - 1)
     config = hugging_face_config(read_config(spec), family, spec.train.dropout)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
-from hpc_mp.layout.models import ModelShape, check_layout, read_shape
+from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
 from hpc_mp.train.rank import mpi
@@ -108,19 +108,20 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     return int(given)
 
 
-def take_seat(begun: Start, spec: JobSpec, store: dist.Store) -> Seat:
+def take_seat(begun: Start, spec: JobSpec, shape: ModelShape, store: dist.Store) -> Seat:
     """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:
-        run, placement = _new_run(spec, begun.who, store), lay_out(spec)
+        run, placement = _new_run(spec, shape, begun.who, store), lay_out(spec)
     return begun.seat(run, placement)
 
 
-def _new_run(spec: JobSpec, who: Identity, store: dist.Store) -> RunDirectory:
+def _new_run(spec: JobSpec, shape: ModelShape, who: Identity, store: dist.Store) -> RunDirectory:
     key = "run directory"
     if who.rank == 0:
         run = create_run(Path(spec.job.directory), spec.job.name)
-        run.job.write_text(dump_job(spec), encoding="utf-8")
+        cut = {"parallel": spec.parallel.model_copy(update={"partition": stage_layers(spec, shape)})}
+        run.job.write_text(dump_job(spec.model_copy(update=cut)), encoding="utf-8")
         write_json(run.placement, to_dict(lay_out(spec)))
         store.set(key, str(run.path))
     return RunDirectory(Path(store.get(key).decode()))

@@ -75,7 +75,7 @@ def _run(job_file: Path, begun: Start, stop: StopFlag) -> int:
             raise
         record_failure(begun.seat(begun.run, begun.placement), error)
         return 1
-    seat = take_seat(begun, spec, store)
+    seat = take_seat(begun, spec, shape, store)
     seat.log.capture()
     with ExitStack() as beating:
         beating.enter_context(resident_noted(seat.run.memory(who.rank)))

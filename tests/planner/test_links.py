@@ -9,54 +9,34 @@ from placements import FABRIC, layouts, sizes
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.topology import SwitchTree, order_hosts, read_topology
-from hpc_mp.layout.placement import (
-    GLOO,
-    ORDERS,
-    Degrees,
-    Placement,
-    Traffic,
-    busiest_link,
-    choose_order,
-    normalize_order,
-    place,
-    traffic,
-)
-from hpc_mp.layout.placement.cost import node_loads
+from hpc_mp.layout.placement import ORDERS, Degrees, Placement, normalize_order, place
 from hpc_mp.planner.hosts import host_words, hosts_cost, uplinks
+from hpc_mp.planner.links import node_loads
+from hpc_mp.planner.order import cheapest_order
+from hpc_mp.rundir.plan import Traffic
 
 
-def seventy_billion(microbatches: int, zero: int = 1) -> Traffic:
-    """A 70 B model in bf16 at T4 P4 D4: 8.75 GB of gradients per rank, 67 MB per boundary, microbatch and direction."""
-    return traffic(Degrees(4, 4, 4), hidden=8192, sequence=4096, microbatch_size=1, microbatches=microbatches,
-                   layers_per_stage=20, stage_parameters=4_375_000_000, bytes_per_element=2, zero=zero)
+def seventy_billion(microbatches: int) -> Traffic:
+    """A 70 B model in bf16 under ZeRO-1 at T4 P4 D4: 19.7 GB of the data axis per rank (6 bytes × 3/4 of 4.375 billion
+    parameters), 67 MB per boundary, microbatch and direction; tensor groups stay inside a node."""
+    return Traffic(pp=microbatches * 4096 * 8192 * 2, dp=6 * 3 / 4 * 4.375e9)
 
 
-def test_traffic_of_a_70_billion_model() -> None:
-    found = seventy_billion(microbatches=1)
-    assert found.dp == pytest.approx(13.125e9)  # 2 × 3/4 × 8.75 GB
-    assert found.pp == 4096 * 8192 * 2
-    assert found.tp == 4 * 20 * 2 * 3 / 4 * found.pp  # 4 all-reduces a layer, each 2 × 3/4 of an activation
-    assert seventy_billion(8).pp == 8 * found.pp
-    reduce_scatter = 3 / 4 * 8.75e9
-    for zero, collectives in ((0, 2), (1, 2), (2, 8 + 1), (3, 3 * 8)):
-        assert seventy_billion(8, zero).dp == pytest.approx(collectives * reduce_scatter)
-
-
-def test_axes_of_degree_one_carry_nothing() -> None:
-    assert traffic(Degrees(), hidden=8, sequence=8, microbatch_size=1, microbatches=4, layers_per_stage=2,
-                   stage_parameters=100, bytes_per_element=4, zero=0) == Traffic(0, 0, 0)
+def busiest(placement: Placement, traffic: Traffic) -> float:
+    """Bytes that leave the busiest node."""
+    return max(load.total for load in node_loads(placement, traffic))
 
 
 def test_busiest_link_of_a_70_billion_model() -> None:
-    """Out of the busiest node, m microbatches: DPT 105 GB + 0.27 GB × m, PDT 52 GB + 1.07 GB × m; even at m = 65."""
+    """Out of the busiest node, m microbatches: DPT 157.5 GB + 0.27 GB × m, PDT 78.75 GB + 1.07 GB × m; even at m = 97."""
     def out(order: str, microbatches: int) -> float:
-        return busiest_link(place(Degrees(4, 4, 4), order, 8), seventy_billion(microbatches))
+        return busiest(place(Degrees(4, 4, 4), order, 8), seventy_billion(microbatches))
 
     pp = seventy_billion(1).pp
-    assert out("DPT", 10) == pytest.approx(105e9 + 10 * 4 * pp)
-    assert out("PDT", 10) == pytest.approx(52.5e9 + 10 * 16 * pp)
-    assert out("PDT", 65) < out("DPT", 65)
-    assert out("PDT", 66) > out("DPT", 66)
+    assert out("DPT", 10) == pytest.approx(157.5e9 + 10 * 4 * pp)
+    assert out("PDT", 10) == pytest.approx(78.75e9 + 10 * 16 * pp)
+    assert out("PDT", 97) < out("DPT", 97)
+    assert out("PDT", 98) > out("DPT", 98)
 
 
 def test_loads_name_the_node_and_the_axis() -> None:
@@ -78,7 +58,7 @@ def test_loads_name_the_node_and_the_axis() -> None:
     (Traffic(tp=5, pp=1, dp=9), "PTD"),
 ])
 def test_the_heavy_axis_stays_inside_a_node(heavy: Traffic, order: str) -> None:
-    chosen, costs = choose_order(Degrees(4, 4, 4), heavy, ranks_per_node=8, bandwidth=2.0)
+    chosen, costs = cheapest_order(Degrees(4, 4, 4), heavy, ranks_per_node=8, bandwidth=2.0)
     assert chosen == order
     assert [cost.order for cost in costs] == list(ORDERS)
     assert all(cost.seconds == cost.load.total / 2.0 for cost in costs)
@@ -88,8 +68,8 @@ def test_the_heavy_axis_stays_inside_a_node(heavy: Traffic, order: str) -> None:
 @given(layouts(), st.tuples(sizes, sizes, sizes))
 def test_chosen_order_is_never_beaten(placement: Placement, weights: tuple[int, int, int]) -> None:
     rank_map = placement.rank_map
-    chosen, costs = choose_order(placement.degrees, Traffic(*weights), placement.ranks_per_node, rank_map=rank_map)
-    loads = {order: busiest_link(place(placement.degrees, order, placement.ranks_per_node, rank_map), Traffic(*weights))
+    chosen, costs = cheapest_order(placement.degrees, Traffic(*weights), placement.ranks_per_node, rank_map=rank_map)
+    loads = {order: busiest(place(placement.degrees, order, placement.ranks_per_node, rank_map), Traffic(*weights))
              for order in (cost.order for cost in costs)}
     assert loads[chosen] == min(loads.values())
     first = next(iter(loads))
@@ -100,15 +80,15 @@ def test_chosen_order_is_never_beaten(placement: Placement, weights: tuple[int, 
 def test_the_map_changes_the_choice() -> None:
     """Two nodes of two ranks, T2 D2: in block order the right-most letter stays inside a node, in cyclic the left-most."""
     heavy_tensor = Traffic(tp=9, dp=1)
-    assert choose_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map="block")[0] == "DPT"
-    assert choose_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map="cyclic")[0] == "PTD"
-    assert choose_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map=(0, 1, 0, 1))[0] == "PTD"
+    assert cheapest_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map="block")[0] == "DPT"
+    assert cheapest_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map="cyclic")[0] == "PTD"
+    assert cheapest_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map=(0, 1, 0, 1))[0] == "PTD"
 
 
 def test_stages_that_take_turns_wait_longer() -> None:
     """T2 P2 D2 on 4 × 2 ranks. DPT: a node holds both tensor ranks of one stage, DTP one rank of each of two stages."""
     def waited(in_turn: bool) -> dict[str, float]:
-        costs = choose_order(Degrees(2, 2, 2), Traffic(tp=0, pp=1, dp=10), 2, bandwidth=1.0, stages_in_turn=in_turn)[1]
+        costs = cheapest_order(Degrees(2, 2, 2), Traffic(tp=0, pp=1, dp=10), 2, bandwidth=1.0, stages_in_turn=in_turn)[1]
         assert all(cost.waited == cost.seconds for cost in costs)
         return {cost.order: cost.waited for cost in costs}
 
@@ -116,16 +96,24 @@ def test_stages_that_take_turns_wait_longer() -> None:
     assert waited(True) == {"DPT": 42, "DTP": 20, "PDT": 42, "PTD": 2, "TDP": 20, "TPD": 2}
 
 
-def test_gloo_makes_a_reduce_scatter_of_an_all_reduce() -> None:
-    def dp(zero: int) -> float:
-        return traffic(Degrees(data=4), hidden=8, sequence=8, microbatch_size=1, microbatches=5, layers_per_stage=1,
-                       stage_parameters=4, bytes_per_element=1, zero=zero, backend=GLOO).dp / 3  # (D−1)/D S = 3
+def test_shard_groups_and_replicas_have_rings_of_their_own() -> None:
+    """Eight replicas on four nodes, two on each; shard groups of two lie inside the nodes, of four on two of them."""
+    placement = place(Degrees(data=8), "DPT", 2)
+    whole = node_loads(placement, Traffic(dp=1))
+    assert [load.dp for load in whole] == [1] * 4
+    pairs = node_loads(placement, Traffic(dp=1, replicas=1, shards=2))
+    assert [(load.dp, load.replicas) for load in pairs] == [(0, 2)] * 4
+    fours = node_loads(placement, Traffic(dp=1, replicas=1, shards=4))
+    assert [(load.dp, load.replicas) for load in fours] == [(1, 2)] * 4
 
-    assert [dp(zero) for zero in range(4)] == [2, 3, 11, 20]
+
+def test_a_tied_weight_crosses_from_end_to_end() -> None:
+    loads = node_loads(place(Degrees(pipeline=3), "DPT", ranks_per_node=1), Traffic(tied=1))
+    assert [load.tied for load in loads] == [1, 0, 1]
 
 
 def test_orders_are_equal_on_one_node() -> None:
-    chosen, costs = choose_order(Degrees(2, 2, 2), Traffic(1, 1, 1), ranks_per_node=8)
+    chosen, costs = cheapest_order(Degrees(2, 2, 2), Traffic(1, 1, 1), ranks_per_node=8)
     assert chosen == "DPT"
     assert {cost.seconds for cost in costs} == {0.0}
 
