@@ -1,4 +1,4 @@
-"""Seconds from `hpc-mp cluster up` to a finished training job on its 4 hosts, and to nothing left, by what had happened.
+"""Seconds from `hpc-mp lab up` to a finished training job on its 4 hosts, and to nothing left, by what had happened.
 
 The job is the one that `hpc-mp init` writes: a small GPT-2 on the source of Python's standard library, for which it first trains
 a tokenizer; here with a rank on each of four nodes. Needs root and the packages of docs/user/lab.md.
@@ -30,7 +30,7 @@ def hpc_mp(*words: str, cwd: Path, **environ: str) -> str:
 def measure(cwd: Path, name: str, settings: list[str]) -> dict[str, float]:
     """Seconds after the first command was given."""
     began = time.time()
-    up = json.loads(hpc_mp("cluster", "up", "--nodes", "4", "--name", name, "--json", cwd=cwd))
+    up = json.loads(hpc_mp("lab", "up", "--nodes", "4", "--name", name, "--json", cwd=cwd))
     marks = {"all nodes idle": time.time() - began}
     try:
         slurm = {"SLURM_CONF": up["slurm_conf"]}
@@ -54,7 +54,7 @@ def measure(cwd: Path, name: str, settings: list[str]) -> dict[str, float]:
               f"for the last; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
     finally:
         start = time.time()
-        hpc_mp("cluster", "down", "--name", name, cwd=cwd)
+        hpc_mp("lab", "down", "--name", name, cwd=cwd)
     return marks | {"down took": time.time() - start}
 
 

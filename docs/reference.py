@@ -25,6 +25,8 @@ from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.container_diff import ITEMS  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
+from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
+from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import spec  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
@@ -139,9 +141,10 @@ def rules() -> str:
     def rows(table_of: Iterable[Any]) -> list[tuple[str, ...]]:
         return [(f"`{rule.code}`", rule.severity, blank(rule.message), blank(rule.fix)) for rule in table_of]
 
-    site = [(f"`{rule.code}`", rule.severity, rule.why, rule.remedy) for rule in SLURM_CONF]
     head = ("code", "severity", "what is found", "what to do")
-    return "\n".join(["## Scripts for sbatch", "", table(head, rows(SBATCH)), "## A Slurm cluster", "", table(head, site),
+    return "\n".join(["## Scripts for sbatch", "", table(head, rows(SBATCH)), "## Variables on a machine", "",
+                      table(head, rows(ON_MACHINE)), "## NCCL's files", "", table(head, rows(NCCL_FILES)),
+                      "## A Slurm cluster", "", table(head, rows(SLURM_CONF)),
                       "## Templates of Azure CycleCloud", "", table(head, rows(AZURE))])
 
 

@@ -1,24 +1,96 @@
-"""``hpc-mp cluster``: what a Slurm cluster is, and its switches; and one on this machine."""
+"""``hpc-mp cluster``: what a Slurm cluster is, and what is set up wrongly for training; its switches."""
 
 from __future__ import annotations
 
+import importlib
+import json
+
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
-from hpc_mp.cli.cluster_describe import describe
-from hpc_mp.cli.cluster_render import render
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.cluster_topology import topology
-from hpc_mp.cli.lab import at, boot, kill, link, shape, status
-from hpc_mp.cli.lab_up import down, up
+from hpc_mp.cli.output import exit_by, print_findings
+from hpc_mp.cluster.slurm.records import SHOW_CONFIG
+from hpc_mp.lint.slurm_conf.config import ask_slurm
+from hpc_mp.lint.slurm_conf.report import Description, PartitionReport
+from hpc_mp.lint.slurm_conf.report import describe as described
+
+MOVED = ("up", "status", "shape", "link", "kill", "boot", "at", "down", "render")
+"""Verbs of release 0.0 that still work in this one, though help does not show them."""
 
 
-@click.group(help="Describe a Slurm cluster; read, write and check its switches (nothing is changed). Or have one on this "
-                  "machine: up, status, shape, link, kill, boot, at, down.")
+class Cluster(click.Group):
+    """Describes an existing cluster. ``up``, ``down`` … and ``render`` went to ``lab`` and ``cloud``; they still work."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = "cloud" if cmd_name == "render" else "lab"
+        if cmd_name in self.commands or cmd_name not in MOVED:
+            return super().get_command(ctx, cmd_name)
+        click.echo(f"hpc-mp cluster {cmd_name} is called hpc-mp {verb} {cmd_name} now", err=True)
+        group = importlib.import_module(f"hpc_mp.cli.{verb}").command
+        assert isinstance(group, click.Group)
+        return group.get_command(ctx, cmd_name)
+
+
+@click.command(cls=Cluster, help="Describe a Slurm cluster; read, write and check its switches. Nothing is changed.")
 def command() -> None:
     pass
 
 
-command.add_command(describe)
-command.add_command(render)
 command.add_command(topology)
-for each in (up, status, shape, link, kill, boot, at, down):
-    command.add_command(each)
+
+
+@command.command(help="Show a Slurm cluster: partitions, GPUs, networks, switches, how jobs are run; and what is set up wrongly "
+                    "for training, with the reason and the remedy. It only asks scontrol. Exit 1 if jobs fail by it (an error).")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def describe(as_json: bool) -> None:
+    try:
+        found = described(ask_slurm())
+    except CommandFailed as error:
+        raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "run it where Slurm answers") from None
+    if as_json:
+        click.echo(json.dumps(found.document()))
+    else:
+        _show(found)
+    exit_by(found.findings)
+
+
+def _show(found: Description) -> None:
+    console = Console(highlight=False, emoji=False)
+    console.print(f"[bold]{escape(found.cluster)}[/], Slurm {escape(found.settings.get('SLURM_VERSION') or '?')}\n")
+    table = Table("partition", "state", "limit", "nodes", "states", "CPUs", "GB", "GRES", box=None, padding=(0, 2, 0, 0))
+    for partition in found.partitions:
+        for row in _rows(partition):
+            table.add_row(*map(escape, row))
+    console.print(table)
+    storeys = " → ".join(map(str, found.switches))
+    for name, words in (
+        ("topology", f"{found.topology}, switches from the leaves up: {storeys}" if storeys else "Slurm knows no switches"),
+        ("networks", ", ".join((*found.networks, *filter(None, [found.platform]))) or "features and GRES do not tell"),
+        ("cgroups", "not shown" if found.constrain is None else ", ".join(found.constrain) or "nothing is constrained"),
+    ):
+        console.print(escape(f"\n{name}: {words}"), end="")
+    console.print("\n")
+    settings = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
+    for key, value in found.settings.items():
+        settings.add_row(escape(key), escape(value) if value else "[dim]not set[/]")
+    console.print(settings)
+    console.print("\n[bold]For training[/]")
+    print_findings(found.findings)
+    if not found.findings:
+        console.print("nothing is set up wrongly, as far as scontrol tells")
+    for words in found.unseen:
+        console.print(escape(f"not seen: {words}"), style="dim")
+
+
+def _rows(partition: PartitionReport) -> list[tuple[str, ...]]:
+    name = partition.name + ("*" if partition.default else "")
+    rows = [(str(group.nodes), ", ".join(f"{count} {state.lower()}" for state, count in group.states.items()),
+             str(group.cpus or "?"), f"{group.memory / 1000:.0f}" if group.memory else "?", group.gres or "–")
+            for group in partition.groups]
+    first = (name, partition.state.lower(), partition.max_time.lower())
+    return [(*(first if number == 0 else ("", "", "")), *row) for number, row in enumerate(rows or [("0", "", "", "", "")])]

@@ -120,7 +120,8 @@ def _noted() -> LinkRates:
         raise HpcMpError(" ".join(SHOW_CONFIG), str(error).splitlines()[-1], "name a cluster.json") from None
     found = noted(name)
     if found is None:
-        raise HpcMpError(f"cluster {name}", "was not measured yet", "run `hpc-mp doctor --nodes N` first, or name a cluster.json")
+        raise HpcMpError(f"cluster {name}", "was not measured yet",
+                         "run `hpc-mp doctor cluster --nodes N` first, or name a cluster.json")
     return found
 
 

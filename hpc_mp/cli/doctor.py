@@ -1,68 +1,126 @@
-"""``hpc-mp doctor``: what is wrong with this machine."""
+"""``hpc-mp doctor``: what is wrong with this machine, or with a cluster; the health check for Slurm; the list of checks."""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.findings import weight
-from hpc_mp.cli.doctor_cluster import answer, asked, cluster_options
-from hpc_mp.cli.output import finish
-from hpc_mp.doctor.compute import devices_here, judge, measure
-from hpc_mp.doctor.install import install
-from hpc_mp.doctor.nccl_log import logged
-from hpc_mp.doctor.node import against, diagnose, injected, place_document
-from hpc_mp.doctor.storage import storage
+from hpc_mp.base.findings import NAGIOS, weight
+from hpc_mp.cli.doctor_cluster import cluster
+from hpc_mp.cli.output import finish, to_monitor
 
 _PATH = click.Path(path_type=Path)
+OF_CLUSTER = ("--nodes", "--nodelist", "--then-launch")
+OF_NODE = ("--node", "--check", "--storage", "--nccl-log", "--against", "--root", "--commands", "--nagios")
 
 
-@click.command(help="Find what is wrong with this machine; exit 1 if something is. Nothing is changed, root is not needed.")
+class Doctor(click.Group):
+    """Options without a sub-command mean the one that they belong to: ``hpc-mp doctor`` alone looks at this machine."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ("-h", "--help") or not args[0].startswith("-"))
+        return super().parse_args(ctx, args if named else spelled_out(args))
+
+
+def spelled_out(words: Sequence[str], environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The words with their sub-command: ``--list`` and ``--install DIR`` name theirs, and an allocation of several nodes is
+    surveyed unless something is asked about this one."""
+    names = {word.partition("=")[0] for word in words}
+    if "--list" in names:
+        return ["list", *(word for word in words if word != "--list")]
+    if "--install" in names:
+        return ["install", *(word.removeprefix("--install=") for word in words if word != "--install")]
+    several = int(environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
+    if not names & set(OF_NODE) and (several or names & set(OF_CLUSTER)):
+        return ["cluster", *words]
+    return ["node", *(word for word in words if word != "--node")]
+
+
+@click.command(cls=Doctor, help="Find what is wrong with this machine (node, which is meant without a sub-command), or which "
+                                "node or link of a cluster is bad. Nothing is changed, root is not needed.")
+@click.option("--list", "listed", is_flag=True, help="List all checks: `hpc-mp doctor list`.")
+def command(listed: bool) -> None:
+    """``--list`` has become a sub-command before this is called."""
+
+
+command.add_command(cluster)
+
+
+@command.command(help="Find what is wrong with this machine; exit 1 if something is. Nothing is changed, root is not needed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-@click.option("--node", is_flag=True, help="Look at this machine alone, inside of an allocation too.")
+@click.option("--nagios", is_flag=True,
+              help="Print one line for a monitor, and exit 0 (OK), 1 (warning), 2 (error) or 3 (unknown).")
 @click.option("--check", "codes", metavar="CODE", multiple=True, help="Only this check; may be given several times.")
 @click.option("--all", "everything", is_flag=True, help="Show what is well, too.")
+@click.option("--compute", "seconds", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Put every GPU, or else the processors, under load for so long per kind of work, and compare them.")
 @click.option("--storage", "directories", metavar="DIR", multiple=True,
               help="Also measure how fast this directory is: 256 MiB are written and read, nothing is left.")
 @click.option("--nccl-log", "logs", metavar="FILE", multiple=True, type=_PATH,
               help="Judge what NCCL did on such a machine, by its log (NCCL_DEBUG=INFO) or a directory of logs of one job.")
 @click.option("--against", "host", metavar="FILE", type=_PATH,
               help="Inside of a container: compare with what --json said on its host.")
-@click.option("--install", "target", metavar="DIR", type=_PATH,
-              help="Write the health check for Slurm's HealthCheckProgram into a directory of the node's own disk.")
-@click.option("--chain", metavar="PROGRAM", help="With --install: the HealthCheckProgram that goes on running beside ours.")
-@click.option("--drain", is_flag=True, help="With --install: the check has Slurm drain a node with an error.")
 @click.option("--root", metavar="DIR", type=_PATH, help="Look at a recorded machine: what stands for /.")
 @click.option("--commands", metavar="FILE", type=_PATH, help="With --root: what its programs answered, as JSON.")
-@cluster_options
-def command(as_json: bool, node: bool, codes: tuple[str, ...], everything: bool, directories: tuple[str, ...],
-            logs: tuple[Path, ...], host: Path | None, target: Path | None, chain: str | None, drain: bool, root: Path | None,
-            commands: Path | None, **cluster: Any) -> int:
-    if target is not None:
-        _install(target, chain, drain)
-        return 0
-    if not (node or codes or directories or logs or host or root or commands) and asked(cluster):
-        return answer(as_json, **cluster)
-    if (seconds := cluster["compute"]) and (root or commands):
+def node(as_json: bool, nagios: bool, codes: tuple[str, ...], everything: bool, seconds: float | None,
+         directories: tuple[str, ...], logs: tuple[Path, ...], host: Path | None, root: Path | None,
+         commands: Path | None) -> None:
+    from hpc_mp.doctor.node import against, diagnose, injected, place_document
+
+    if seconds and (root or commands):
         raise HpcMpError("--compute", "needs the machine itself, and --root is a recorded one", "leave one of them out")
     source = injected(root, commands)
     findings = diagnose(source, codes) if codes or not (directories or logs or host or seconds) else ()
-    findings += tuple(judge(measure(devices_here(source), seconds, source=source))) if seconds else ()
-    findings += tuple(storage(directories, source)) if directories else ()
-    findings += logged(logs, source) if logs else ()
+    if seconds:
+        from hpc_mp.doctor.compute import devices_here, judge, measure
+
+        findings += tuple(judge(measure(devices_here(source), seconds, source=source)))
+    if directories:
+        from hpc_mp.doctor.storage import storage
+
+        findings += tuple(storage(directories, source))
+    if logs:
+        from hpc_mp.doctor.nccl_log import logged
+
+        findings += logged(logs, source)
     findings += against(host, source) if host else ()
+    if nagios:
+        to_monitor(findings)
     place = place_document(source)
     finish(sorted(findings, key=weight), as_json, more=place, what=str(place["host"]), everything=everything)
-    return 0
 
 
-def _install(target: Path, chain: str | None, drain: bool) -> None:
-    done = install(target, chain, drain)
+@command.command(help="Write the health check for Slurm's HealthCheckProgram into a directory of the node's own disk.")
+@click.argument("target", metavar="DIR", type=_PATH)
+@click.option("--chain", metavar="PROGRAM", help="The HealthCheckProgram that goes on running beside ours.")
+@click.option("--drain", is_flag=True, help="The check has Slurm drain a node with an error.")
+def install(target: Path, chain: str | None, drain: bool) -> None:
+    from hpc_mp.doctor import install as installation
+
+    done = installation.install(target, chain, drain)
     click.echo(f"HealthCheckProgram={done.script}\nHealthCheckInterval=60\nHealthCheckNodeState=ANY")
     words = "They go into slurm.conf; the two files must be on every node, in the same place."
     if done.chained:
         words += f" {done.chained} goes on running, called by ours."
     click.echo(words, err=True)
+
+
+@command.command("list", help="List all checks of a machine: what each reads, and when it is a warning or an error.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def list_checks(as_json: bool) -> None:
+    from hpc_mp.doctor.checks.registry import PASSIVE
+
+    if as_json:
+        rows = [{"code": check.code, "severity": check.severity, "nagios": NAGIOS[check.severity], "reads": check.reads,
+                 "rule": check.rule, "remedy": check.remedy} for check in PASSIVE]
+        click.echo(json.dumps({"checks": rows}))
+        return
+    for check in PASSIVE:
+        click.echo(f"{check.code} ({check.severity})")
+        click.echo(f"    reads  {check.reads}\n    rule   {check.rule}\n    remedy {check.remedy}")
+    click.echo(f"{len(PASSIVE)} checks")

@@ -1,61 +1,57 @@
-"""The options of ``hpc-mp doctor`` for a survey of many nodes; what a survey needs is imported when there is one."""
+"""``hpc-mp doctor cluster``: a survey of many nodes and the network between them; what it needs is imported when there is one."""
 
 from __future__ import annotations
 
-import os
+import json
 import shlex
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.output import print_findings
 from hpc_mp.cluster.slurm.nodelist import expand
 
+if TYPE_CHECKING:
+    from hpc_mp.doctor.survey.procedure import State
+    from hpc_mp.doctor.survey.report import Report
+    from hpc_mp.doctor.survey.start import Wish
+
 _PATH = click.Path(path_type=Path)
-OPTIONS = (
-    click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Survey so many nodes and the network between them."),
-    click.option("--nodelist", metavar="LIST", help="Survey these nodes: n[1-64]."),
-    click.option("--partition", metavar="NAME", help="With --nodes or --nodelist: where they are."),
-    click.option("--interface", "interfaces", metavar="NAME", multiple=True,
-                 help="Measure this network interface of every node; one per rail. Default: the one of the node's name."),
-    click.option("--gpus", type=click.IntRange(min=1), metavar="N",
-                 help="Measure between N GPUs of every node over NCCL, one by one, instead of TCP between interfaces."),
-    click.option("--compute", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
-                 help="Put every GPU, or else the processors, under load for so long per kind of work, and compare them."),
-    click.option("--topology", metavar="FILE", type=_PATH, help="The switches, where Slurm does not know them."),
-    click.option("--srun", default="", metavar="OPTIONS", help="More options for srun: '--account=x --reservation=y'."),
-    click.option("--html", metavar="FILE", type=_PATH, help="Also draw what a survey has found."),
-    click.option("--then-launch", metavar="JOB.toml", type=_PATH, help="After a survey launch this job, without the bad nodes."),
-)
 
 
-def cluster_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a survey to a command; it gets them as keywords, for ``answer``."""
-    for option in reversed(OPTIONS):
-        function = option(function)
-    return function
-
-
-def asked(options: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether a survey is wanted: nodes are named, or we are in an allocation of several."""
-    several = int(environ.get("SLURM_JOB_NUM_NODES", "1")) > 1
-    return bool(options["nodes"] or options["nodelist"] or options["then_launch"] or several)
-
-
-def answer(as_json: bool, nodes: int | None, nodelist: str | None, partition: str | None, interfaces: tuple[str, ...],
-           gpus: int | None, compute: float | None, topology: Path | None, srun: str, html: Path | None,
-           then_launch: Path | None) -> int:
-    """Survey, and launch if wanted; the exit code: 1 where a fault was found, else that of the launch."""
-    from hpc_mp.cli.doctor_survey import survey
+@click.command(help="Find which node or link of a cluster is bad; exit 1 if one is. In an allocation it looks at its nodes, else "
+                    "it asks Slurm for nodes. Nothing is changed, root is not needed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Survey so many nodes and the network between them.")
+@click.option("--nodelist", metavar="LIST", help="Survey these nodes: n[1-64].")
+@click.option("--partition", metavar="NAME", help="Where they are.")
+@click.option("--interface", "interfaces", metavar="NAME", multiple=True,
+              help="Measure this network interface of every node; one per rail. Default: the one of the node's name.")
+@click.option("--gpus", type=click.IntRange(min=1), metavar="N",
+              help="Measure between N GPUs of every node over NCCL, one by one, instead of TCP between interfaces.")
+@click.option("--compute", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS",
+              help="Put every GPU, or else the processors, under load for so long per kind of work, and compare them.")
+@click.option("--topology", metavar="FILE", type=_PATH, help="The switches, where Slurm does not know them.")
+@click.option("--srun", default="", metavar="OPTIONS", help="More options for srun: '--account=x --reservation=y'.")
+@click.option("--html", metavar="FILE", type=_PATH, help="Also draw what the survey has found.")
+@click.option("--then-launch", metavar="JOB.toml", type=_PATH, help="Launch this job afterwards, without the bad nodes.")
+def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: str | None, interfaces: tuple[str, ...],
+            gpus: int | None, compute: float | None, topology: Path | None, srun: str, html: Path | None,
+            then_launch: Path | None) -> int:
+    """The exit code: 1 where a fault was found, else that of the launch, if one is wanted."""
     from hpc_mp.doctor.survey.start import Wish
 
     if as_json and then_launch is not None:
         raise HpcMpError("--json", "would print two documents with --then-launch", "run `hpc-mp launch --json` afterwards")
     wish = Wish(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology, gpus or 0, compute or 0.0,
                 tuple(shlex.split(srun)))
-    report = survey(wish, as_json, html)
+    report = _survey(wish, as_json, html)
     if then_launch is None:
         return 0 if report.sound else 1
     from hpc_mp.cli.launch import launch_and_tell
@@ -63,3 +59,72 @@ def answer(as_json: bool, nodes: int | None, nodelist: str | None, partition: st
     from hpc_mp.launch.launch import LaunchRequest
 
     return launch_and_tell(LaunchRequest(then_launch, wait=False), TerminalListener(aside=False))
+
+
+def _survey(wish: Wish, as_json: bool, html: Path | None) -> Report:
+    """Survey, print, and leave what launch and placement read. ``html``: a page is written there.
+
+    Raises:
+        HpcMpError: no Slurm, no nodes, no such interface; the page cannot be written.
+        RunFailed: no agent could be started.
+    """
+    from hpc_mp.doctor.survey.actions import remember
+    from hpc_mp.doctor.survey.page import write_page
+    from hpc_mp.doctor.survey.run import run
+
+    with _progress() as show:
+        report = run(wish, show)
+    if as_json:
+        click.echo(json.dumps(report.document()))
+    else:
+        _print(report)
+    try:
+        avoided = remember(report)
+    except OSError as error:
+        click.echo(f"warning: `hpc-mp launch` will not know of it: {error}", err=True)
+    else:
+        if avoided:
+            words = ", ".join(finding.node for finding in avoided)
+            click.echo(f"`hpc-mp launch` leaves out {words} for a day", err=True)
+    if html is not None:
+        write_page(html, report)
+    return report
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    from hpc_mp.doctor.survey.actions import drain_commands
+    from hpc_mp.doctor.survey.terminal import pictures
+
+    console = Console(highlight=False, emoji=False)
+    for picture in pictures(report):
+        console.print(picture)
+    console.print()
+    for found in report.diagnoses:
+        colour, doubt = ("red", "") if found.certain else ("yellow", " (suspected)")
+        console.print(f"[{colour}]{escape(found.subject)}[/]  {found.code}{doubt}: {escape(found.evidence)}")
+        console.print(f"→ {escape(found.remedy)}")
+    print_findings([replace(noted.finding, subject=noted.who) for noted in report.noted])
+    for command in drain_commands(report.diagnoses):
+        console.print(escape(command), style="dim", soft_wrap=True)
+    verdict = "no fault found" if not report.diagnoses else f"{len(report.diagnoses)} found"
+    cut = "" if report.complete else " before it was interrupted"
+    console.print(f"{len(report.evidence.nodes)} nodes in {report.seconds:.0f} s: {verdict}{cut}")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, State | None], None]]:
+    """One line on a terminal: what is being done, and who is suspected by now."""
+    if not sys.stderr.isatty():
+        yield lambda _step, _state: None
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("starting") as line:
+        def show(step: str, state: State | None) -> None:
+            named = ", ".join(found.subject for found in state.diagnoses) if state else ""
+            line.update(escape(f"{step}; by now: {named}" if named else step))
+        yield show

@@ -1,33 +1,129 @@
-"""``hpc-mp lint``: what is wrong with a job script."""
+"""``hpc-mp lint``: what is wrong with files, whatever they are: job scripts, job files, variables, slurm.conf, templates."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
+from hpc_mp.base.findings import Finding
 from hpc_mp.cli.output import finish
-from hpc_mp.lint.sbatch import lint
+from hpc_mp.lint.kinds import KINDS, RENDER_FIRST, Kind, kind_of
+
+Release = tuple[int, int]
 
 
-@click.command(help="Find what is wrong with an sbatch script; exit 1 if something is wrong on any cluster. The script "
-                    "is read as if sbatch were called in this directory, and never run.")
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--slurm-version", metavar="24.05", help="What the script is for; without it, every release counts.")
+@click.command(help="Find what is wrong with files; exit 1 if something is wrong on any cluster. It knows what it is given: a "
+                    "job script (read as if sbatch were called in this directory, and never run), a job file, variables (what "
+                    "env prints, exports of a shell, nccl.conf), slurm.conf, topology.conf, a template or project of Azure "
+                    "CycleCloud.")
+@click.argument("files", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="FILE...")
+@click.option("--as", "kind", type=click.Choice(list(KINDS)),
+              help="What the files are, where lint takes them for something else.")
+@click.option("--slurm-version", metavar="24.05", help="What a job script is for; without it, every release counts.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(file: Path, slurm_version: str | None, as_json: bool) -> None:
-    findings = lint(text_of(file, "job script"), file=str(file), directory=Path.cwd(), version=_version(slurm_version))
-    finish(findings, as_json)
+def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
+    release = _release(slurm_version)
+    finish([finding for file in files for finding in _lint(file, kind, release)], as_json)
 
 
-def _version(text: str | None) -> tuple[int, int] | None:
+def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
+    """The findings of one file.
+
+    Raises:
+        HpcMpError: the file cannot be read, or is none that there are rules for.
+    """
+    text = text_of(file, "file, such as a job script")
+    found = kind or kind_of(file, text)
+    if found is None:
+        raise HpcMpError(str(file), f"is nothing that there are rules for, which are {', '.join(KINDS.values())}",
+                         "say what it is with --as, such as --as sbatch")
+    return _LINTERS[found](file, text, release)
+
+
+def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    from hpc_mp.lint.sbatch import lint
+
+    return lint(text, file=str(file), directory=Path.cwd(), version=release)
+
+
+def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    """A job file's checks stop at the first fault."""
+    from hpc_mp.job.load import load_array
+
+    try:
+        load_array(file)
+    except HpcMpError as error:
+        return [Finding("HM801", "error", error.value, f"{error.rule}.", error.remedy, str(file))]
+    return []
+
+
+def _variables(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    from hpc_mp.environment.findings import lint_variables
+
+    return lint_variables(text, str(file))
+
+
+def _nccl(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    from hpc_mp.environment.findings import lint_nccl_conf
+
+    return lint_nccl_conf(file.read_bytes(), str(file))
+
+
+def _slurm_conf(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
+
+    return lint_slurm_conf(text, file)
+
+
+def _topology(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    from hpc_mp.lint.slurm_conf.files import lint_topology
+
+    return lint_topology(text, file)
+
+
+def _template(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    from hpc_mp.clouds.azure import lint
+
+    return lint(text, file=str(file))
+
+
+def _project(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    """Every template of the project, with the project beside it."""
+    from hpc_mp.clouds.azure import lint, read_project
+
+    project, templates = read_project(file.parent), sorted(file.parent.glob("templates/*.txt"))
+    if not templates:
+        return [Finding("CC700", "info", "", "the project has no template below templates, by which its specs could be judged.",
+                        "Name the template with hpc-mp cloud lint TEMPLATE --project DIR.", str(file))]
+    found = [lint(text_of(each, "cluster template"), file=str(each), project=project) for each in templates]
+    return list(dict.fromkeys(finding for findings in found for finding in findings))
+
+
+def _alone(finding: Finding, file: Path, text: str, release: Release | None) -> Sequence[Finding]:
+    return [replace(finding, file=str(file))]
+
+
+_JUDGED_TOGETHER = Finding("slurm-part", "info", "", "is judged together with slurm.conf, which says which nodes have GPUs.",
+                           "Lint the slurm.conf in whose directory it lies.")
+_LINTERS: dict[Kind, Callable[[Path, str, Release | None], Sequence[Finding]]] = {
+    "sbatch": _sbatch, "job": _job, "variables": _variables, "nccl": _nccl, "slurm-conf": _slurm_conf, "topology": _topology,
+    "template": _template, "project": _project, "slurm-part": partial(_alone, _JUDGED_TOGETHER),
+    "jinja": partial(_alone, RENDER_FIRST),
+}
+
+
+def _release(text: str | None) -> Release | None:
     if text is None:
         return None
     found = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
     if not found:
         raise HpcMpError(f"--slurm-version {text}", "is no release of Slurm",
-                         "write it as 24.05, as sinfo --version prints it")
+                         "write it as 24.05; sinfo --version tells it")
     return int(found[1]), int(found[2])

@@ -10,27 +10,40 @@ import click
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.base.extras import missing_extra
 from hpc_mp.cli.output import lasting_output
 
-# verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
-VERBS: dict[str, tuple[str, str]] = {
-    "init": ("init", "Find what is here and write a job file that runs."),
-    "launch": ("launch", "Plan, place, render and start a job."),
-    "status": ("status", "Show what a run is doing, why it waits or failed."),
-    "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
-    "cancel": ("cancel", "End a run, after its ranks have saved."),
-    "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
-    "placement": ("placement", "Show which rank does what where, and what it costs."),
-    "schedule": ("schedule", "Show the action table of a pipeline schedule."),
-    "doctor": ("doctor", "Find what is wrong with this machine, or which node or link of a cluster is bad."),
-    "bench": ("bench", "Measure the bandwidth of a collective, beside what the fabric should give."),
-    "env": ("env", "Show which environment variables count, who says so, and what is wrong with them."),
-    "lint": ("lint", "Find what is wrong with an sbatch script, before it is queued."),
-    "cluster": ("cluster", "Describe a Slurm cluster; read, write and check its switches."),
-    "cyclecloud": ("cyclecloud", "Write a Slurm cluster for Azure CycleCloud; find what is wrong with a template."),
-    "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
-    "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
+# Group, then verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Run": {
+        "init": ("init", "Find what is here and write a job file that runs."),
+        "launch": ("launch", "Plan, place, render and start a job."),
+        "status": ("status", "Show what a run is doing, why it waits or failed."),
+        "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
+        "cancel": ("cancel", "End a run, after its ranks have saved."),
+        "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
+        "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
+        "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
+    },
+    "Trust": {
+        "doctor": ("doctor", "Find what is wrong with this machine, or which node or link of a cluster is bad."),
+        "bench": ("bench", "Measure the bandwidth of a collective, beside what the fabric should give."),
+        "env": ("env", "Show which environment variables count, who says so, and what is wrong with them."),
+        "lint": ("lint", "Find what is wrong with a file: job script, job file, variables, slurm.conf, template."),
+        "cluster": ("cluster", "Describe a Slurm cluster; read, write and check its switches."),
+    },
+    "Get a cluster": {
+        "cloud": ("cloud", "Write a Slurm cluster for Azure, AWS or Google Cloud; check a template."),
+        "lab": ("lab", "Have a Slurm cluster of several hosts on this machine, to try things out."),
+    },
+    "Understand": {
+        "placement": ("placement", "Show which rank does what where, and what it costs."),
+        "schedule": ("schedule", "Show the action table of a pipeline schedule."),
+    },
 }
+VERBS = {verb: row for verbs in GROUPS.values() for verb, row in verbs.items()}
+RENAMED = {"cyclecloud": "cloud"}
+"""Verbs of release 0.0 that still work in this one, though help does not show them."""
 
 
 class Verbs(click.Group):
@@ -40,15 +53,19 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
+        verb = RENAMED.get(cmd_name, cmd_name)
+        if verb not in VERBS:
             return None
-        command = importlib.import_module(f"hpc_mp.cli.{VERBS[cmd_name][0]}").command
+        if verb != cmd_name:
+            click.echo(f"hpc-mp {cmd_name} is called hpc-mp {verb} now", err=True)
+        command = importlib.import_module(f"hpc_mp.cli.{VERBS[verb][0]}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(verb, text) for verb, (_, text) in VERBS.items()])
+        for group, verbs in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(f"{verb:<{max(map(len, VERBS))}}", text) for verb, (_, text) in verbs.items()])
 
 
 @click.command(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -70,7 +87,7 @@ def main() -> None:
 def _run() -> int:
     """The exit code of the verb, once what it has to say is said."""
     try:
-        code = cli(standalone_mode=False)
+        code = cli(prog_name="hpc-mp", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
@@ -79,6 +96,12 @@ def _run() -> int:
     except click.Abort:
         click.echo("interrupted", err=True)
         code = 1
+    except ModuleNotFoundError as error:
+        extra = missing_extra(error)
+        if extra is None or os.environ.get("HPC_MP_DEBUG") == "1":
+            raise
+        click.echo(f"hpc-mp: {extra}", err=True)
+        code = 2
     except (HpcMpError, RunFailed) as error:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise

@@ -30,7 +30,7 @@ def find_machine(sku: str) -> Size:
                          (f"did you mean {near}? Here are " if near else "name one of ") + ", ".join(here))
     if size.cloud not in CLOUDS:
         raise HpcMpError(f"--sku {size.name}", "is a size of Azure, whose clusters CycleCloud makes",
-                         "use hpc-mp cyclecloud render")
+                         "name a machine of AWS or Google Cloud")
     if size.rdma in _ELSEWHERE:
         raise HpcMpError(f"--sku {size.name}", f"needs an image with {size.rdma}, which Google's own blueprint builds",
                          f"use {_ELSEWHERE[size.rdma]} of cluster-toolkit, and there `hpc-mp env --profile {size.profile}`; "

@@ -26,7 +26,7 @@ _READ_HERE = "hpc_mp.catalogue.read"  # it needs pydantic: what it gives is pack
 _MAIN = f"import sys\nfrom {PROGRAM} import main\nsys.exit(main())\n"
 _SCRIPT = """\
 #!/bin/sh
-# HealthCheckProgram of Slurm, written by hpc-mp doctor --install. The node's own Python runs it: 3.10 or newer.
+# HealthCheckProgram of Slurm, written by hpc-mp doctor install. The node's own Python runs it: 3.10 or newer.
 for python in /usr/bin/python3.1[0-9] /usr/local/bin/python3.1[0-9]; do
     [ -x "$python" ] && exec "$python" -IS {archive}{options} "$@"
 done

@@ -54,7 +54,7 @@ def against(file: Path, source: NodeSource) -> tuple[Finding, ...]:
     """
     seen = _json(file).get("view")
     if not isinstance(seen, dict):
-        raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor --node --json")
+        raise HpcMpError(str(file), "is no document of a host", "write one there with hpc-mp doctor node --json")
     return tuple(differences(seen, _in_time(source, view)))
 
 

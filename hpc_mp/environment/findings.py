@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.environment import file_rules, machine_rules
-from hpc_mp.environment.conf import ConfFile
+from hpc_mp.environment.conf import ConfFile, read_lines
 from hpc_mp.environment.file_rules import ReadFile
 from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective
@@ -16,6 +18,8 @@ from hpc_mp.environment.rules import LOOPBACK, RULES
 
 # A machine does not say how many nodes a job will have: there the loopback may be right.
 ANYWHERE = (*RULES, replace(LOOPBACK, severity="warning"))
+
+_SETS = re.compile(r"\s*(?:(?:export|declare -x|setenv)\s+)?([A-Za-z_]\w*)(?:=|\s+(?=\S))(.*)")
 
 
 class _Numbered(NamedTuple):
@@ -66,3 +70,34 @@ def _at(variable: Effective | None, finding: Finding) -> Finding:
         return replace(finding, file=None, line=None)
     path, _, line = variable.where.rpartition(":")
     return replace(finding, file=path, line=int(line))
+
+
+def lint_variables(text: str, path: str) -> tuple[Finding, ...]:
+    """The rules that hold anywhere, for what ``env`` prints, NAME=VALUE lines or the exports of a shell."""
+    settings = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _SETS.match(line):
+            settings.append(_Numbered(found[1], _unquoted(found[2]), number))
+    return _of_lines(settings, path)
+
+
+def lint_nccl_conf(data: bytes, path: str) -> tuple[Finding, ...]:
+    """The same for a file of NCCL's, and the rules about its lines."""
+    lines, silent = read_lines(data)
+    own = [finding for rule in file_rules.RULES for finding in rule.apply(ReadFile(ConfFile(path, lines, silent), {}), path)]
+    return tuple(sorted((*own, *_of_lines([_Numbered(line.name, line.value, line.number) for line in lines], path)),
+                        key=lambda each: (each.line or 0, each.code)))
+
+
+def _of_lines(settings: Sequence[_Numbered], path: str) -> tuple[Finding, ...]:
+    names = {each.line: each.name for each in settings}
+    found = {rule.finding(hit._replace(subject=names[hit.line]), path) for rule in ANYWHERE for hit in rule.find(settings)}
+    return tuple(sorted(found, key=lambda each: (each.line or 0, each.code)))
+
+
+def _unquoted(value: str) -> str:
+    """As a shell reads it; text that no shell reads stays as it is."""
+    try:
+        return " ".join(shlex.split(value, comments=True))
+    except ValueError:
+        return value

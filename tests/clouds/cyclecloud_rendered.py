@@ -10,7 +10,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure import Finding
 from hpc_mp.clouds.azure.catalogue import Size, load_catalogue
 from hpc_mp.clouds.azure.render import Choices, settle, told, words
@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "cyclecloud"
 CATALOGUE = load_catalogue()
 H100 = Choices("Standard_ND96isr_H100_v5", 4, region="westeurope", subnet="group/net/subnet", credentials="azure",
                accounting=False)
-READY = re.compile(r"`(parameters/[\w-]+\.json)` \| `hpc-mp cyclecloud (render [^`]+)`")
+READY = re.compile(r"`(parameters/[\w-]+\.json)` \| `hpc-mp cloud (render [^`]+)`")
 
 
 def grave(found: tuple[Finding, ...]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``hpc-mp cluster render``: machines with sources, configurations of AWS and Google Cloud, what is refused."""
+"""``hpc-mp cloud render``: machines with sources, configurations of AWS and Google Cloud, what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from other_clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.cluster import command
+from hpc_mp.cli.cloud import command
 from hpc_mp.clouds import promise, render, write
 from hpc_mp.clouds.azure.catalogue import Size, load_catalogue, load_machines
 from hpc_mp.environment.profiles import profile_names
@@ -230,8 +230,7 @@ def test_a_quota_without_a_known_name_is_stated_in_numbers(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("arguments, words", [
     (("--sku", "p5.48large", "--nodes", "2"), "did you mean p5.48xlarge?"),
-    (("--sku", "Standard_ND96isr_H100_v5", "--nodes", "2"), "use hpc-mp cyclecloud render"),
-    (("--sku", "standard_nd96isr_h100_v6", "--nodes", "2"), "is not in the catalogue. Did you mean Standard_ND96isr_H100_v5?"),
+    (("--sku", "standard_nd96isr_h100_v6", "--nodes", "2"), "is no size in the catalogue. Did you mean Standard_ND96isr_H100_v5"),
     (("--sku", "a3-megagpu-8g", "--nodes", "2"), "examples/machine-learning/a3-megagpu-8g"),
     (("--sku", "zzz", "--nodes", "2"), "Name one of p4d.24xlarge"),
     (("--sku", "p5.48xlarge", "--nodes", "0", *given(AWS)), "--nodes 0: must be at least 1"),

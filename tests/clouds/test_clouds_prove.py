@@ -1,4 +1,4 @@
-"""What ``hpc-mp cluster render`` writes, read by the tools that it is for: the recorded excerpts of them are no fiction.
+"""What ``hpc-mp cloud render`` writes, read by the tools that it is for: the recorded excerpts of them are no fiction.
 
 The first test installs aws-parallelcluster into an environment of its own. The second needs a checkout of Google's
 cluster-toolkit, whose modules are Terraform: name it in HPC_MP_CLUSTER_TOOLKIT.

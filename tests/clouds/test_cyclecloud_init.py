@@ -64,7 +64,7 @@ def test_the_linter_of_projects_finds_nothing(tmp_path: Path) -> None:
     specs = "".join(f"[[[cluster-init hpc-mp:{name}:0.1.0]]]\n" for name in ("default", "scheduler", "execute"))
     template.write_text(f"[cluster x]\n[[node scheduler]]\n{specs}")
     shutil.copytree(ROOT / "cyclecloud", tmp_path / "project")
-    command = ["cyclecloud", "lint", str(template), "--project", str(tmp_path / "project"), "--json"]
+    command = ["cloud", "lint", str(template), "--project", str(tmp_path / "project"), "--json"]
 
     def found() -> set[str]:
         said = CliRunner().invoke(cli, command).output

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 from cyclecloud_cases import CASES, CLEAN, GOLDEN, PROJECT, expected, found, planted, write_project
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure import lint, read_given, read_project
 from hpc_mp.clouds.azure.rules import RULES
 

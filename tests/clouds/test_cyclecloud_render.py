@@ -266,7 +266,7 @@ def test_what_has_to_be_known_is_said_where_it_holds(changes: dict[str, Any], sa
 @pytest.mark.parametrize(("changes", "words"), [
     ({"sku": "Standard_ND96isr_H100"}, ("is no size", "did you mean Standard_ND96isr_H100_v5")),
     ({"sku": "x9"}, ("is no size", "for training there are", "Standard_ND96isr_H200_v5")),
-    ({"sku": "p5.48xlarge"}, ("another cloud", "hpc-mp cluster render --sku p5.48xlarge")),
+    ({"sku": "p5.48xlarge"}, ("another cloud", "hpc-mp cloud render --sku p5.48xlarge")),
     ({"nodes": 0}, ("--nodes 0", "must be at least 1")),
     ({"nodes": 101}, ("one placement group holds 100", "share no InfiniBand", "--nodes 100 or less")),
     ({"sku": "Standard_HB176rs_v4", "nodes": 301}, ("holds 300",)),

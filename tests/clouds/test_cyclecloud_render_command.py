@@ -1,4 +1,4 @@
-"""``hpc-mp cyclecloud render``: what it writes, what it prints, what it asks, what it leaves alone."""
+"""``hpc-mp cloud render``: what it writes, what it prints, what it asks, what it leaves alone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 from cyclecloud_rendered import FOLDER, grave
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.cyclecloud import command
+from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure import lint, read_project
 from hpc_mp.clouds.azure.parameters import Given
 from hpc_mp.clouds.azure.render.workspace import RELEASE
@@ -96,7 +96,7 @@ def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: s
 def answer(directory: Path, answers: str, *arguments: str) -> tuple[int, str]:
     """Exit code and screen of somebody who types these lines, then goes away."""
     keyboard, screen = pty.openpty()
-    command_line = [sys.executable, "-m", "hpc_mp", "cyclecloud", "render", "--output", str(directory), *arguments]
+    command_line = [sys.executable, "-m", "hpc_mp", "cloud", "render", "--output", str(directory), *arguments]
     with subprocess.Popen(command_line, cwd=FOLDER.parent, stdin=screen, stdout=screen, stderr=screen) as process:
         os.close(screen)
         os.write(keyboard, answers.encode() + b"\x04")

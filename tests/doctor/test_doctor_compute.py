@@ -74,14 +74,14 @@ def test_a_throttled_node_is_named_and_how_much_time_it_got() -> None:
     results = nodes(16)
     results[3] = replace(slow(results[3], "matmul fp32", 0.4), share=0.41)
     assert codes(results) == [("compute-slow", "error", "n3 cpu")]
-    assert "it got 41% of its CPUs' time" in ill(results)[0].evidence
+    assert "it got 41% of its CPUs' time" in ill(results)[0].message
 
 
 def test_two_cannot_tell() -> None:
     pair = gpus(2)
     pair[1] = slow(pair[1], "memory", 0.5)
     assert codes(pair) == [("compute-slow", "warning", "n1 cuda:0, n1 cuda:1")]
-    assert "two cannot tell" in ill(pair)[0].evidence
+    assert "two cannot tell" in ill(pair)[0].message
 
 
 def test_one_has_nobody_to_compare_with() -> None:
@@ -102,7 +102,7 @@ def test_other_bits_name_the_gpu() -> None:
     results[2] = replace(results[2], digests=BITS | {"bits bf16": "ff"})
     assert codes(results) == [("compute-unequal", "error", "n1 cuda:2")]
     half = [replace(result, digests={"bits fp32": "x" if index < 4 else "y"}) for index, result in enumerate(gpus())]
-    assert "no answer has a majority" in ill(half)[0].evidence
+    assert "no answer has a majority" in ill(half)[0].message
     assert ill(half)[0].subject.count("cuda:") == 8
 
 
@@ -131,7 +131,7 @@ def test_links_and_clocks_are_judged_under_load() -> None:
     found = ill([replace(gpus(1)[0], loaded=loaded)])
     assert [(finding.code, finding.severity) for finding in found] == [("compute-pcie", "error"), ("compute-pcie", "error"),
                                                                      ("compute-throttle", "error")]
-    assert "hw slowdown, hw thermal slowdown (event reasons 0x48), 1410 of 1980 MHz" in found[2].evidence
+    assert "hw slowdown, hw thermal slowdown (event reasons 0x48), 1410 of 1980 MHz" in found[2].message
     assert ill([replace(gpus(1)[0],
                         loaded=loaded | {"pcie": 5.0, "lanes": 16.0, "reasons": 0x4})]) == []  # capped power is normal
 

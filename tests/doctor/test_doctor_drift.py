@@ -41,14 +41,14 @@ def test_the_odd_node_is_named(trait: str) -> None:
     usual, odd = traits(broken("ndv5", SAME)), traits(broken("ndv5", SAME | edits))
     if trait == "packages":
         odd = odd | {"packages": "torch 2.7.0"}
-    found = [each for each in drift({"n0": usual, "n1": usual, "n2": usual, "n3": odd}) if each.outcome != "ok"]
+    found = [each for each in drift({"n0": usual, "n1": usual, "n2": usual, "n3": odd}) if each.severity != "ok"]
     assert [(each.code, each.subject) for each in found] == [(f"drift-{trait}", "n3")], found
     assert says in found[0].message
 
 
 def test_two_nodes_that_differ_are_both_shown_and_none_is_blamed() -> None:
     found = [finding for finding in drift({"a": {"kernel": "1"}, "b": {"kernel": "2"}})]
-    assert [(each.subject, each.evidence) for each in found] == [("", "release of the kernel: 1 on a; 2 on b")]
+    assert [(each.subject, each.message) for each in found] == [("", "release of the kernel: 1 on a; 2 on b")]
 
 
 def test_what_one_node_alone_shows_is_no_drift() -> None:

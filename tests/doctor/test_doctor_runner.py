@@ -33,7 +33,7 @@ def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -
     begin = time.monotonic()
     found = run(checks, source, 1.0)
     assert time.monotonic() - begin < 3
-    assert [(each.code, each.outcome) for each in found] == [("file", "unknown"), ("fine", "ok"), ("program", "unknown")]
+    assert [(each.code, each.severity) for each in found] == [("file", "unknown"), ("fine", "ok"), ("program", "unknown")]
     assert found[0].message == "no answer within 1 s"
 
 
@@ -47,10 +47,10 @@ def test_what_stumbles_costs_one_check() -> None:
     content("whole")),
               Check("absent", lambda s: s.text("/no/such"), content("absent"))]
     found = run(checks, broken("ethernet", {}), 5.0)
-    assert [(each.code, each.outcome) for each in found] == [
+    assert [(each.code, each.severity) for each in found] == [
         ("reader", "unknown"), ("half", "unknown"), ("whole", "ok"), ("absent", "unknown")]
-    assert "ZeroDivisionError" in found[0].message and "what is this?" in found[1].evidence
-    assert found[3].evidence == "/no/such: No such file or directory"
+    assert "ZeroDivisionError" in found[0].message and "what is this?" in found[1].message
+    assert found[3].message == "/no/such: No such file or directory"
 
 
 def test_checks_of_one_reader_share_one_reading() -> None:
@@ -60,7 +60,7 @@ def test_checks_of_one_reader_share_one_reading() -> None:
         read.append(1)
         return len(read)
     found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], NodeSource(), 5.0)
-    assert [each.evidence for each in found] == ["1", "1", "1"]
+    assert [each.message for each in found] == ["1", "1", "1"]
 
 
 def test_the_remedy_of_a_check_stands_in_for_a_findings_own() -> None:
@@ -69,7 +69,7 @@ def test_the_remedy_of_a_check_stands_in_for_a_findings_own() -> None:
         yield Finding("x", "error", "", "")
         yield Finding("x", "warning", "", "", "own")
     found = run([Check("x", lambda s: 1, judge, remedy="general")], NodeSource(), 5.0)
-    assert [each.remedy for each in found] == ["", "general", "own"]
+    assert [each.fix for each in found] == ["", "general", "own"]
 
 
 def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
     assert sent([{"rail": 0, "direction": 0, "why": "cut"}], 0, order) == 0
     still = read_port_bytes(tree("ndv4"))
     [error] = judge_ports(still, still, sent(ends, 0, order))
-    assert (error.code, error.outcome) == ("nccl-ports", "error")
+    assert (error.code, error.severity) == ("nccl-ports", "error")
     twice = Look((LIMIT,), USUAL).and_also([error]).and_also([error])
     assert {*twice.findings} == {LIMIT, error} and len(twice.findings) == 2
 

@@ -21,8 +21,7 @@ from slurm_lab.cluster import wait_until
 from slurm_lab.why_not import why_not
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.cluster import command
-from hpc_mp.cli.lab_up import down, up
+from hpc_mp.cli.lab import command, down, up
 from hpc_mp.lab import keeper
 from hpc_mp.lab.cluster import first_process
 from hpc_mp.lab.lab import shared_out
@@ -30,7 +29,7 @@ from hpc_mp.lab.lab import shared_out
 reason = why_not()
 needs_slurm = pytest.mark.skipif(reason is not None, reason=str(reason))
 ME = f"test-{os.getpid()}"  # tests of other processes have clusters of their own
-COMMAND = (sys.executable, "-m", "hpc_mp", "cluster")
+COMMAND = (sys.executable, "-m", "hpc_mp", "lab")
 
 
 def cluster(*words: str, name: str | None = None, code: int = 0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -161,7 +160,7 @@ def test_what_it_is(running: Path) -> None:
 
 def test_up_twice_says_how_to_use_it(running: Path) -> None:
     said = cluster("up", name=ME, code=2).stderr
-    assert f"cluster {ME}: is up already" in said and f"export SLURM_CONF={running}" in said and "cluster down" in said
+    assert f"cluster {ME}: is up already" in said and f"export SLURM_CONF={running}" in said and "lab down" in said
 
 
 def test_cables_have_rates_and_ends(running: Path) -> None:
@@ -295,9 +294,9 @@ def refused(*words: str) -> str:
 
 def test_not_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(sys, "argv", ["/where it is/hpc-mp", "cluster", "up", "--nodes", "3"])
+    monkeypatch.setattr(sys, "argv", ["/where it is/hpc-mp", "lab", "up", "--nodes", "3"])
     said = refused("--nodes", "3")
-    assert "only root" in said and "`sudo '/where it is/hpc-mp' cluster up --nodes 3`" in said
+    assert "only root" in said and "`sudo '/where it is/hpc-mp' lab up --nodes 3`" in said
     with pytest.raises(HpcMpError, match="only root"):
         CliRunner().invoke(down, [], catch_exceptions=False)
 

@@ -16,7 +16,7 @@ from measured import leaves, measure
 from slurm_lab.lab import Lab
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.cli import cluster_describe
+from hpc_mp.cli import cluster
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.slurm.records import read_config, read_records
 from hpc_mp.cluster.topology import read_topologies
@@ -212,7 +212,7 @@ def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                                   options: list[str]) -> None:
     """Warnings are not: what is wrong depends on the site."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.setattr(cluster_describe, "ask_slurm", lambda: ask_slurm(Answers(tmp_path)))
+    monkeypatch.setattr(cluster, "ask_slurm", lambda: ask_slurm(Answers(tmp_path)))
     (tmp_path / "gres.conf").write_text(conf)
     done = CliRunner().invoke(command, ["describe", *options])
     assert done.exit_code == code, done.output

@@ -20,4 +20,4 @@ systemctl daemon-reload
 systemctl try-restart slurmd
 
 ln -sfn "$directory/current/bin/hpc-mp" /usr/local/bin/hpc-mp
-hpc-mp doctor --install /usr/local/libexec
+hpc-mp doctor install /usr/local/libexec

@@ -42,4 +42,4 @@ for _ in $(seq 120); do
     sleep 10
 done
 ln -sfn /opt/apps/hpc-mp/current/bin/hpc-mp /usr/local/bin/hpc-mp
-/usr/local/bin/hpc-mp doctor --install /usr/local/libexec
+/usr/local/bin/hpc-mp doctor install /usr/local/libexec

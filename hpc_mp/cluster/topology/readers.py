@@ -86,7 +86,7 @@ def rates(text: str, where: str) -> LinkRates:
         return of_document(json.loads(text))
     except (ValueError, KeyError, TypeError):
         raise HpcMpError(where, "is not a cluster.json, as a survey of hpc-mp doctor leaves it",
-                         "run `hpc-mp doctor --nodes N`, and take what it notes") from None
+                         "run `hpc-mp doctor cluster --nodes N`, and take what it notes") from None
 
 
 SOURCES = {

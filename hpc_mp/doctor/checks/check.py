@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from hpc_mp.base.findings import Finding
+from hpc_mp.base.findings import SEVERITIES, Finding, Severity
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, keep
 
@@ -33,6 +33,11 @@ class Check(Generic[Facts]):
     reads: str = ""
     rule: str = ""
     remedy: str = ""
+
+    @property
+    def severity(self) -> Severity:
+        """The gravest that its rule names."""
+        return next((severity for severity in SEVERITIES if severity in self.rule), "ok")
 
     def findings(self, facts: Facts) -> list[Finding]:
         return [finding if finding.severity == "ok" else replace(finding, fix=finding.fix or self.remedy)

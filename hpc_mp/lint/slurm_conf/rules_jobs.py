@@ -138,7 +138,7 @@ RULES: tuple[Rule[Told], ...] = (
          _ADMIN + f"UnkillableStepTimeout={UNKILLABLE_S}"),
     Rule("return-to-service", "warning", _is("ReturnToService", "2"),
          "a node that broke down and came up again gets jobs at once, with whatever broke it",
-         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that looks before (`hpc-mp doctor --install`)"),
+         _ADMIN + "ReturnToService=1, or a HealthCheckProgram that looks before (`hpc-mp doctor install`)"),
     Rule("no-requeue", "warning", _is("JobRequeue", "0"),
          "a job whose node died is not queued again unless it says --requeue (hpc-mp's scripts do)",
          _ADMIN + "JobRequeue=1"),

@@ -1,4 +1,4 @@
-"""From a size and a number of nodes to a directory that CycleCloud takes: ``hpc-mp cyclecloud render``."""
+"""From a size and a number of nodes to a directory that CycleCloud takes: ``hpc-mp cloud render``."""
 
 from __future__ import annotations
 

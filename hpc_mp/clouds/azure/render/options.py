@@ -106,7 +106,7 @@ def find_size(sku: str, catalogue: Catalogue) -> Size:
     found = catalogue.size(sku) or catalogue.size(f"Standard_{sku}")
     if found is None:
         if load_machines().size(sku):
-            raise HpcMpError(f"--sku {sku}", "is a machine of another cloud", f"use `hpc-mp cluster render --sku {sku}`")
+            raise HpcMpError(f"--sku {sku}", "is a machine of another cloud", "name a size of Azure")
         names = [size.name for size in sizes_on_offer(catalogue)]
         near = get_close_matches(sku.casefold(), [name.casefold() for name in names], 3, 0.5)
         meant = [name for close in near for name in names if name.casefold() == close] or [

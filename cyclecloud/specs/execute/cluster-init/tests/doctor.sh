@@ -3,6 +3,6 @@
 set -euo pipefail
 # shellcheck source=/dev/null
 source /etc/profile.d/hpc-mp.sh
-hpc-mp doctor --node
+hpc-mp doctor node
 gate=/usr/local/libexec/hpc-mp/hpc-mp-gate
 [[ ! -x $gate ]] || timeout 5 "$gate"

@@ -1,4 +1,4 @@
-"""``hpc-mp cluster render``: the configuration of a cluster on AWS or Google Cloud, from the name of a machine."""
+"""``hpc-mp cloud render`` for AWS and Google Cloud: the configuration of a cluster, from the name of a machine."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def _cloud_options(function: Callable[..., None]) -> Callable[..., None]:
               help="Of the parallel file system, 0: none [default: 4800 on AWS, 36000 on Google Cloud; none for CPU machines].")
 @_cloud_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def render(sku: str, nodes: int, output: Path | None, name: str, partition: str | None, capacity: str, scratch_gib: int | None,
-           as_json: bool, **options: str | None) -> None:
+def render_others(sku: str, nodes: int, output: Path | None, name: str, partition: str | None, capacity: str,
+                  scratch_gib: int | None, as_json: bool, **options: str | None) -> None:
     size = find_machine(sku)
     wish = Wish(size, nodes, name, partition or ("gpu" if size.gpus else "cpu"), capacity,
                 usual_scratch(size) if scratch_gib is None else scratch_gib,

@@ -1,4 +1,4 @@
-"""``hpc-mp cyclecloud render``: a size and a number of nodes become a directory that CycleCloud takes."""
+"""``hpc-mp cloud render`` for Azure: a size and a number of nodes become a directory that CycleCloud takes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Answer = TypeVar("Answer")
 @click.option("--project-url", metavar="URL",
               help="A GitHub release of the project, whose specs the workspace's own cluster gets too.")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
-def render_command(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
+def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
                    project_url: str | None, wheel: Path | None, json_: bool, **given: object) -> None:
     catalogue = load_catalogue()
     directory = output or Path(str(given["name"]))

@@ -1,0 +1,68 @@
+"""What a file is, by its name and its text: ``hpc-mp lint`` is given files, not kinds."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from hpc_mp.base.findings import Finding
+from hpc_mp.job.spec import JobSpec
+
+Kind = Literal["jinja", "project", "job", "template", "nccl", "slurm-conf", "slurm-part", "topology", "sbatch", "variables"]
+KINDS: dict[Kind, str] = {
+    "sbatch": "a job script for sbatch",
+    "job": "a job file of hpc-mp (TOML)",
+    "variables": "variables of an environment (what env prints, NAME=VALUE lines, exports of a shell)",
+    "nccl": "a file of NCCL's settings (nccl.conf)",
+    "slurm-conf": "slurm.conf",
+    "slurm-part": "gres.conf or cgroup.conf",
+    "topology": "topology.conf",
+    "template": "a template of Azure CycleCloud",
+    "project": "a project of Azure CycleCloud (project.ini)",
+    "jinja": "a Jinja template",
+}
+"""What each is called, for people."""
+
+_JINJA = re.compile(r"\{%-?\s*(if|for|set|include|import|from|extends|block|macro|call|raw|filter|with)\b"
+                    r"|(?<!\$)\{\{-?\s*[A-Za-z_][\w.]*(\s*\|[^{}]*)?\s*-?\}\}")
+_VARIABLE = re.compile(r"(?:(?:export|declare -x|setenv)\s+)?[A-Za-z_]\w*(?:=|\s+).*")
+_SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|NodeName|PartitionName)\s*=", re.MULTILINE | re.IGNORECASE)
+_RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first that holds
+    ("jinja", lambda path, text: path.suffix in (".j2", ".jinja", ".jinja2") or _JINJA.search(text)),
+    ("project", lambda path, text: path.name == "project.ini"),
+    ("job", lambda path, text: path.suffix == ".toml" and set(_tables(text)) & set(JobSpec.model_fields)),
+    ("nccl", lambda path, text: path.name in ("nccl.conf", ".nccl.conf")),
+    ("slurm-part", lambda path, text: path.name in ("gres.conf", "cgroup.conf")),
+    ("topology", lambda path, text: path.name.startswith("topology.") or re.search(r"^\s*SwitchName=", text, re.MULTILINE)),
+    ("sbatch", lambda path, text: path.suffix in (".sbatch", ".slurm") or re.search(r"^#\s*SBATCH\b", text, re.MULTILINE)),
+    ("template", lambda path, text: re.search(r"^\s*\[\[*\s*(cluster|node|nodearray|parameters)\b.*\]\s*$", text, re.MULTILINE)),
+    ("slurm-conf", lambda path, text: path.name == "slurm.conf" or _SLURM_CONF.search(text)),
+    ("variables", lambda path, text: _only_variables(text)),
+    ("sbatch", lambda path, text: text.startswith("#!") or path.suffix in (".sh", ".bash")),
+)
+
+RENDER_FIRST = Finding("HM001", "error", "", "a template: render it first. What its brackets stand for is not there yet.",
+                       "Render it, and check what comes out.")
+
+
+def kind_of(path: Path, text: str) -> Kind | None:
+    """The kind of a file; None if it is none of ``KINDS``."""
+    return next((kind for kind, holds in _RECIPE if holds(path, text)), None)
+
+
+def _tables(text: str) -> dict[str, object]:
+    """The tables of a TOML file; of one that is broken, those whose heads can be read."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return dict.fromkeys(re.findall(r"^\[(\w+)\]", text, re.MULTILINE))
+
+
+def _only_variables(text: str) -> bool:
+    """Whether each line that is no comment sets or unsets a variable, and there is one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return bool(lines) and all((_VARIABLE.fullmatch(line) and ("=" in line or line.startswith("setenv"))) or
+                               line.startswith("unset ") for line in lines)
