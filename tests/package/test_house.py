@@ -69,7 +69,7 @@ def classes(files: Iterable[Path]) -> dict[str, list[str]]:
 TWICE: set[str] = {
     "Bar", "Catalogue", "Cell", "Chart", "Choice", "Cluster", "Device", "Evidence", "Facts", "Header", "Node", "Part",
     "Piece", "Plan", "Quota", "Record", "Row", "Rule", "Sample", "Script", "Section", "Setting", "Shade", "Span", "Start",
-    "State", "Told", "Wish", "_Reader",
+    "State", "Told", "Verdict", "Wish", "_Reader",
 }
 
 
