@@ -142,12 +142,14 @@ def test_a_preview_is_a_value(job: Path) -> None:
     assert shown.run == the_run(job).path and not shown.run.exists()
     assert shown.script.text.startswith("#!/bin/bash\n") and shown.plans[0].spec.job.nodes == 1
     document = json.loads(json.dumps(shown.document()))
-    assert document["state"] == "planned" and {"key": "job.device", "value": "cpu", "why": "nvidia-smi finds no GPU"} in document["choices"]
+    assert document["state"] == "planned"
+    assert {"key": "job.device", "value": "cpu", "why": "nvidia-smi finds no GPU"} in document["choices"]
 
 
 def test_values_of_variables_are_not_in_the_command_that_goes_on(job: Path) -> None:
     request = LaunchRequest(job, "local", ("environment.set.TOKEN=hunter2", "train.steps=7"))
-    assert again(request, job.parent) == f"hpc-mp launch {job} --on local '--set=environment.set.TOKEN=…' --set=train.steps=7 --resume"
+    shown = "'--set=environment.set.TOKEN=…' --set=train.steps=7"
+    assert again(request, job.parent) == f"hpc-mp launch {job} --on local {shown} --resume"
 
 
 # --- the door is light ------------------------------------------------------------------------------------------------
@@ -203,7 +205,8 @@ def test_a_slurm_job_from_python(on_slurm: Path) -> None:
     heard: list[str] = []
     outcome = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4"], say=heard.append)
     assert (outcome.state, outcome.steps, outcome.cause) == ("completed", 4, None), outcome
-    assert outcome.job_id is not None and outcome.job_id.isdigit() and any(f"job       {outcome.job_id}" in text for text in heard)
+    assert outcome.job_id is not None and outcome.job_id.isdigit()
+    assert any(f"job       {outcome.job_id}" in text for text in heard)
     assert read_json(RunDirectory(outcome.run).outcome)["report"] == str(outcome.report) and outcome.report is not None
     again_ = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4"], resume=True)
     assert again_.state == "completed" and again_.run == outcome.run, "nothing was left to do"
