@@ -6,7 +6,6 @@ over what the machine is, not who it is: title, marks, short name and twin are a
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import tomllib
@@ -20,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.site_files import config_folders
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.catalogue.machines import GpuModel, MachineType
 
 ASSET, FILE, VARIABLE = "env/machines", "machines.toml", "HPC_MP_MACHINES"
@@ -147,5 +147,4 @@ def _parse(path: Path) -> Row:
 
 def _meant(word: str, known: Iterable[str]) -> str:
     names = sorted(known)
-    near = difflib.get_close_matches(word, names, n=1)
-    return f"did you mean {near[0]!r}?" if near else "name one of " + ", ".join(names)
+    return did_you_mean(word, names, f"name one of {', '.join(names)}")

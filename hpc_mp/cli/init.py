@@ -9,10 +9,11 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.slurm.limits import Qos
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine, find_machine, find_site
-from hpc_mp.launch.first_job import GIB, job_text
+from hpc_mp.launch.first_job import job_text
 from hpc_mp.planner.device import torch_has_cuda
 
 
@@ -39,7 +40,7 @@ def _machine(machine: ThisMachine, cuda: bool) -> str:
     gpus = ", ".join(gpu.name for gpu in machine.gpus) or "no GPU"
     if machine.gpus and not cuda:
         gpus += " (without use: the installed torch is built without CUDA)"
-    return f"this machine  {machine.cores} cores, {machine.memory / GIB:.0f} GiB, {gpus}"
+    return f"this machine  {machine.cores} cores, {memory_size(machine.memory)}, {gpus}"
 
 
 def _site(site: SlurmSite | str) -> list[str]:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 import click
 
+from hpc_mp.base.text import duration
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.launch.status import Overview, overview
 from hpc_mp.rundir import find_run
-
-UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 @click.command(help="Show what a run is doing, why it waits or failed, and how far it is.")
@@ -50,16 +49,6 @@ def lines(seen: Overview) -> Iterator[tuple[str, str]]:
         yield "then", ", ".join(f"{job.id} {job.state}" for job in seen.successors)
     if seen.cause is not None:
         yield "cause", seen.cause
-
-
-def duration(seconds: float) -> str:
-    """In two units at most: ``2 h 5 min``."""
-    parts, left = [], int(seconds)
-    for size, unit in UNITS:
-        count, left = divmod(left, size)
-        if count:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2]) or "0 s"
 
 
 def _job(job: SlurmJob) -> str:

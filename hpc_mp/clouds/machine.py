@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.clouds.azure.catalogue import Size, load_machines
-from hpc_mp.clouds.azure.vocabulary import meant
 
 CLOUDS = {"aws": "AWS", "gcp": "Google Cloud"}
 TOOLS = {"aws": "AWS ParallelCluster", "gcp": "Google's Cluster Toolkit"}
@@ -12,7 +12,6 @@ _ELSEWHERE = {  # adapters whose software is part of an image that only Google's
     "TCPX": "examples/machine-learning/a3-highgpu-8g",
     "TCPXO": "examples/machine-learning/a3-megagpu-8g",
 }
-_LIKENESS = 0.6
 
 
 def find_machine(sku: str) -> Size:
@@ -25,9 +24,9 @@ def find_machine(sku: str) -> Size:
     size = machines.size(sku)
     if size is None:
         here = [each.name for each in machines.sizes.values() if each.cloud in CLOUDS]
-        near = meant(sku, [each.name for each in machines.sizes.values()], _LIKENESS)
+        names = [each.name for each in machines.sizes.values()]
         raise HpcMpError(f"--sku {sku}", "is not in the catalogue",
-                         (f"did you mean {near}? Here are " if near else "name one of ") + ", ".join(here))
+                         f"{did_you_mean(sku, names)} Here are {', '.join(here)}".lstrip())
     if size.cloud not in CLOUDS:
         raise HpcMpError(f"--sku {size.name}", "is a size of Azure, whose clusters CycleCloud makes",
                          "name a machine of AWS or Google Cloud")

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from hpc_mp.base.assets import asset
+from hpc_mp.base.text import data_rate
 from hpc_mp.clouds.machine import TOOLS
 from hpc_mp.clouds.request import Wish
 
@@ -64,8 +65,8 @@ class Promise:
     @property
     def busbw(self) -> str:
         """In words."""
-        known = [*([f"{self.busbw_node:g} GB/s in one node"] if self.busbw_node else []),
-                 *([f"{self.busbw_pair:g} GB/s between two"] if self.busbw_pair else [])]
+        known = [*([f"{data_rate(self.busbw_node)} in one node"] if self.busbw_node else []),
+                 *([f"{data_rate(self.busbw_pair)} between two"] if self.busbw_pair else [])]
         return f"all-reduce busbw of large payloads {' and '.join(known) or 'not known'}"
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Any
 
+from hpc_mp.base.text import duration
+
 COUNTS_DAYS = 30
 """For so long a measurement counts: cables are changed, and nodes and switches are mended."""
 
@@ -46,11 +48,8 @@ class LinkRates:
         return median(rate for _, _, rate in self.pairs) if self.pairs else None
 
     def when(self, now: float | None = None) -> str:
-        """``3 days ago``."""
-        minutes = max(0.0, self._age(now)) / 60
-        number, unit = next(((minutes / size, unit) for unit, size in (("days", 1440), ("hours", 60)) if minutes >= 2 * size),
-                            (minutes, "minutes"))
-        return f"{number:.0f} {unit} ago"
+        """``3 d 4 h ago``."""
+        return f"{duration(self._age(now))} ago"
 
     def recent(self, now: float | None = None) -> bool:
         """Whether it counts still."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.limits import read_limits
 from hpc_mp.cluster.node.memory import read_shared
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import LIBRARIES, PLUGINS
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
-from hpc_mp.doctor.checks.words import several, size
 
 View = Mapping[str, Any]
 _ENDLESS = 1 << 62
@@ -41,7 +41,7 @@ class Item:
     what: str
     reads: str
     remedy: str
-    said: Callable[[float], str] = size
+    said: Callable[[float], str] = memory_size
 
 
 def view(source: NodeSource) -> dict[str, Any]:

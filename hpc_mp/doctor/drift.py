@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.cpu import read_cpus
 from hpc_mp.cluster.node.gpu_pci import read_gpus
 from hpc_mp.cluster.node.limits import read_limits
@@ -15,7 +16,6 @@ from hpc_mp.cluster.node.netdev import ETHERNET, read_interfaces
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
-from hpc_mp.doctor.checks.words import several
 
 Traits = Mapping[str, str]
 PACKAGES = ("torch", "transformers", "nvidia-nccl-cu12", "nvidia-nccl-cu13", "numpy")
@@ -112,7 +112,7 @@ def _memory(source: NodeSource) -> str:
     if not kib:
         return ""
     step = 2.0 ** (kib.bit_length() - 5)
-    return f"{round(1.015 * kib / step) * step / 2**20:g} GiB"
+    return memory_size(round(1.015 * kib / step) * step * 2**10)
 
 
 def _limits(source: NodeSource) -> str:

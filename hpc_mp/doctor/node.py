@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.node.counters import keep_counters
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.parse import maybe
@@ -91,5 +91,5 @@ def _check(code: str) -> Check[Any]:
     for check in PASSIVE:
         if check.code == code:
             return check
-    near = difflib.get_close_matches(code, [check.code for check in PASSIVE], n=1)
-    raise HpcMpError(f"check {code}", "does not exist", f"did you mean {near[0]}?" if near else "`hpc-mp doctor --list` has all")
+    raise HpcMpError(f"check {code}", "does not exist",
+                     did_you_mean(code, [check.code for check in PASSIVE], "`hpc-mp doctor --list` has all"))

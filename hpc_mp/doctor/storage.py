@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import data_rate, data_size
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.mounts import Mount, read_mounts
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
@@ -71,8 +72,8 @@ def judge(where: str, mount: Mount | None, rates: Rates | Unavailable) -> Findin
     kind = f"{mount.type}, " if mount is not None else ""
     if isinstance(rates, Unavailable):
         return Finding(code, "unknown", where, f"{kind}{rates}")
-    said = (f"{kind}{rates.write:.2f} GB/s written, {rates.read:.2f} GB/s read, {rates.files:.0f} files/s made and removed "
-            f"({rates.size >> 20} MiB)")
+    said = (f"{kind}{data_rate(rates.write)} written, {data_rate(rates.read)} read, {rates.files:.0f} files/s made and removed "
+            f"({data_size(rates.size)})")
     if not rates.same:
         return Finding(code, "error", where, f"{said}; what was read is not what was written",
                        "do not trust this file system: look at its servers, disks and network")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import tomllib
 from pathlib import Path
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.versions import GUARD, Library
 
@@ -133,9 +133,8 @@ def profile_names() -> tuple[str, ...]:
 def load_profile(name: str) -> Profile:
     """Raises HpcMpError: there is none of that name, or its file is wrong."""
     if name not in profile_names():
-        near = difflib.get_close_matches(name, profile_names(), n=1)
         raise HpcMpError(f"profile {name!r}", f"is none of {', '.join(profile_names())}",
-                         f"did you mean {near[0]!r}?" if near else "choose one of these")
+                         did_you_mean(name, profile_names(), "choose one of these"))
     return _read(asset(FOLDER) / f"{name}.toml")
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.text import nearest
 from hpc_mp.environment.facts import Harm, facts
 from hpc_mp.environment.numbers import is_plain, read_number
 
@@ -57,7 +57,7 @@ def _unknown(settings: Settings) -> Iterable[Hit]:
     known = facts()
     for each in settings:
         if each.name.startswith("NCCL_") and not known.explains(each.name):
-            near = difflib.get_close_matches(each.name, sorted(known.known), n=1, cutoff=CLOSE)
+            near = nearest(each.name, sorted(known.known), CLOSE)
             yield Hit(each.line, each.name, f"Did you mean {near[0]}?" if near else "Leave it out.")
 
 

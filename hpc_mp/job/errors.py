@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import PydanticCustomError
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 
 LONGEST = 77  # characters of a value that a message shows
 MOST_OTHERS = 5  # problems that a message names in short after the first
@@ -94,5 +94,4 @@ def _nearest(where: Sequence[str], model: type[BaseModel]) -> str:
     if homes:
         return f"{key} belongs to [{homes[0]}]"
     known = sections[parents[0]] if parents else list(sections)
-    near = difflib.get_close_matches(key, known, n=1)
-    return (f"did you mean {near[0]!r}? The" if near else "the") + f" keys are {', '.join(known)}"
+    return f"{did_you_mean(key, known)} The keys are {', '.join(known)}".lstrip()

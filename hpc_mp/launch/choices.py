@@ -5,12 +5,12 @@ Pure: facts in, choices with their reasons out. The order of the ranks is the pl
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.query import SlurmPartition
@@ -88,9 +88,8 @@ def _form(spec: JobSpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]
 
 def _no_partition(spec: JobSpec, name: str, known: tuple[str, ...]) -> HpcMpError:
     key = "slurm.partition" if name in (spec.slurm.partition or "").split(",") else "slurm.components: partition"
-    near = difflib.get_close_matches(name, known, n=1)
     return HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(known) or 'none'}",
-                      f"did you mean {near[0]!r}?" if near else "choose one of these")
+                      did_you_mean(name, known, "choose one of these"))
 
 
 def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
@@ -107,9 +106,8 @@ def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
                          "is a slice of a GPU (MIG), and slices cannot talk to each other",
                          "choose a partition or a type of whole GPUs")
     if wanted and wanted not in whole and None not in whole:
-        near = difflib.get_close_matches(wanted, [name for name in whole if name], n=1)
         raise HpcMpError(f"slurm.gpu_type = {wanted!r}", f"is not in {where}, which has {shown}",
-                         f"did you mean {near[0]!r}?" if near else "choose one of these, or another partition")
+                         did_you_mean(wanted, filter(None, whole), "choose one of these, or another partition"))
     free = spec.slurm.constraint or spec.slurm.components or {"nodelist", "nodefile"} & spec.slurm.extra.keys()
     if not wanted and len(whole) > 1 and not free:
         raise HpcMpError(where, f"has GPUs of several types: {shown}; ranks of one job need equal ones",

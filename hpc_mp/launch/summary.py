@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.plan import JobPlan
-from hpc_mp.planner.device import size
 
 WIDTH = 120
 
@@ -71,13 +71,13 @@ def defaults(spec: JobSpec) -> str:
 
 def _state(plan: JobPlan) -> str:
     state = [each.total for each in plan.record.state]
-    low, high = size(min(state)), size(max(state))
+    low, high = memory_size(min(state)), memory_size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
     if not plan.device.pools:
         return f"{each}; the memory of the nodes is not known here"
     tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
-    total = size(sum(state[rank] for rank in tightest.ranks))
-    limit = "an unknown size" if tightest.size is None else size(tightest.size)
+    total = memory_size(sum(state[rank] for rank in tightest.ranks))
+    limit = "an unknown size" if tightest.size is None else memory_size(tightest.size)
     return f"{each}, {total} of {limit} on {tightest.name}"
 
 

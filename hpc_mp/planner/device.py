@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import runpy
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +12,10 @@ from typing import Literal
 import psutil
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
 
 Asked = Literal["auto", "cpu", "cuda"]
-UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +81,9 @@ def check_memory(state: Sequence[int], device: Device) -> None:
         need = sum(state[rank] for rank in pool.ranks)
         if pool.size is not None and need > pool.size:
             raise HpcMpError(
-                f"{size(need)} of model state (parameters, gradients, optimizer) of the {len(pool.ranks)} ranks"
+                f"{memory_size(need)} of model state (parameters, gradients, optimizer) of the {len(pool.ranks)} ranks"
                 f" on {pool.name}",
-                f"is more than its {size(pool.size)} of memory",
+                f"is more than its {memory_size(pool.size)} of memory",
                 "use a smaller model, parallel.zero = 3, optimizer = \"sgd\", a narrower precision or a larger machine")
 
 
@@ -94,11 +93,3 @@ def torch_has_cuda() -> bool:
     if spec is None or spec.origin is None:
         return False
     return runpy.run_path(str(Path(spec.origin).with_name("version.py")))["cuda"] is not None
-
-
-def size(count: float) -> str:
-    """Bytes as people read them: ``1.5 GiB``."""
-    if count < 1024:
-        return f"{count:.0f} B"
-    power = min(int(math.log2(count)) // 10, len(UNITS))
-    return f"{count / 1024**power:.1f} {UNITS[power - 1]}"

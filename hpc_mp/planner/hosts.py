@@ -9,6 +9,7 @@ from math import factorial, fsum
 from operator import ne
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import data_size, duration
 from hpc_mp.cluster.bandwidth import COUNTS_DAYS, LinkRates, TieredRates, rates
 from hpc_mp.cluster.topology import SwitchTree, crossings, order_hosts
 from hpc_mp.layout.placement import Placement, RankMap
@@ -105,14 +106,14 @@ def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
                tree: SwitchTree) -> str:
     """``rank map: n1 n3 n2 n4 → 8.1 MB per step out of the busiest leaf switch, 12.3 MB in the order given``."""
     cost = hosts_cost(placement, traffic, tree)
-    before, after = cost(given) / 1e6, cost(ordered) / 1e6
-    return (f"rank map: {' '.join(ordered)} → {after:,.1f} MB per step out of the busiest leaf switch, "
-            f"{before:,.1f} MB in the order given")
+    before, after = cost(given), cost(ordered)
+    return (f"rank map: {' '.join(ordered)} → {data_size(after)} per step out of the busiest leaf switch, "
+            f"{data_size(before)} in the order given")
 
 
 def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: TieredRates,
                when: str) -> str:
-    """``rank map: n1 n2 n4 n3 → 0.39 s per step … at the rates measured 3 days ago, 0.81 s in the order given; n2–n3 has …``."""
+    """``rank map: n1 n2 n4 n3 → 390 ms per step … at the rates measured 3 d ago, 810 ms in the order given; n2–n3 has …``."""
     cost = step_times(placement, traffic, rates)
     (after, _), (before, _) = cost(ordered), cost(given)
     sent = flows(placement, traffic)
@@ -125,8 +126,8 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
         return f"{'carries' if len(members) == 2 else 'sends'} {' and '.join(axes) or 'nothing'}{' only' * (len(axes) == 1)}"
 
     slow = [f"{words}: {carried(members)}" for members, words in slow_words(rates, ordered)]
-    return "; ".join([f"rank map: {' '.join(ordered)} → {after:.2g} s per step on the busiest way at the rates measured {when}, "
-                      f"{before:.2g} s in the order given", *_some(slow)])
+    return "; ".join([f"rank map: {' '.join(ordered)} → {duration(after)} per step on the busiest way "
+                      f"at the rates measured {when}, {duration(before)} in the order given", *_some(slow)])
 
 
 def slow_words(rates: TieredRates, hosts: Sequence[str]) -> list[tuple[tuple[str, ...], str]]:

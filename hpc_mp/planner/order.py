@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpc_mp.base.text import data_rate, data_size, duration
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import ORDERS, Degrees, Placement, RankMap, normalize_order, place
@@ -56,12 +57,12 @@ def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | Non
                                   stages_in_turn=library_of(spec).in_turn and p.zero > 0)
     if spec.job.nodes == 1:
         return RankOrder(order, "one node: no traffic leaves it")
-    waited = [cost.waited / 1e6 for cost in costs]
-    words = f"a step waits for {min(waited):,.1f} MB on links between nodes, in the worst order {max(waited):,.1f} MB"
+    waited = [cost.waited for cost in costs]
+    words = f"a step waits for {data_size(min(waited))} on links between nodes, in the worst order {data_size(max(waited))}"
     if measured is None or usual is None:
         return RankOrder(order, words)
     seconds = min(cost.seconds for cost in costs)
-    return RankOrder(order, f"{words}; {seconds:.2g} s at the {usual:.3g} GB/s measured {measured.when()}", seconds)
+    return RankOrder(order, f"{words}; {duration(seconds)} at the {data_rate(usual)} measured {measured.when()}", seconds)
 
 
 def cheapest_order(

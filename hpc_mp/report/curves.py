@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
+from hpc_mp.base.text import counted, number
 from hpc_mp.report.axes import Scale, Tick, ticks
 from hpc_mp.report.records import Metric
-from hpc_mp.report.words import counted, number
 
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26

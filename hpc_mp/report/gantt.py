@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from hpc_mp.base.text import duration, percent, short_unit
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
 from hpc_mp.report.grid import Shade, present_axes, shade
 from hpc_mp.report.pipeline import Bubble, Line, chosen, compared, executed, idle, simulated, wall_time
 from hpc_mp.report.records import Span, Trace
-from hpc_mp.report.words import duration, percent, short_unit
 
 WIDTH, LEFT, RIGHT = 1080, 132, 78
 ROW, BAR, BETWEEN = 26, 20, 6  # BETWEEN: further apart where the next pipeline begins

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hpc_mp.base.text import moment
 from hpc_mp.report.facts import Facts
 from hpc_mp.report.summary import layout
-from hpc_mp.report.words import moment
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpc_mp.base.text import BINARY, memory_size, percent
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
 from hpc_mp.report.records import Memory, Trace
-from hpc_mp.report.words import BINARY, percent, size
 
 WIDTH, HEIGHT = 1080, 240
 LEFT, RIGHT, TOP, BOTTOM = 66, 10, 14, 24
@@ -87,8 +87,8 @@ def memory(traces: Mapping[int, Trace], placement: Placement | None) -> Chart | 
     limit = min(each.memory.limit for each in held)
     in_sight = 0 < limit <= LIMIT_WITHIN * highest
     y = Scale(0, 1.06 * max(highest, limit if in_sight else 0, 1), HEIGHT - BOTTOM, TOP)
-    of_limit = f"{percent(highest / limit)} of the limit of {size(limit)} per rank" if limit else "of a limit not known"
-    state = f"model state takes at most {size(max(each.state for each in held))} of it"
+    of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "of a limit not known"
+    state = f"model state takes at most {memory_size(max(each.state for each in held))} of it"
     present = {kind for each in held for kind, _ in each.parts}
     return Chart(
         step=max(trace.step for trace in traces.values()),
@@ -97,7 +97,7 @@ def memory(traces: Mapping[int, Trace], placement: Placement | None) -> Chart | 
         ticks=_ticks(y),
         limit=y(limit) if in_sight else None,
         legend=tuple(entry for entry in (*STATE, REST) if entry[0] in present),
-        words=f"the highest peak is {size(highest)}, {of_limit}, {state}",
+        words=f"the highest peak is {memory_size(highest)}, {of_limit}, {state}",
     )
 
 
@@ -110,7 +110,7 @@ def _by_stage(known: Mapping[int, Memory], placement: Placement) -> list[_Held]:
     def held(stage: int, ranks: list[int]) -> _Held:
         by_peak = sorted(ranks, key=lambda rank: known[rank].peak)
         heading = (f"stage {stage}: rank {by_peak[-1]}, the fullest of {len(ranks)}\n"
-                   f"the emptiest: rank {by_peak[0]}, peak {size(known[by_peak[0]].peak)}")
+                   f"the emptiest: rank {by_peak[0]}, peak {memory_size(known[by_peak[0]].peak)}")
         return _Held(f"stage {stage}", heading, known[by_peak[-1]])
 
     return [held(stage, ranks) for stage, ranks in sorted(stages.items())]
@@ -127,8 +127,8 @@ def _bars(all_held: Sequence[_Held], y: Scale) -> tuple[Bar, ...]:
         for kind, part in held.parts:
             pieces.append(Piece(kind, y(below + part), round(y(below) - y(below + part), 1)))
             below += part
-        parts = [f"{NAMES[kind]}: {size(part)}" for kind, part in held.parts]
-        tip = "\n".join([held.heading, f"peak: {size(held.memory.peak)}", *parts])
+        parts = [f"{NAMES[kind]}: {memory_size(part)}" for kind, part in held.parts]
+        tip = "\n".join([held.heading, f"peak: {memory_size(held.memory.peak)}", *parts])
         return Bar(round(x, 1), round(width, 1), "" if i % every else held.label, tip, tuple(pieces))
 
     return tuple(bar(i, held) for i, held in enumerate(all_held))

@@ -12,9 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import moment, percent
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
-from hpc_mp.report import curves, gantt, grid, memory, words
+from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import Facts, read_facts
 from hpc_mp.report.history import attempts
 from hpc_mp.report.records import Start
@@ -52,7 +53,7 @@ def render(facts: Facts, now: float) -> str:
     placement, spec = facts.placement, facts.spec
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
                               trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = words.percent
+    environment.filters["percent"] = percent
     return environment.get_template("page.html.j2").render(
         name=name(facts.path, spec),
         path=str(facts.path.resolve()),
@@ -68,7 +69,7 @@ def render(facts: Facts, now: float) -> str:
         attempts=attempts(facts, summary.state),
         job_text=dump_job(_without_secrets(spec)) if spec else "",
         unreadable=facts.problems,
-        now=words.moment(now),
+        now=moment(now),
         version=__version__,
         size={"curves": curves, "gantt": gantt, "memory": memory},
         style=(HERE / "page.css").read_text(encoding="utf-8"),

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from hpc_mp.base.text import counted, duration, memory_size, moment, number, percent
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
 from hpc_mp.report.records import Metric
-from hpc_mp.report.words import counted, duration, moment, number, percent, size
 from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
 
@@ -103,7 +103,7 @@ def key_numbers(facts: Facts) -> tuple[Number, ...]:
         Number("Loss", f"{first.loss:.4f} → {last.loss:.4f}", f"{last.loss - first.loss:+.4f}".replace("-", "−")),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
-        Number("Peak memory", size(peak), f"fullest rank, of {size(min(limits))}" if limits else "fullest rank"),
+        Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank"),
     )
 
 

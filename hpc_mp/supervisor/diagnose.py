@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.base.text import memory_size
 from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure, coordinates, kind_of_end, precedence, root_cause, sentence, who
 from hpc_mp.rundir.outcome import STOPPED, Cause
 from hpc_mp.supervisor.evidence import Evidence, gather
@@ -153,7 +154,7 @@ def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) 
     if not held:
         return symptom
     most = max(held, key=held.__getitem__)
-    text = f"{symptom.text}; of the {len(ranks)} ranks there it held most, {held[most] / 1e9:.1f} GB"
+    text = f"{symptom.text}; of the {len(ranks)} ranks there it held most, {memory_size(held[most])}"
     return replace(symptom, rank=most, text=text)
 
 

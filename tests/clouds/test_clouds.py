@@ -229,10 +229,10 @@ def test_a_quota_without_a_known_name_is_stated_in_numbers(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments, words", [
-    (("--sku", "p5.48large", "--nodes", "2"), "did you mean p5.48xlarge?"),
-    (("--sku", "standard_nd96isr_h100_v6", "--nodes", "2"), "is no size in the catalogue. Did you mean Standard_ND96isr_H100_v5"),
+    (("--sku", "p5.48large", "--nodes", "2"), "did you mean 'p5.48xlarge'?"),
+    (("--sku", "standard_nd96isr_h100_v6", "--nodes", "2"), "no size in the catalogue. Did you mean 'Standard_ND96isr_H100_v5'"),
     (("--sku", "a3-megagpu-8g", "--nodes", "2"), "examples/machine-learning/a3-megagpu-8g"),
-    (("--sku", "zzz", "--nodes", "2"), "Name one of p4d.24xlarge"),
+    (("--sku", "zzz", "--nodes", "2"), "Here are p4d.24xlarge"),
     (("--sku", "p5.48xlarge", "--nodes", "0", *given(AWS)), "--nodes 0: must be at least 1"),
     (("--sku", "p5.48xlarge", "--nodes", "2"), "--region, --subnet, --bucket: missing, and AWS needs them. Give a region"),
     (("--sku", "p5.48xlarge", "--nodes", "2", *given(AWS | {"subnet": "subnet-1"})), "--subnet subnet-1: is not well formed"),

@@ -264,7 +264,7 @@ def test_what_has_to_be_known_is_said_where_it_holds(changes: dict[str, Any], sa
 
 
 @pytest.mark.parametrize(("changes", "words"), [
-    ({"sku": "Standard_ND96isr_H100"}, ("is no size", "did you mean Standard_ND96isr_H100_v5")),
+    ({"sku": "Standard_ND96isr_H100"}, ("is no size", "did you mean 'Standard_ND96isr_H100_v5'")),
     ({"sku": "x9"}, ("is no size", "for training there are", "Standard_ND96isr_H200_v5")),
     ({"sku": "p5.48xlarge"}, ("another cloud", "hpc-mp cloud render --sku p5.48xlarge")),
     ({"nodes": 0}, ("--nodes 0", "must be at least 1")),

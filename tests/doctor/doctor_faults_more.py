@@ -9,7 +9,7 @@ MEM = "/proc/meminfo"
 
 MORE: tuple[Fault, ...] = (
     Fault("memory-size", "ndv5", {MEM: ("1961032704 kB", "1400000000 kB")}, "error",
-          "1335 GiB; a Standard_ND96isr_H100_v5 has 1870",
+          "1.3 TiB; a Standard_ND96isr_H100_v5 has 1.83 TiB",
           also=("memory-free",)),
     Fault("memory-nodes", "ndv5", {"/sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:  400000000 kB"}, "warning",
           "memory node 1: 381 GiB; the largest has 935 GiB"),
@@ -52,7 +52,7 @@ MORE: tuple[Fault, ...] = (
     Fault("mount-readonly", "ndv5", {"/proc/mounts": ("/ ext4 rw,relatime", "/ ext4 ro,relatime")}, "error", "/: mounted ro"),
     Fault("disk-space", "ndv5", {f"{STAT} /mnt/nvme": "4096 1700000000 1000000 340000000 339900000\n"}, "warning",
           "/mnt/nvme: 100% of"),
-    Fault("disk-space", "ndv5", {f"{STAT} /": "4096 127000000 1000 32000000 31000000\n"}, "error", "3.91 MiB are left"),
+    Fault("disk-space", "ndv5", {f"{STAT} /": "4096 127000000 1000 32000000 31000000\n"}, "error", "4.1 MB are left"),
     Fault("disk-inodes", "ndv5", {f"{STAT} /": "4096 127000000 90000000 32000000 1000\n"}, "warning",
           "/: 100% of 32000000 inodes"),
     Fault("nvme-state", "ndv5", {"/sys/class/nvme/nvme3/state": "dead"}, "error", "nvme3: Microsoft NVMe Direct Disk: dead"),
@@ -65,10 +65,11 @@ MORE: tuple[Fault, ...] = (
     Fault("process-zombies", "ndv5", {name: text for pid in range(100, 130) for name, text in
           process(pid, "python3", "Z", 900, 0).items()}, "warning", "30 dead processes that nobody waits for: python3 (100)"),
     Fault("process-leftovers", "ndv5", process(77, "python3", "S", 1, 20001, int((up("ndv5") - 20_160) * 100)), "warning",
-          "1 processes of users whose parent has gone: python3 (77) of user 20001, 5.6 h old"),
+          "1 processes of users whose parent has gone: python3 (77) of user 20001, 5 h 36 min old"),
     Fault("kernel-hardware", "ndv5", logged("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: bea0000000000108"), "error",
           "1 lines in the last day"),
-    Fault("kernel-hardware", "ndv5", logged("EDAC MC0: 1 UE memory read error on CPU_SrcID#0"), "error", "0.3 h ago: EDAC MC0"),
+    Fault("kernel-hardware", "ndv5", logged("EDAC MC0: 1 UE memory read error on CPU_SrcID#0"), "error",
+          "16 min 40 s ago: EDAC MC0"),
     Fault("kernel-lockup", "ndv5", logged("INFO: task python3:4711 blocked for more than 120 seconds."), "warning",
           "blocked for more"),
     Fault("kernel-lockup", "ndv5", logged("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:12]"), "warning",

@@ -148,7 +148,7 @@ def test_a_machine_that_is_not_here(tmp_path: Path) -> None:
 
 
 def test_a_check_that_does_not_exist_is_answered_with_the_nearest() -> None:
-    with pytest.raises(HpcMpError, match="Did you mean fabric-port"):
+    with pytest.raises(HpcMpError, match="Did you mean 'fabric-port'"):
         diagnose(tree("ndv5"), ["fabric-prot"])
 
 

@@ -78,7 +78,7 @@ def test_errors_that_grow_and_old_ones_that_do_not() -> None:
     grown = dict.fromkeys(names, 0) | {"nvlink/GPU 2 link 7 CRC Errors": 9, "nvlink/GPU 2 link 8 Recovery Errors": 1}
     found = list(errors(Changes(600.0, grown, grown)))
     assert [(finding.severity, finding.subject) for finding in found] == [("error", "GPU 2"), ("warning", "GPU 2")]
-    assert "link 7 CRC Errors: 9 more within 600 s" in found[0].message
+    assert "link 7 CRC Errors: 9 more within 10 min" in found[0].message
 
 
 def test_counters_of_healthy_traffic_are_no_errors() -> None:

@@ -55,7 +55,7 @@ CASES = (
     Case("gpu-xid", "ndv5", logged("NVRM: Xid (PCI:000a:00:00): 79, pid=4711, name=python, GPU has fallen off the bus."), "error",
          "Xid 79: the GPU has fallen off the bus; 1 min ago", "GPU 000a:00:00"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 48, pid=1, Double Bit ECC Error", 86400 * 4), "warning",
-         "4 days ago"),
+         "4 d ago"),
     Case("gpu-xid", "p4d", logged("NVRM: Xid (PCI:0000:10:1c): 94, pid=1, Contained memory error"), "warning", "Xid 94"),
     Case("gpu-xid", "ndv5", logged(RECOVERY), "error", "the driver now wants: Node Reboot Required"),
     Case("gpu-sxid", "p4d", logged("nvidia-nvswitch3: SXid (PCI:0000:c0:1b.0): 20034, Fatal, Link 30 LTSSM Fault Up"), "error",

@@ -32,10 +32,10 @@ CASES = (
     Case("gpu-leftover", "ndv5", program("Z", IN_JOB), "error", "is dead and still holds the GPU", "GPU 1 (0002:00:00.0)"),
     Case("gpu-leftover", "ndv5", program("D", IN_JOB), "warning", "hangs in the kernel"),
     Case("gpu-memory-held", "p4d", {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211")}, "warning",
-         "30211 MiB in use", "GPU 2"),
+         "29.5 GiB in use", "GPU 2"),
     Case("gpu-memory-held", "p4d",
          {USED: answer("p4d", USED).replace("0000:20:1C.0, 4", "0000:20:1C.0, 30211"), "/.dockerenv": ""},
-         "unknown", "30211 MiB in use"),
+         "unknown", "29.5 GiB in use"),
 )
 
 

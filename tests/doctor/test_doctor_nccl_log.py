@@ -172,7 +172,7 @@ def test_bytes_of_the_ports_against_bytes_sent() -> None:
     assert says(list(judge_ports(before, lame, 7_000_000_000))) == [("warning", "mlx5_ib5 port 1")]
     found = list(judge_ports(before, before, 8_000_000_000))  # it all went over Ethernet
     assert says(found) == [("error", "")]
-    assert "0 GB went through the fast ports, the ranks sent 8 GB" in found[0].message
+    assert "0 B went through the fast ports, the ranks sent 8 GB" in found[0].message
 
 
 def test_ports_that_cannot_be_compared() -> None:

@@ -63,7 +63,7 @@ def test_a_slow_way_carries_nothing_and_no_number_changes(lab: Cluster, job: Pat
     plant(lab, job, *slow)
     moved, same, said, run = ran(lab, job)
     assert corners(moved, *slow) and not corners(usual, *slow)
-    assert f"{'–'.join(sorted(slow))} has 30 % of the usual rate: carries nothing" in said and "measured 3 days ago" in said
+    assert f"{'–'.join(sorted(slow))} has 30 % of the usual rate: carries nothing" in said and "measured 3 d ago" in said
     assert same == numbers
     kept = read_measured(run.measured)
     assert kept is not None and kept.between(*slow) == 0.3 and run.measured.stat().st_mode & 0o077 == 0

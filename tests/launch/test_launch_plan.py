@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from launching import JOB, answers, executable, record, said, silent, write_job
 
 from hpc_mp.base.command import CommandFailed, ask
@@ -29,7 +27,7 @@ from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import compose
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.planner.device import check_memory, choose, size
+from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.rundir import create_run
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.follow import AttemptReader, Tail
@@ -153,21 +151,13 @@ def test_shared_gpus_add_up() -> None:
     device = choose("cuda", 4, GPUS, True, GIB)
     assert [pool.ranks for pool in device.pools] == [(0, 2), (1, 3)]
     check_memory([50 * GIB, 10 * GIB, 50 * GIB, 10 * GIB], device)
-    refused = r"101\.0 GiB of model state .* 2 ranks on GPU 0 \(H200\): is more than its 100\.0 GiB"
+    refused = r"101 GiB of model state .* 2 ranks on GPU 0 \(H200\): is more than its 100 GiB"
     with pytest.raises(HpcMpError, match=refused):
         check_memory([50 * GIB, 10 * GIB, 51 * GIB, 10 * GIB], device)
 
 
 def test_a_gpu_of_unknown_size_refuses_nothing() -> None:
     check_memory([2**60], choose("cuda", 1, (Gpu(0, "GB10", None),), True, GIB))
-
-
-@given(st.integers(0, 2**60))
-def test_sizes_are_right_to_a_decimal(count: int) -> None:
-    number, unit = size(count).split()
-    factor = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(unit)
-    assert abs(float(number) * factor - count) <= 0.05 * factor + 1e-6 * count
-    assert unit == "TiB" or float(number) <= 1024
 
 
 # --- the plan and its words ---------------------------------------------------------------------------------
@@ -226,7 +216,7 @@ def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hpc_mp.planner.device.psutil.virtual_memory", lambda: type("m", (), {"total": 3 * 2**20}))
-    with pytest.raises(HpcMpError, match=r"MiB of model state .* 4 ranks on this machine: is more than its 3\.0 MiB"):
+    with pytest.raises(HpcMpError, match=r"MiB of model state .* 4 ranks on this machine: is more than its 3 MiB"):
         compose(spec_of(tmp_path), Where("local", ""), BACKENDS["local"].target)
 
 

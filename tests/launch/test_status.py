@@ -20,7 +20,6 @@ from launching import environment, executable, mark, record, the_run, until, wri
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
-from hpc_mp.cli.status import duration
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import seen
@@ -124,12 +123,6 @@ def test_the_newest_run_of_a_name(run: RunDirectory) -> None:
 def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     run.metrics.write_text(record(1, loss=float("nan")) + "\n")
     assert status(run)["loss"] is None
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (7260, "2 h 1 min"),
-                                               (90061, "1 d 1 h")])
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 # --- the cause ----------------------------------------------------------------------------------------------------

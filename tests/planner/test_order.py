@@ -73,7 +73,7 @@ def test_the_reason_gives_seconds_where_the_doctor_has_measured() -> None:
         return choose_rank_order(spec, traffic(spec), measured(days, n1_n2=0.01)).why
 
     bytes_alone = "a step waits for 10.5 MB on links between nodes, in the worst order 21.6 MB"
-    assert why(3) == f"{bytes_alone}; 0.44 s at the 0.0239 GB/s measured 3 days ago"
+    assert why(3) == f"{bytes_alone}; 439 ms at the 23.9 MB/s measured 3 d ago"
     assert why(31) == bytes_alone
 
 
@@ -99,7 +99,7 @@ def test_hosts_follow_measured_rates() -> None:
     """DPT: nodes are (replica, stage). 1 and 3, 2 and 4 are replicas of a stage, 1 and 2, 3 and 4 stages of a replica."""
     nothing, tree = SwitchTree(), read_topology(FABRIC)
     assert hosts(job(), "DPT", nothing, measured(n1_n3=0.0239 * 0.38)) == (("n1", "n2", "n4", "n3"), (
-        "rank map: n1 n2 n4 n3 → 0.47 s per step on the busiest way at the rates measured 3 days ago, 1.1 s in the order given; "
+        "rank map: n1 n2 n4 n3 → 474 ms per step on the busiest way at the rates measured 3 d ago, 1.13 s in the order given; "
         "n1–n3 has 38 % of the usual rate: carries nothing"))
     assert hosts(job(), "DPT", nothing, measured(n1_n2=0.0239 * 0.38))[0] == ("n1", "n4", "n3", "n2")
     # Negative controls: a slow way that nothing goes by, rates that are almost alike or old.
@@ -119,8 +119,8 @@ def test_switches_decide_between_orders_that_rates_call_equal() -> None:
 
 def test_a_launch_says_what_hosts_will_be_put_in_order_by() -> None:
     assert expected_slow_links("auto", 4, measured(n2_n3=0.001)) == (
-        "slow ways will get the least to carry: measured 3 days ago, n2–n3 has 4 % of the usual rate")
+        "slow ways will get the least to carry: measured 3 d ago, n2–n3 has 4 % of the usual rate")
     assert expected_slow_links("auto", 4, measured(days=40, n2_n3=0.001)) == (
-        "rates were measured 40 days ago and count for 30 days: `hpc-mp doctor` measures them again")
+        "rates were measured 40 d ago and count for 30 days: `hpc-mp doctor` measures them again")
     assert expected_slow_links("auto", 4, None) is expected_slow_links("auto", 4, measured()) is None
     assert expected_slow_links("cyclic", 4, measured(n2_n3=0.001)) is None

@@ -102,7 +102,7 @@ ENDINGS = [
      "memory", (), "rank 4 (dp 1, pp 0, tp 0) on n3 ran out of memory"),
     ("over it, by what ranks held", replace(OVER_LIMIT, resident={3: 9_000_000_000, 4: 600_000_000, 5: 3_210_000_000}), "memory",
      (), f"{RANK_5} ran out of memory: slurmstepd-n3: error: StepId=1.0 exceeded memory limit (376565760 > 314572800), being "
-     "killed; of the 2 ranks there it held most, 3.2 GB"),
+     "killed; of the 2 ranks there it held most, 2.99 GiB"),
     ("over it, with accounting", replace(OVER_LIMIT, largest=5), "memory", (), f"{RANK_5} ran out of memory"),
     ("cgroup", srun("srun: error: n3: task 5: Out Of Memory",
                     "slurmstepd: error: Detected 1 oom_kill event in StepId=12.1. Some of the step tasks have been OOM Killed."),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+
+from hpc_mp.base.text import nearest
 
 # kind of section: the ranks at which it may stand. Parameters may be nested more or less deeply.
 RANKS: dict[str, tuple[int, ...]] = {
@@ -90,8 +91,5 @@ GIVEN_NAMES = ("clustername",)  # what CycleCloud itself provides
 
 def meant(word: str, known: Iterable[str], likeness: float = 0.82) -> str | None:
     """The known word that this one is a misspelling of; None if it is none, or is known itself."""
-    by_case = {each.casefold(): each for each in known}
-    if word.casefold() in by_case:
-        return None
-    near = get_close_matches(word.casefold(), by_case, 1, likeness)
-    return by_case[near[0]] if near else None
+    near = nearest(word, known, likeness)
+    return near[0] if near and near[0].casefold() != word.casefold() else None

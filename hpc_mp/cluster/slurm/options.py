@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.slurm.releases import Version, parse_version, print_version
 from hpc_mp.job import JobSpec
 
@@ -76,10 +76,9 @@ def _check(where: str, extra: Extra, version: Version | None) -> None:
             rule, remedy = refused[name]
             raise HpcMpError(given, rule, remedy)
         if name not in options:
-            near = difflib.get_close_matches(name, [*options, *refused], n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
+            hint = did_you_mean(name, [*options, *refused])
             raise HpcMpError(given, "is not an option of sbatch",
-                             f"{hint}One that your site's plug-ins add goes into {asset(TABLE)}")
+                             f"{hint} One that your site's plug-ins add goes into {asset(TABLE)}".lstrip())
         if value is False and name not in DEFAULTS:
             raise HpcMpError(f"{given} = false", "says nothing to sbatch", "write true, or leave it out")
         if version and not _exists(options[name], version):

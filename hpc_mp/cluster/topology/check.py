@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
+from hpc_mp.base.text import data_rate
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import SwitchTree
 from hpc_mp.cluster.topology.inferred import APART, COVERED, EDGE, Pair, Seen, groups_of, infer
@@ -113,7 +114,8 @@ def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
     placed = {pair: sign for pair, sign in settled.items() if gone.union(unplaced).isdisjoint(pair)}
     if not _fits(leaf, placed) or (len(unplaced) > (1 - COVERED) * len(leaf) and not _fits(leaf, settled)):
         return None
-    why = f"{median(inside):.3g} GB/s under one switch, {median(across):.3g} GB/s across ({len(inside)} and {len(across)} pairs)"
+    why = (f"{data_rate(median(inside))} under one switch, {data_rate(median(across))} across "
+           f"({len(inside)} and {len(across)} pairs)")
     return Agreement("disagrees" if odd else "agrees", why, tuple(odd), tuple(sorted(unplaced, key=natural)))
 
 

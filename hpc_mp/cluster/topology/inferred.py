@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+from hpc_mp.base.text import data_rate
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.cluster.topology import Switch, Topology
 from hpc_mp.cluster.topology.reading import TopologyReading, group, listed, natural
@@ -57,7 +58,7 @@ def infer(measured: LinkRates) -> Seen:
     groups = sorted((tuple(sorted(nodes, key=natural)) for nodes in found.groups), key=lambda nodes: natural(nodes[0]))
     placed = {node for nodes in groups for node in nodes}
     unplaced = tuple(sorted((node for node in measured.nodes if node not in placed), key=natural))
-    why = (f"{median(found.inside):.3g} GB/s inside of {len(groups)} groups, {median(found.across):.3g} GB/s across "
+    why = (f"{data_rate(median(found.inside))} inside of {len(groups)} groups, {data_rate(median(found.across))} across "
            f"({len(found.inside)} and {len(found.across)} pairs)")
     return Seen(tuple(groups), unplaced, why)
 

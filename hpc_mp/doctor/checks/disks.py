@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.disks import Disks, read_disks
 from hpc_mp.cluster.node.mounts import Mounts, read_mounts
 from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import size
 
 _FULL = 0.95
 _NO_ROOM = 100 << 20
@@ -37,7 +37,7 @@ def space(mounts: Mounts) -> Iterator[Finding]:
         used = 1 - room.free / room.size
         local_root = mount.where in ("/", "/tmp", "/var", "/var/tmp") and room.free < _NO_ROOM
         yield Finding("disk-space", "error" if local_root else "warning" if used >= _FULL else "ok", mount.where,
-                      f"{used:.0%} of {size(room.size)} are used, {size(room.free)} are left")
+                      f"{used:.0%} of {data_size(room.size)} are used, {data_size(room.free)} are left")
 
 
 def inodes(mounts: Mounts) -> Iterator[Finding]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import counted, duration
 from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.gpu_pcie import read_log_with_gpus
-from hpc_mp.doctor.checks.per_gpu import plural
 
 RECENT_S = 7200.0  # azurehpc-health-checks looks two hours back; what is older was probably dealt with, by a reset or a reboot
 REMEDIES = {
@@ -35,7 +35,7 @@ def xids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
     if lines and not grave:
         programs = sorted({number for _, number in found})
         also = f"; Xid {', '.join(map(str, programs))} are programs' doing" if programs else ""
-        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {plural(len(lines), 'line')} of the kernel's log{also}")
+        yield Finding("gpu-xid", "ok", "", f"no Xid that blames a GPU in {counted(len(lines), 'line')} of the kernel's log{also}")
 
 
 def sxids(lines: Sequence[KernelMessage]) -> Iterator[Finding]:
@@ -63,7 +63,7 @@ def _when(times: int, age: float | None) -> str:
     if age is None:
         ago = "at a time that the log does not tell"
     else:
-        ago = f"{age / 60:.0f} min ago" if age < 86400 else f"{age / 86400:.0f} days ago"
+        ago = f"{duration(age)} ago"
     return ago if times == 1 else f"{times} times, last {ago}"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import counted, duration
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
@@ -12,7 +13,7 @@ from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, re
 from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
@@ -27,9 +28,9 @@ def inactive(links: NvLinks) -> Iterator[Finding]:
         return  # a PCIe card without a bridge
     for gpu, dark in down.items():
         if dark:
-            yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{plural(len(dark), 'NVLink')} inactive: {_list(dark)}")
+            yield Finding("gpu-nvlink-down", "error", f"GPU {gpu}", f"{counted(len(dark), 'NVLink')} inactive: {_list(dark)}")
     if here and not any(down.values()):
-        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {plural(len(here), 'GPU')} are active")
+        yield Finding("gpu-nvlink-down", "ok", "", f"all NVLinks of {counted(len(here), 'GPU')} are active")
 
 
 def rates(links: NvLinks) -> Iterator[Finding]:
@@ -50,7 +51,8 @@ def rates(links: NvLinks) -> Iterator[Finding]:
             should = f"a {links.names[gpu]} has {_shape(expected)}" if expected else f"most others have {usual}"
             yield Finding("gpu-nvlink-rate", "error", f"GPU {gpu}", f"{_shape(shape)}; {should}")
     if shapes and not bad:
-        yield Finding("gpu-nvlink-rate", "ok", "", f"{plural(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
+        yield Finding("gpu-nvlink-rate", "ok", "",
+                      f"{counted(len(shapes), 'GPU')} with {usual or 'NVLinks as their models have'}")
 
 
 def errors(changes: Changes) -> Iterator[Finding]:
@@ -58,29 +60,30 @@ def errors(changes: Changes) -> Iterator[Finding]:
     bad = {name: count for name, count in grown.items() if count}
     for name, count in bad.items():
         yield Finding("gpu-nvlink-errors", "error" if count >= MOST_ERRORS else "warning", name.partition(" link ")[0],
-                      f"link {name.partition(' link ')[2]}: {count} more within {changes.seconds:.0f} s")
+                      f"link {name.partition(' link ')[2]}: {count} more within {duration(changes.seconds)}")
     if grown and not bad:
-        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {changes.seconds:.0f} s")
+        yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {duration(changes.seconds)}")
 
 
-def fabric_state(gpu: GpuReport) -> Ill | None:
+def fabric_state(gpu: GpuReport) -> GpuFault | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
     if state is None:
-        raise NotHere
+        raise NotApplicable
     if state != "Completed" or status not in ("Success", None):
-        return Ill("error", f"fabric state {state}, status {status or 'untold'}: CUDA fails with error 802 until it is completed")
+        return GpuFault("error", f"fabric state {state}, status {status or 'untold'}: "
+                                 "CUDA fails with error 802 until it is completed")
     health = gpu.says("fabric/health/summary")
     if health not in (None, "Healthy"):
-        return Ill("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
+        return GpuFault("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
     if gpu.says("fabric/health/bandwidth") == "Degraded":
-        return Ill("error", "fabric health: bandwidth degraded")
+        return GpuFault("error", "fabric health: bandwidth degraded")
     return None
 
 
 def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
     if not fabric.nvswitches:
         return  # none here, or the host's business
-    here = plural(fabric.nvswitches, "NVSwitch").replace("Switchs", "Switches")
+    here = counted(fabric.nvswitches, "NVSwitch", "NVSwitches")
     if fabric.manager == "active":
         yield Finding("gpu-fabric-manager", "ok", "", f"nvidia-fabricmanager runs, for {here}")
     elif fabric.manager.startswith("unknown"):
@@ -105,7 +108,7 @@ def imex(told: Imex | None) -> Iterator[Finding]:
         yield Finding("gpu-imex", "error", "", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
                       "load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
     if told.domain == "UP" and not told.unconnected and told.channels and all(state == "READY" for _, state in told.nodes):
-        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {plural(len(told.nodes), 'node')} is up and fully connected")
+        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(told.nodes), 'node')} is up and fully connected")
 
 
 def clique(asked: SmiAnswer) -> Iterator[Finding]:
@@ -148,7 +151,7 @@ def ways(told: GpuTopology | None) -> Iterator[Finding]:
         yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
     else:
         kinds = ", ".join(sorted(set(between.values())))
-        yield Finding("gpu-topology", "ok", "", f"{plural(len(told.gpus), 'GPU')} joined by {kinds}")
+        yield Finding("gpu-topology", "ok", "", f"{counted(len(told.gpus), 'GPU')} joined by {kinds}")
 
 
 def nearest_nic(told: GpuTopology | None) -> Iterator[Finding]:
@@ -164,7 +167,7 @@ def nearest_nic(told: GpuTopology | None) -> Iterator[Finding]:
         yield Finding("gpu-nic", "ok", "", f"every GPU has a NIC on its own PCIe switch ({kinds})")
     for gpu, way in best.items():
         if direct and way not in _DIRECT:
-            yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {plural(len(direct), 'other GPU')} have one on "
+            yield Finding("gpu-nic", "warning", gpu, f"nearest NIC at {way}; {counted(len(direct), 'other GPU')} have one on "
                           "their own PCIe switch")
 
 
@@ -174,7 +177,7 @@ def _expected(links: NvLinks, gpu: int) -> bool:
 
 
 def _shape(shape: tuple[int, float]) -> str:
-    return f"{plural(shape[0], 'link')} of {shape[1]:g} GB/s"
+    return f"{counted(shape[0], 'link')} of {shape[1]:g} GB/s"  # with the digits that nvidia-smi prints
 
 
 def _distance(way: str) -> int:

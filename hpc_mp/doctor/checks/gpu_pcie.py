@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import counted
 from hpc_mp.catalogue import catalogue
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi, read_models
 from hpc_mp.cluster.node.gpu_pci import Payload, PciGpu, read_gpus, read_payloads
@@ -13,7 +14,7 @@ from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, number, plural, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, number, row, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation from which on a link should run at its greatest speed
@@ -28,7 +29,7 @@ def on_bus(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
     for gpu in lost:
         yield Finding("gpu-bus", "error", gpu.bus, "its PCI registers read as all ones: it has fallen off the bus")
     if mine and not lost:
-        yield Finding("gpu-bus", "ok", "", f"{plural(len(mine), 'GPU')} answer on the PCI bus")
+        yield Finding("gpu-bus", "ok", "", f"{counted(len(mine), 'GPU')} answer on the PCI bus")
 
 
 def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
@@ -49,7 +50,7 @@ def width(told: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
     if mine and not short:
         least = min((gpu.width or 0) / (gpu.max_width or 1) for gpu in mine)
         slots = "all their lanes" if least == 1 else f"{widest} lanes each; they have more, and the slots have not, it seems"
-        yield Finding("gpu-pcie-width", "ok", "", f"{plural(len(mine), 'GPU')} with {slots}")
+        yield Finding("gpu-pcie-width", "ok", "", f"{counted(len(mine), 'GPU')} with {slots}")
     elif _nvidia(told[0]) and not mine:
         yield Finding("gpu-pcie-width", "unknown", "", "the kernel shows no link width here (a virtual machine)")
 
@@ -66,15 +67,15 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
         yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
 
 
-def speed(gpu: GpuReport) -> Ill | None:
+def speed(gpu: GpuReport) -> GpuFault | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
     now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
     able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
     if able is not None and known and known.pcie and most < min(able, known.pcie):
-        return Ill("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
+        return GpuFault("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
     busy = gpu.number("utilization/gpu_util") or 0.0
     if now < most and busy >= BUSY:
-        return Ill("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
+        return GpuFault("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
     return None
 
 

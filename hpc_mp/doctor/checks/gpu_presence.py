@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, plural, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
@@ -47,7 +48,7 @@ def count(driver: GpuDriver) -> Iterator[Finding]:
         yield Finding("gpu-count", "error", "", f"{here}; {driver.nvswitches} NVSwitches are there, whose boards have 8 GPUs")
     elif len(set(told.values())) == 1 and driver.listed is not None:
         right = f", as {driver.kind.name} has" if driver.kind else "; how many there should be is not known"
-        yield Finding("gpu-count", "ok", "", f"{plural(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
+        yield Finding("gpu-count", "ok", "", f"{counted(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
         yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
     elif driver.listed is None and len({told["PCI bus"], told["driver"]}) == 1:
@@ -71,7 +72,8 @@ def versions(driver: GpuDriver) -> Iterator[Finding]:
     if not driver.on_bus and driver.loaded is None:
         return
     if driver.loaded is None:
-        yield Finding("gpu-driver", "error", "", f"{plural(len(driver.on_bus), 'GPU')} on the bus, no driver loaded", EXITS[9][2])
+        yield Finding("gpu-driver", "error", "", f"{counted(len(driver.on_bus), 'GPU')} on the bus, no driver loaded",
+                      EXITS[9][2])
     elif not driver.libraries:
         yield Finding("gpu-driver", "unknown", "", f"driver {driver.loaded}; no libnvidia-ml.so.VERSION found to compare with")
     elif driver.loaded not in driver.libraries:
@@ -114,23 +116,23 @@ def alike(asked: SmiAnswer) -> Iterator[Finding]:
             if usual is not None and word != usual:
                 yield Finding("gpu-alike", "warning", str(gpu), f"{what} {word}, most others {usual}")
     if gpus and not differ:
-        yield Finding("gpu-alike", "ok", "", f"{plural(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
+        yield Finding("gpu-alike", "ok", "", f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
-def answers(gpu: GpuReport) -> Ill | None:
+def answers(gpu: GpuReport) -> GpuFault | None:
     failed = gpu.failed()
-    return Ill("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
+    return GpuFault("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
 
 
-def recovery(gpu: GpuReport) -> Ill | None:
+def recovery(gpu: GpuReport) -> GpuFault | None:
     action, reset = gpu.says("gpu_recovery_action"), gpu.says("gpu_reset_status/reset_required")
     drain = gpu.says("gpu_reset_status/drain_and_reset_recommended")
     if action is None and reset is None:
-        raise NotHere
+        raise NotApplicable
     if action not in (None, "None"):
-        return Ill("error", f"the driver wants: {action}")
+        return GpuFault("error", f"the driver wants: {action}")
     if "Yes" in (reset, drain):
-        return Ill("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
+        return GpuFault("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
     return None
 
 
@@ -138,15 +140,16 @@ def amd(gpus: AmdGpus) -> Iterator[Finding]:
     if not gpus.on_bus:
         return
     if gpus.driver is None:
-        yield Finding("gpu-amd", "error", "", f"{plural(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
+        yield Finding("gpu-amd", "error", "", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, amdgpu is not loaded")
         return
     for (bus, unit), errors in gpus.uncorrected.items():
         if errors:
-            yield Finding("gpu-amd", "error", bus, f"{plural(errors, 'uncorrected error')} of {unit} since the driver was loaded")
+            yield Finding("gpu-amd", "error", bus,
+                          f"{counted(errors, 'uncorrected error')} of {unit} since the driver was loaded")
     if gpus.compute != len(gpus.on_bus):
-        yield Finding("gpu-amd", "warning", "", f"{plural(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
+        yield Finding("gpu-amd", "warning", "", f"{counted(len(gpus.on_bus), 'AMD GPU')} on the bus, ROCm can use {gpus.compute}")
     elif not any(gpus.uncorrected.values()):
-        yield Finding("gpu-amd", "ok", "", f"{plural(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
+        yield Finding("gpu-amd", "ok", "", f"{counted(gpus.compute, 'AMD GPU')}, amdgpu {gpus.driver}; little more is looked at")
 
 
 def _exit(asked: SmiAnswer) -> tuple[Severity, str, str]:

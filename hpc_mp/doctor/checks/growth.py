@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import duration
 from hpc_mp.cluster.node.counters import Changes, read_changes
 from hpc_mp.doctor.checks.check import Check
 
@@ -37,7 +38,7 @@ _FLAPS = {"fabric": 5, "net": 3}  # Azure's healthagent: InfiniBand, Ethernet
 
 
 def _over(changes: Changes) -> str:
-    return f"in {changes.seconds / 60:.0f} min" if changes.seconds >= 120 else f"in {changes.seconds:.0f} s"
+    return f"in {duration(changes.seconds)}"
 
 
 def _severity(grown: float, bounds: tuple[float, float]) -> Severity:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.host import Clock, Firewall, HostName, is_loopback, read_clock, read_firewall, read_name
 from hpc_mp.cluster.node.netdev import ETHERNET, NetworkInterface, read_interfaces
 from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import several
 
 _SKEW_S = 0.1
 
@@ -38,7 +38,7 @@ def both_ways(found: HostName) -> Iterator[Finding]:
 
 
 def kept(clock: Clock) -> Iterator[Finding]:
-    off = "" if clock.offset is None else f", {clock.offset * 1e3:.3g} ms off"
+    off = "" if clock.offset is None else f", {duration(abs(clock.offset))} off"
     if not clock.kept:
         yield Finding("clock-sync", "warning", "", f"{clock.by} follows no other clock{off}")
     else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.limits import Cgroup, Limit, Limits, read_cgroup, read_limits
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import size
 
 _FILES, _FEW_FILES = 131_072, 16_384
 _PROCESSES = 16_384
@@ -22,7 +22,7 @@ def locked(limits: Limits) -> Iterator[Finding]:
         yield Finding("limit-memlock", "ok", "", "unlimited")
     else:
         why = "adapters for RDMA are here, which lock what they send" if limits.rdma else "no adapter for RDMA is here"
-        yield Finding("limit-memlock", "error" if limits.rdma else "ok", "", f"{size(limit.soft)}; {why}")
+        yield Finding("limit-memlock", "error" if limits.rdma else "ok", "", f"{memory_size(limit.soft)}; {why}")
 
 
 def files(limits: Limits) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def stack(limits: Limits) -> Iterator[Finding]:
     if limit.soft is None:
         yield Finding("limit-stack", "warning", "", "unlimited: threads then get 2 MiB, too little for NCCL before 2.28")
     else:
-        yield Finding("limit-stack", "ok" if limit.soft >= _STACK else "warning", "", size(limit.soft))
+        yield Finding("limit-stack", "ok" if limit.soft >= _STACK else "warning", "", memory_size(limit.soft))
 
 
 def processes(limits: Limits) -> Iterator[Finding]:
@@ -57,12 +57,14 @@ def memory(cgroup: Cgroup) -> Iterator[Finding]:
     if limit is None:
         yield Finding("cgroup-memory", "ok", "", "no limit")
     elif asked is not None and limit < asked:
-        yield Finding("cgroup-memory", "error", "", f"the control group grants {size(limit)}, the job asked for {size(asked)}")
+        yield Finding("cgroup-memory", "error", "",
+                      f"the control group grants {memory_size(limit)}, the job asked for {memory_size(asked)}")
     elif used > _FULL * limit:
-        yield Finding("cgroup-memory", "warning", "", f"{size(used)} of {size(limit)} are used; page cache and /dev/shm count",
+        yield Finding("cgroup-memory", "warning", "",
+                      f"{memory_size(used)} of {memory_size(limit)} are used; page cache and /dev/shm count",
                       "ask for more memory, or find what fills it: processes are killed when it is full")
     else:
-        yield Finding("cgroup-memory", "ok", "", f"{size(used)} of {size(limit)} are used")
+        yield Finding("cgroup-memory", "ok", "", f"{memory_size(used)} of {memory_size(limit)} are used")
 
 
 def killed(cgroup: Cgroup) -> Iterator[Finding]:

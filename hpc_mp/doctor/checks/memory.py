@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import memory_size, several
 from hpc_mp.cluster.node.memory import SHM, HostMemory, SharedMemory, read_memory, read_shared
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import several, size
 
 _SIZE_TOLERANCE = 0.95  # of what the kind has; the firmware keeps some
 _NODE_TOLERANCE = 0.9  # of the largest memory node
@@ -20,7 +20,7 @@ def installed(memory: HostMemory) -> Iterator[Finding]:
     if memory.kind is not None and memory.kind.memory_seen_gib is not None:
         there, wanted = memory.of["MemTotal"] / 2**30, memory.kind.memory_seen_gib
         yield Finding("memory-size", "ok" if there >= _SIZE_TOLERANCE * wanted else "error", "",
-                      f"{there:.0f} GiB; a {memory.kind.name} has {wanted:.0f}")
+                      f"{memory_size(there * 2**30)}; a {memory.kind.name} has {memory_size(wanted * 2**30)}")
 
 
 def nodes(memory: HostMemory) -> Iterator[Finding]:
@@ -29,21 +29,23 @@ def nodes(memory: HostMemory) -> Iterator[Finding]:
         small = [node for node, there in memory.nodes.items() if there < _NODE_TOLERANCE * most]
         for node in small:
             yield Finding("memory-nodes", "warning", f"memory node {node}",
-                          f"{size(memory.nodes[node])}; the largest has {size(most)}")
+                          f"{memory_size(memory.nodes[node])}; the largest has {memory_size(most)}")
         if not small:
-            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {size(most)}")
+            yield Finding("memory-nodes", "ok", "", f"{len(memory.nodes)} memory nodes of {memory_size(most)}")
 
 
 def free(memory: HostMemory) -> Iterator[Finding]:
     there, left = memory.of["MemTotal"], memory.of["MemAvailable"]
-    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "", f"{size(left)} of {size(there)} can be had")
+    yield Finding("memory-free", "ok" if left >= 0.05 * there else "warning", "",
+                  f"{memory_size(left)} of {memory_size(there)} can be had")
 
 
 def swap(memory: HostMemory) -> Iterator[Finding]:
     there = memory.of["SwapTotal"]
     used = there - memory.of["SwapFree"]
     bad = used > 0.1 * there and used > 1 << 30
-    yield Finding("memory-swap", "warning" if bad else "ok", "", f"{size(used)} of {size(there)} are used" if there else "none")
+    yield Finding("memory-swap", "warning" if bad else "ok", "",
+                  f"{memory_size(used)} of {memory_size(there)} are used" if there else "none")
 
 
 def huge(memory: HostMemory) -> Iterator[Finding]:
@@ -51,7 +53,7 @@ def huge(memory: HostMemory) -> Iterator[Finding]:
     kept = idle * memory.of.get("Hugepagesize", 0)
     bad = kept > 0.1 * memory.of["MemTotal"]
     yield Finding("memory-hugepages", "warning" if bad else "ok", "",
-                  f"{many} are set aside, {idle} of them unused ({size(kept)})" if many else "none are set aside")
+                  f"{many} are set aside, {idle} of them unused ({memory_size(kept)})" if many else "none are set aside")
 
 
 def reclaim(memory: HostMemory) -> Iterator[Finding]:
@@ -84,12 +86,12 @@ def shared(found: SharedMemory) -> Iterator[Finding]:
     there, used = found.room.size, found.room.size - found.room.free
     if there < _SHM:
         yield Finding("shm-size", "error" if there <= _SHM_TINY else "warning", SHM,
-                      f"{size(there)}; NCCL and data workers share memory through it")
+                      f"{memory_size(there)}; NCCL and data workers share memory through it")
     elif used > _FULL * there:
-        yield Finding("shm-size", "warning", SHM, f"{size(used)} of {size(there)} are used",
+        yield Finding("shm-size", "warning", SHM, f"{memory_size(used)} of {memory_size(there)} are used",
                       "find out who left it (ls -l /dev/shm) and remove it")
     else:
-        yield Finding("shm-size", "ok", SHM, f"{size(used)} of {size(there)} are used")
+        yield Finding("shm-size", "ok", SHM, f"{memory_size(used)} of {memory_size(there)} are used")
 
 
 def left(found: SharedMemory) -> Iterator[Finding]:
@@ -97,7 +99,7 @@ def left(found: SharedMemory) -> Iterator[Finding]:
     names = [name.rpartition("/")[2] for name in found.left]
     bad = len(names) > 0 and used > 0.05 * found.memory
     yield Finding("shm-leftovers", "warning" if bad else "ok", SHM,
-                  f"{len(names)} files as NCCL, torch and MPI make them, {size(used)} in all"
+                  f"{len(names)} files as NCCL, torch and MPI make them, {memory_size(used)} in all"
                   + (f": {several(names)}" if names else ""))
 
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.node.gpu_driver import SmiAnswer, ask_smi
 from hpc_mp.cluster.node.nvidia_smi import GpuReport, SmiReport
 from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 
 
-class Ill(NamedTuple):
+class GpuFault(NamedTuple):
     """What is wrong with one GPU; without a remedy it gets the check's."""
 
     severity: Severity
@@ -20,11 +21,11 @@ class Ill(NamedTuple):
     remedy: str = ""
 
 
-class NotHere(Exception):
+class NotApplicable(Exception):
     """This GPU has no such part: the driver says N/A."""
 
 
-Look = Callable[[GpuReport], Ill | None]
+Look = Callable[[GpuReport], GpuFault | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers, for older GPUs, do not know
 
 
@@ -39,7 +40,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
     """A judge that looks at every GPU.
 
     Args:
-        look: None when the GPU is well. Raises NotHere where the GPU has no such part, and Unavailable.
+        look: None when the GPU is well. Raises NotApplicable where the GPU has no such part, and Unavailable.
         well: what to say when all that have the part are.
     """
 
@@ -48,7 +49,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
         for gpu in seen(asked).gpus:
             try:
                 ill = look(gpu)
-            except NotHere:
+            except NotApplicable:
                 continue
             except Unavailable as why:
                 unseen.append((gpu, str(why)))
@@ -62,7 +63,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
             yield Finding(code, "unknown", "" if len(unseen) > 1 else str(unseen[0][0]),
                           f"{len(unseen)} of {len(seen(asked).gpus)} GPUs: {unseen[0][1]}")
         elif well_ones and not findings:
-            yield Finding(code, "ok", "", f"{plural(well_ones, 'GPU')}: {well}")
+            yield Finding(code, "ok", "", f"{counted(well_ones, 'GPU')}: {well}")
 
     return judge
 
@@ -73,7 +74,7 @@ def row(code: str, look: Look, well: str, rule: str, remedy: str) -> Check[SmiAn
 
 
 def number(gpu: GpuReport, *paths: str) -> float:
-    """The number there. Raises NotHere or Unavailable."""
+    """The number there. Raises NotApplicable or Unavailable."""
     value = gpu.number(*paths)
     if value is None:
         raise _why(gpu, paths)
@@ -81,7 +82,7 @@ def number(gpu: GpuReport, *paths: str) -> float:
 
 
 def says(gpu: GpuReport, *paths: str) -> str:
-    """The words there. Raises NotHere or Unavailable."""
+    """The words there. Raises NotApplicable or Unavailable."""
     text = gpu.says(*paths)
     if text is None:
         raise _why(gpu, paths)
@@ -94,15 +95,11 @@ def usual_of(values: Sequence[str]) -> str | None:
     return commonest if 2 * values.count(commonest) > len(values) else None
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
 def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
     if paths[0].partition("/")[0] in _LATER and not any(path.startswith(paths[0].partition("/")[0]) for path in gpu.values):
-        return NotHere()
+        return NotApplicable()
     if any(path in gpu.values and path not in gpu.failed() for path in paths):
-        return NotHere()
+        return NotApplicable()
     if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is one "N/A"
-        return NotHere()
+        return NotApplicable()
     return Unavailable(f"nvidia-smi does not tell {paths[0]}")

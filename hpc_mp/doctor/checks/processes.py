@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import duration, several
 from hpc_mp.cluster.node.processes import NodeProcess, Processes, read_processes
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import several
 
 _ZOMBIES = 20
 
@@ -27,7 +27,7 @@ def zombies(found: Processes) -> Iterator[Finding]:
 
 def orphans(found: Processes) -> Iterator[Finding]:
     if found.slurm:
-        names = [f"{_named(each)} of user {each.user}, {each.age / 3600:.1f} h old" for each in found.orphans]
+        names = [f"{_named(each)} of user {each.user}, {duration(each.age)} old" for each in found.orphans]
         yield Finding("process-leftovers", "warning" if names else "ok", "",
                       f"{len(names)} processes of users whose parent has gone: {several(names)}" if names else "none")
 

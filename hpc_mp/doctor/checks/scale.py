@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.scale import KernelLimits, read_scale
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.words import size
 
 _PORTS = 20_000
 _OURS = range(10_000, 30_000)  # ports where ranks meet
@@ -48,7 +48,7 @@ def buffers(scale: KernelLimits) -> Iterator[Finding]:
         return
     least = min(scale.of["receive"][-1], scale.of["send"][-1])
     bad = least < _BUFFER and scale.speed > _FAST and scale.cluster
-    yield Finding("tcp-buffers", "warning" if bad else "ok", "", f"a connection's buffer may grow to {size(least)}"
+    yield Finding("tcp-buffers", "warning" if bad else "ok", "", f"a connection's buffer may grow to {memory_size(least)}"
                   + (f"; the fastest interface has {scale.speed / 1000:g} Gb/s" if scale.speed else ""))
 
 
@@ -57,7 +57,7 @@ def tcp_memory(scale: KernelLimits) -> Iterator[Finding]:
         pressure = scale.of["tcp_memory"][1] * scale.page
         bad = pressure < _TCP and scale.cluster
         yield Finding("tcp-memory", "warning" if bad else "ok", "",
-                      f"connections may hold {size(pressure)} before they are slowed")
+                      f"connections may hold {memory_size(pressure)} before they are slowed")
 
 
 def tracking(scale: KernelLimits) -> Iterator[Finding]:

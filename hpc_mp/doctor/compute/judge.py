@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding, Severity
+from hpc_mp.base.text import data_rate
 from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.checks.gpu_clocks import HALVED, REASONS, SLOWED
 from hpc_mp.doctor.compute.result import Result
@@ -66,8 +67,8 @@ def _alone(result: Result) -> Iterator[Finding]:
             rate = result.rates.get(way)
             if rate is not None and rate < known.host_copy_gbs:
                 yield Finding("compute-host-copy", "error", str(result),
-                              f"{way} {rate:.1f} GB/s; a {result.kind.partition(',')[0]} "
-                              f"reaches {known.host_copy_gbs:g}",
+                              f"{way} {data_rate(rate)}; a {result.kind.partition(',')[0]} "
+                              f"reaches {data_rate(known.host_copy_gbs)}",
                               "see gpu-pcie-width and gpu-pcie-speed; pin the rank to the GPU's NUMA node")
 
 

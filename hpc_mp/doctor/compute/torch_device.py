@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from hpc_mp.base.text import memory_size
 from hpc_mp.doctor.compute.device import Pieces, cpu_name
 from hpc_mp.doctor.compute.problem import bits, exact
 
@@ -30,7 +31,7 @@ class TorchDevice:
         if self.gpu:
             torch.cuda.set_device(self.device)
             properties = torch.cuda.get_device_properties(self.device)
-            self.kind = f"{properties.name}, {properties.multi_processor_count} SM, {properties.total_memory >> 30} GiB"
+            self.kind = f"{properties.name}, {properties.multi_processor_count} SM, {memory_size(properties.total_memory)}"
             self.software = f"torch {torch.__version__}, CUDA {torch.version.cuda}"
             place: list[Any] = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
             self.bus = "{:04x}:{:02x}:{:02x}.0".format(*place) if None not in place else ""  # older torch does not tell

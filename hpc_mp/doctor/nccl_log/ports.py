@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.parse import maybe
 from hpc_mp.cluster.node.rdma import read_fabric
 from hpc_mp.cluster.node.source import NodeSource
@@ -62,7 +63,7 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
         yield Finding("nccl-ports", "unknown", "", "the counters were reset during the run", "measure again")
         return
     total = sum(moved.values())
-    told = f"{total / 1e9:.3g} GB went through the fast ports, the ranks sent {sent / 1e9:.3g} GB"
+    told = f"{data_size(total)} went through the fast ports, the ranks sent {data_size(sent)}"
     if total < LEAST * sent:
         yield Finding("nccl-ports", "error", "", f"{told}: the rest took another way",
                       "see nccl-network; look at the counters of the Ethernet ports")
@@ -70,7 +71,7 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
     median = sorted(moved.values())[len(moved) // 2]
     idle = sorted(port for port, count in moved.items() if count < UNEVEN * median)
     for port in idle:
-        yield Finding("nccl-ports", "warning", port, f"{moved[port] / 1e9:.3g} GB sent, {median / 1e9:.3g} GB by the median port",
+        yield Finding("nccl-ports", "warning", port, f"{data_size(moved[port])} sent, {data_size(median)} by the median port",
                       "look at this port's state and rate, and at the ring that NCCL built (nccl-nics)")
     if not idle:
         yield Finding("nccl-ports", "ok", "", f"{told}, evenly over {len(moved)} ports")

@@ -10,8 +10,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted, data_rate
 from hpc_mp.doctor.survey.actions import drain_commands
-from hpc_mp.doctor.survey.figures import LABEL, bars, matrix, switches, words_of
+from hpc_mp.doctor.survey.figures import LABEL, bars, matrix, switches
 from hpc_mp.doctor.survey.report import Report
 
 HERE = Path(__file__).resolve().parent
@@ -32,14 +33,14 @@ def render(report: Report) -> str:
     """Everything that comes from the nodes is escaped."""
     environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
                               lstrip_blocks=True)
-    environment.filters["rate"] = words_of
+    environment.filters["rate"] = data_rate
     seen, verdict = report.evidence, report.verdict
     moved = {name: ", ".join(f"{counter} +{count}" for counter, count in seen.counters.get(node, {}).items())
              for node, name in enumerate(seen.nodes)}
     return environment.get_template("page.html.j2").render(
         report=report, title=report.cluster or "cluster", when=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(report.time)),
         state=_state(report), nodes=seen.facts, moved=moved, rounds=verdict.rounds if verdict else 0,
-        expected=words_of(verdict.expected) if verdict and verdict.expected else None, drains=drain_commands(report.diagnoses),
+        expected=data_rate(verdict.expected) if verdict and verdict.expected else None, drains=drain_commands(report.diagnoses),
         heat=matrix(report), bars=bars(report), tree=switches(report), label=LABEL, version=__version__,
         style=(HERE / "page.css").read_text(encoding="utf-8"))
 
@@ -50,5 +51,5 @@ def _state(report: Report) -> dict[str, str]:
         return {"kind": "bad", "words": "nodes with errors"}
     if count:
         kind = "bad" if any(diagnosis.certain for diagnosis in report.diagnoses) else "warn"
-        return {"kind": kind, "words": f"{count} fault{'s' if count > 1 else ''}"}
+        return {"kind": kind, "words": counted(count, "fault")}
     return {"kind": "good", "words": "healthy"} if report.complete else {"kind": "warn", "words": "interrupted"}

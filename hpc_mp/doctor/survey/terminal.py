@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from hpc_mp.doctor.survey.figures import Cell, Matrix, bars, matrix, switches, words_of
+from hpc_mp.base.text import data_rate
+from hpc_mp.doctor.survey.figures import Matrix, MatrixCell, bars, matrix, switches
 from hpc_mp.doctor.survey.report import Report
 
 MOST_COLUMNS = 24  # nodes of a matrix that a terminal can show
@@ -26,7 +27,7 @@ def pictures(report: Report) -> Iterator[RenderableType]:
         yield Text("\nPercent of the expected rate, from row to column")
         yield _heat_map(heat)
     if report.verdict is not None and report.verdict.expected:
-        yield Text(f"\nMedian rate of every node; the mark stands at the expected {words_of(report.verdict.expected)}")
+        yield Text(f"\nMedian rate of every node; the mark stands at the expected {data_rate(report.verdict.expected)}")
         yield _bars(report)
 
 
@@ -47,12 +48,12 @@ def _bars(report: Report) -> Table:
     for bar in bars(report):
         line = "█" * round(min(bar.share, 1.2) * BAR)
         drawn = Text.assemble((line[:BAR].ljust(BAR), bar.shade.ground), "│", (line[BAR:], bar.shade.ground))
-        rate = "nothing" if bar.rate is None else words_of(bar.rate)
+        rate = "nothing" if bar.rate is None else data_rate(bar.rate)
         table.add_row(Text(bar.name, FAULT if bar.fault else ""), drawn, rate, Text(bar.fault, FAULT))
     return table
 
 
-def _cell(cell: Cell | None) -> Text:
+def _cell(cell: MatrixCell | None) -> Text:
     if cell is None:
         return Text("  ·  ", "dim")
     return Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.ground))

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import need_train
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
@@ -44,10 +45,11 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         entry: what a rank calls, ``"module:function"``.
 
     Raises:
-        HpcMpError: what the check finds; the run directory cannot be written; not Linux.
+        HpcMpError: what the check finds; the run directory cannot be written; not Linux; a library of the rank half is missing.
     """
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
+    need_train("launch --on local")
     plan, listener = launch.plan, launch.listener
     spec = plan.spec
     modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import data_size
 from hpc_mp.launch.staging.interpreter import Interpreter
 
 PLACEHOLDER = "@HPC_MP_PREFIX@"
@@ -198,5 +199,5 @@ def _checkout(directory: Path, at: str) -> list[Member]:
     size = sum(member.size for member in found)
     if size > MOST_CHECKOUT:
         raise HpcMpError(f"environment.stage: the editable install {directory}",
-                         f"holds {size / 2**30:.1f} GiB, more than code does", "install that package without -e")
+                         f"holds {data_size(size)}, more than code does", "install that package without -e")
     return found

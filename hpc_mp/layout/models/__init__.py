@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
-
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.gpt2 import GPT2
@@ -23,9 +22,8 @@ def family_of(model_type: str) -> Family:
     """Raises HpcMpError for a family that has no table."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
-    near = difflib.get_close_matches(model_type, FAMILIES, n=1)
     raise HpcMpError(f"model_type = {model_type!r}", f"is not one of {', '.join(FAMILIES)}",
-                     (f"did you mean {near[0]!r}? Use" if near else "use") + " a model of one of these families")
+                     f"{did_you_mean(model_type, FAMILIES)} Use a model of one of these families".lstrip())
 
 
 def read_shape(spec: JobSpec) -> ModelShape:

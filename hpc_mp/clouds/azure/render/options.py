@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
 from hpc_mp.clouds.azure.catalogue import Catalogue, Heads, Image, Size, load_machines
 
 Storage = Literal["nfs", "external", "amlfs"]
@@ -108,12 +108,9 @@ def find_size(sku: str, catalogue: Catalogue) -> Size:
         if load_machines().size(sku):
             raise HpcMpError(f"--sku {sku}", "is a machine of another cloud", "name a size of Azure")
         names = [size.name for size in sizes_on_offer(catalogue)]
-        near = get_close_matches(sku.casefold(), [name.casefold() for name in names], 3, 0.5)
-        meant = [name for close in near for name in names if name.casefold() == close] or [
-            size.name for size in sizes_on_offer(catalogue) if size.gpus and size.rdma]
-        raise HpcMpError(f"--sku {sku}", "is no size in the catalogue",
-                         f"{'did you mean' if near else 'for training there are'} {', '.join(meant)}{'?' if near else '.'} "
-                         "All of them are in cyclecloud/catalogue.toml")
+        fast = ", ".join(size.name for size in sizes_on_offer(catalogue) if size.gpus and size.rdma)
+        hint = did_you_mean(sku, names, f"for training there are {fast}.", likeness=0.5, most=3)
+        raise HpcMpError(f"--sku {sku}", "is no size in the catalogue", f"{hint} All of them are in cyclecloud/catalogue.toml")
     if found.is_gone:
         raise HpcMpError(f"--sku {found.name}", f"was retired on {found.retired}: no such machine can be started",
                          "choose a size that exists, such as Standard_ND96isr_H100_v5")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hpc_mp.base.text import data_rate
 from hpc_mp.clouds.azure.catalogue import Catalogue
 from hpc_mp.clouds.azure.render.notes import notes, unverified
 from hpc_mp.clouds.azure.render.options import Plan
@@ -118,12 +119,13 @@ def _node(found: Told) -> Iterator[str]:
     if found.gpus:
         yield f"{found.gpus} × {found.gpu_model}"
     yield f"{found.vcpus} vCPUs, {found.memory_gib} GiB ({found.slurm_memory_mib} MiB for jobs)"
-    if found.network:
-        yield f"{found.nics} × InfiniBand {found.network} {found.nic_gbps} Gb/s: {found.network_gbytes:g} GB/s in each direction"
+    if found.network_gbytes:
+        yield (f"{found.nics} × InfiniBand {found.network} {found.nic_gbps} Gb/s: "
+               f"{data_rate(found.network_gbytes)} in each direction")
     else:
         yield "Ethernet alone, no InfiniBand"
     if found.node_busbw:
-        yield f"all-reduce in one healthy node: {found.node_busbw:g} GB/s (busbw) or more"
+        yield f"all-reduce in one healthy node: {data_rate(found.node_busbw)} (busbw) or more"
     if found.nodes > 1:
         yield "between nodes: hpc-mp bench all_reduce --nodes 2 says what to expect, and measures it"
     if found.profile:

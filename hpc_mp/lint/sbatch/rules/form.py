@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.text import nearest
 from hpc_mp.lint.sbatch.header import MAGIC
 from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.script import Script
@@ -78,7 +78,7 @@ def _unknown(script: Script) -> Iterable[tuple[Option, str]]:
 def _meant(written: str) -> str | None:
     """The option that a slip of the pen turned into this: nearly the same letters, or the same in another order."""
     names = sorted(syntax("sbatch").names)
-    near = difflib.get_close_matches(written, names, n=1, cutoff=CLOSE)
+    near = nearest(written, names, CLOSE)
     near += [name for name in names if sorted(name) == sorted(written)]
     return near[0] if near else None
 

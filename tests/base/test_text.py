@@ -1,0 +1,91 @@
+"""Numbers and lists as people read them: units, rounding, plurals, what a slip of the pen was to be."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hpc_mp
+from hpc_mp.base.text import (
+    BINARY,
+    DECIMAL,
+    counted,
+    data_rate,
+    data_size,
+    did_you_mean,
+    duration,
+    memory_size,
+    nearest,
+    number,
+    several,
+)
+
+KEYS = ("tensor", "pipeline", "context", "zero")
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "0 B"), (512, "512 B"), (1023, "1023 B"), (1024, "1 KiB"), (1.5 * 2**30, "1.5 GiB"), (1023 * 2**20, "1023 MiB"),
+    (1023.7 * 2**20, "1 GiB"), (79.6 * 2**30, "79.6 GiB"), (2**60, "1024 PiB"),
+])
+def test_memory(count: float, text: str) -> None:
+    assert memory_size(count) == text
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (191_937_100_000, "192 GB"), (8_123_456, "8.12 MB"), (999, "999 B"), (999_700, "1 MB"), (1000, "1 kB"), (12e15, "12 PB"),
+])
+def test_data(count: float, text: str) -> None:
+    assert data_size(count) == text
+
+
+@given(st.integers(1, 10**18))
+def test_sizes_are_right_to_three_digits(count: int) -> None:
+    for said, base, units in ((memory_size(count), 1024, BINARY), (data_size(count), 1000, DECIMAL)):
+        value, unit = said.split()
+        assert abs(float(value) * base ** units.index(unit) - count) <= 0.0051 * count
+        assert unit == units[-1] or float(value) < base
+
+
+def test_rates() -> None:
+    assert [data_rate(rate) for rate in (41.52, 0.0015, 0.0, 450)] == ["41.5 GB/s", "1.5 MB/s", "0 B/s", "450 GB/s"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (2e-5, "20 µs"), (0.0133, "13.3 ms"), (1.234, "1.23 s"), (59.9, "59.9 s"), (59.97, "1 min"), (200, "3 min 20 s"),
+    (3600, "1 h"), (7500, "2 h 5 min"), (3605, "1 h"), (86400 * 3 + 3600 * 4 + 59, "3 d 4 h"), (0, "0 s"), (-3, "0 s"),
+])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_counts() -> None:
+    assert [number(n) for n in (0.47251, 12.0, 2041.4, 1e20)] == ["0.4725", "12", "2,041", "1e+20"]
+    assert [counted(n, "node") for n in (0, 1, 2, 1024)] == ["0 nodes", "1 node", "2 nodes", "1,024 nodes"]
+    assert counted(2, "switch", "switches") == "2 switches"
+    assert several(["a", "b", "c"], 2) == "a, b and 1 more" and several(["a", "b"], 2) == "a, b"
+
+
+def test_a_slip_of_the_pen() -> None:
+    assert did_you_mean("tensr", KEYS) == "did you mean 'tensor'?"
+    assert did_you_mean("TENSOR", KEYS) == "did you mean 'tensor'?", "case does not count"
+    assert did_you_mean("xyz", KEYS) == "" and did_you_mean("xyz", KEYS, "choose one") == "choose one"
+    assert did_you_mean("contensor", KEYS, likeness=0.5, most=2) == "did you mean 'tensor' or 'context'?"
+    assert nearest("tensr", KEYS, 0.95) == [], "a linter that asks for more likeness hears nothing"
+
+
+def test_nobody_else_compares_words() -> None:
+    """The two questions have one answer: no other file of the package imports difflib."""
+    root = Path(hpc_mp.__file__).parent
+
+    def imports(file: Path) -> set[str]:
+        names = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names |= {alias.name for alias in node.names} if isinstance(node, ast.Import) else set()
+            names |= {node.module or ""} if isinstance(node, ast.ImportFrom) else set()
+        return names
+
+    assert [str(file.relative_to(root)) for file in root.rglob("*.py") if "difflib" in imports(file)] == ["base/text.py"]
