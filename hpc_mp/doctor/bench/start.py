@@ -23,6 +23,7 @@ from pathlib import Path
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.doctor.bench.events import TOLD, Event, events
@@ -34,7 +35,7 @@ from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, sru
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"
-LOOK = 0.1  # seconds between two looks at what forked ranks have said
+POLL_S = 0.1  # seconds between two looks at what forked ranks have said
 KEPT = 12  # lines of what ranks printed last, shown when they fail
 PATIENCE = 10.0  # seconds that srun gets to end its ranks when we are interrupted
 NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # passed on by an mpirun that passes nothing
@@ -63,11 +64,11 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
 
 
 def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
-    said = [_NewLines(log) for log in logs]
+    said = [NewLines(log) for log in logs]
     while emulator.running:
-        emulator.hear(LOOK)
+        emulator.hear(POLL_S)
         for lines in said:
-            yield from _unless_refused(events(lines.new()))
+            yield from _unless_refused(events(lines.read()))
     if emulator.broken is not None:
         raise RunFailed(emulator.broken)
     failed = [end for end in emulator.exits if end.code and not end.ours]
@@ -75,23 +76,6 @@ def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event
         rank, code = failed[0].rank, failed[0].code
         last = logs[rank].read_text(errors="replace").splitlines()[-KEPT:] if logs[rank].exists() else []
         raise RunFailed("\n".join([f"rank {rank} {ending(code)}", *last]))
-
-
-class _NewLines:
-    """The complete lines of a growing file, each once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def new(self) -> list[str]:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                complete, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self._offset += len(complete + newline)
-        return complete.decode(errors="replace").splitlines()
 
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
