@@ -18,6 +18,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.rundir import cut_metrics
+from hpc_mp.rundir.records import RankMemory, RankTrace, TracedAction
 from hpc_mp.train.data import Samples
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import build, check_coordinates
@@ -166,9 +167,9 @@ def _train(
                       seat.log, stop, duties, pace)
 
     def traced(step: int, spans: list[Span]) -> None:
-        memory = held_bytes(optimizer) | {"peak": peak_bytes(device), "limit": limit_bytes(device, spec.job.ranks_per_node)}
-        write_trace(seat.run.trace(seat.who.rank), {"attempt": seat.attempt, "rank": seat.who.rank, "pp": seat.place.pp,
-                                                    "step": step, "actions": spans, "memory": memory})
+        memory = RankMemory(**held_bytes(optimizer), peak=peak_bytes(device), limit=limit_bytes(device, spec.job.ranks_per_node))
+        write_trace(seat.run.trace(seat.who.rank), RankTrace(
+            seat.attempt, seat.who.rank, step, tuple(TracedAction(*span) for span in spans), memory, seat.place.pp))
 
     status(seat, "training")
     seat.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")

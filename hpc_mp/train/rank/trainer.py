@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import IGNORE, Samples, positions
 from hpc_mp.train.engine.dropout import DropoutClock
@@ -98,12 +98,10 @@ class Trainer:
             seconds = self.pace.step = time.perf_counter() - began
             tokens += settings.global_batch * self.spec.data.sequence_length
             if metrics is not None:
-                metrics.write(json.dumps({
-                    "step": step + 1, "loss": facts.loss, "tokens": tokens, "step_time_s": seconds,
-                    "tokens_per_s": settings.global_batch * self.spec.data.sequence_length / seconds,
-                    "learning_rate": learning_rate(step, settings), "grad_norm": facts.norm,
-                    "peak_memory_bytes": facts.peak_bytes, "label_tokens": facts.labels, "attempt": self.attempt,
-                }))
+                speed = settings.global_batch * self.spec.data.sequence_length / seconds
+                metrics.write(line_of(StepMetrics(
+                    step + 1, facts.loss, tokens, seconds, speed, facts.norm, facts.peak_bytes, learning_rate(step, settings),
+                    facts.labels, self.attempt)))
             if trace:
                 traced(step + 1, spans)
             every = self.spec.checkpoint.every
@@ -214,10 +212,10 @@ def agree(flag: StopFlag, device: torch.device) -> str | None:
     return REASONS.get(int(reason))
 
 
-def write_trace(path: Path, document: dict[str, Any]) -> None:
+def write_trace(path: Path, trace: RankTrace) -> None:
     """A trace is a picture's raw material: when it cannot be written, training does not suffer."""
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(document), encoding="utf-8")
+        path.write_text(line_of(trace), encoding="utf-8")
     except OSError:
         pass
