@@ -13,8 +13,9 @@ from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import JobSpec
-from hpc_mp.rundir import TOKEN, RunDirectory, read_json
+from hpc_mp.rundir import TOKEN, RunDirectory
 from hpc_mp.rundir.history import saved_step
+from hpc_mp.rundir.records import StagedEnvironment, read_record
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow
 
@@ -41,8 +42,8 @@ def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:
     words = ["--health", sys.executable] if spec.environment.health else []
     words += ["--gpus"] if spec.job.device == "cuda" else []
     if spec.environment.stage:
-        packed = read_json(run.environment)
-        words += ["--environment", packed["archive"], packed["prefix"]]
+        packed = read_record(run.environment, StagedEnvironment)
+        words += ["--environment", packed.archive, packed.prefix]
     if spec.model.stage and spec.model.pretrained is not None and saved_step(run) == 0:  # later state is in checkpoints
         words += ["--copy", spec.model.pretrained]
     return words

@@ -22,6 +22,7 @@ from hpc_mp.launch.emulator.emulator import Emulator, Task
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
 from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.records import StepMetrics, line_of
 
 ENTRY = "emulated:rank"
 if "LAG" in os.environ:
@@ -97,8 +98,8 @@ def train(job_file: Path) -> int:
         return 75 if asked else 0
     metrics = LineFile(run.metrics)
     for step in range(first + 1, steps + 1):
-        metrics.write(json.dumps({"attempt": run.attempt(), "step": step, "loss": 8.0 / step, "tokens": 100 * step,
-                                  "step_time_s": 0.5 if step > first + 1 else 5.0, "tokens_per_s": 200.0}))
+        metrics.write(line_of(StepMetrics(step, 8.0 / step, 100 * step, 0.5 if step > first + 1 else 5.0, 200.0, 1.0, 0,
+                                          attempt=run.attempt())))
         ended = time.monotonic() + float(os.environ.get("PAUSE", "0"))
         while time.monotonic() < ended and not asked:
             time.sleep(0.02)

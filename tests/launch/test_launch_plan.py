@@ -15,6 +15,7 @@ from launching import JOB, answers, executable, record, said, silent, write_job
 from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
@@ -29,8 +30,9 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.rundir import create_run
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.rundir.follow import AttemptReader, Tail
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
+from hpc_mp.rundir.records import RankStatus
 
 GIB = 2**30
 def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *overrides: str) -> JobSpec:
@@ -316,18 +318,18 @@ def test_a_document_holds_no_nan(tmp_path: Path) -> None:
 
 def test_tail_gives_every_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
-    assert tail.new() == []
+    tail = NewLines(path)
+    assert tail.read() == []
     with open(path, "a") as file:
         file.write('{"a": 1}\n{"a": ')
         file.flush()
-        assert tail.new() == [{"a": 1}]
+        assert tail.read() == ['{"a": 1}']
         file.write("2}\n")
         file.flush()
-        assert tail.new() == [{"a": 2}]
+        assert tail.read() == ['{"a": 2}']
     (tmp_path / "new").write_text('{"a": 1}\n{"a": 3}\n')  # a resume cuts the file back
     os.replace(tmp_path / "new", path)
-    assert tail.new() == [{"a": 1}, {"a": 3}]
+    assert tail.read() == ['{"a": 1}', '{"a": 3}']
 
 
 def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
@@ -337,6 +339,6 @@ def test_what_earlier_attempts_left_is_passed_over(tmp_path: Path) -> None:
     run.metrics.write_text(record(1) + "\n" + record(2, 2) + "\n")
     said(run, 0, "error", 1.0)
     assert attempt.status() is None and read_failures(run, 2) == []
-    assert [one["step"] for one in attempt.steps()] == [2]
+    assert [one.step for one in attempt.steps()] == [2]
     (run.path / "status.json").write_text(json.dumps({"attempt": 2, "phase": "training"}))
-    assert attempt.status() == {"attempt": 2, "phase": "training"}
+    assert attempt.status() == RankStatus(2, "training")

@@ -23,6 +23,7 @@ from pathlib import Path
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
 from hpc_mp.cluster.slurm.variables import FOREIGN
@@ -71,7 +72,7 @@ def _told(spec: BenchSpec, rank: int, port: int) -> dict[str, str]:
 
 
 def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
-    said = [_NewLines(log) for log in logs]
+    said = [NewLines(log) for log in logs]
     failed: dict[int, int] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(emulator, selectors.EVENT_READ)
@@ -87,28 +88,11 @@ def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event
                 except EOFError:
                     alive = False
             for lines in said:
-                yield from _unless_refused(events(lines.new()))
+                yield from _unless_refused(events(lines.read()))
     if failed:
         rank, code = next(iter(failed.items()))
         last = logs[rank].read_text(errors="replace").splitlines()[-KEPT:] if logs[rank].exists() else []
         raise RunFailed("\n".join([f"rank {rank} {ending(code)}", *last]))
-
-
-class _NewLines:
-    """The complete lines of a growing file, each once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def new(self) -> list[str]:
-        try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                complete, newline, _ = file.read().rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self._offset += len(complete + newline)
-        return complete.decode(errors="replace").splitlines()
 
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:

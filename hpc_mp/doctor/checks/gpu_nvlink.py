@@ -13,7 +13,7 @@ from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, re
 from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
@@ -65,17 +65,18 @@ def errors(changes: Changes) -> Iterator[Finding]:
         yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {duration(changes.seconds)}")
 
 
-def fabric_state(gpu: GpuReport) -> Ill | None:
+def fabric_state(gpu: GpuReport) -> GpuFault | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
     if state is None:
-        raise NotHere
+        raise NotApplicable
     if state != "Completed" or status not in ("Success", None):
-        return Ill("error", f"fabric state {state}, status {status or 'untold'}: CUDA fails with error 802 until it is completed")
+        return GpuFault("error", f"fabric state {state}, status {status or 'untold'}: "
+                                 "CUDA fails with error 802 until it is completed")
     health = gpu.says("fabric/health/summary")
     if health not in (None, "Healthy"):
-        return Ill("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
+        return GpuFault("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
     if gpu.says("fabric/health/bandwidth") == "Degraded":
-        return Ill("error", "fabric health: bandwidth degraded")
+        return GpuFault("error", "fabric health: bandwidth degraded")
     return None
 
 

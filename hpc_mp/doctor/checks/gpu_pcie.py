@@ -14,7 +14,7 @@ from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, number, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, number, row, seen, usual_of
 
 MOST_REPLAYS = 8.0  # packets a minute (the policy of NVIDIA's DCGM)
 BUSY = 5.0  # % of utilisation from which on a link should run at its greatest speed
@@ -67,15 +67,15 @@ def numa(gpus: Sequence[PciGpu]) -> Iterator[Finding]:
         yield Finding("gpu-numa", "ok", "", f"GPUs by bus address are on NUMA nodes {' '.join(nodes)}")
 
 
-def speed(gpu: GpuReport) -> Ill | None:
+def speed(gpu: GpuReport) -> GpuFault | None:
     paths = "pci/pci_gpu_link_info/pcie_gen"
     now, most = number(gpu, f"{paths}/current_link_gen"), number(gpu, f"{paths}/max_link_gen")
     able, known = gpu.number(f"{paths}/max_device_link_gen"), catalogue().gpu(gpu.name)
     if able is not None and known and known.pcie and most < min(able, known.pcie):
-        return Ill("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
+        return GpuFault("warning", f"the slot allows PCIe {most:.0f}, the GPU is able to {able:.0f}")
     busy = gpu.number("utilization/gpu_util") or 0.0
     if now < most and busy >= BUSY:
-        return Ill("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
+        return GpuFault("error", f"PCIe {now:.0f} of {most:.0f} while {busy:.0f} % busy")
     return None
 
 

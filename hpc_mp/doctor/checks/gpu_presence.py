@@ -10,7 +10,7 @@ from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
@@ -119,20 +119,20 @@ def alike(asked: SmiAnswer) -> Iterator[Finding]:
         yield Finding("gpu-alike", "ok", "", f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
-def answers(gpu: GpuReport) -> Ill | None:
+def answers(gpu: GpuReport) -> GpuFault | None:
     failed = gpu.failed()
-    return Ill("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
+    return GpuFault("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
 
 
-def recovery(gpu: GpuReport) -> Ill | None:
+def recovery(gpu: GpuReport) -> GpuFault | None:
     action, reset = gpu.says("gpu_recovery_action"), gpu.says("gpu_reset_status/reset_required")
     drain = gpu.says("gpu_reset_status/drain_and_reset_recommended")
     if action is None and reset is None:
-        raise NotHere
+        raise NotApplicable
     if action not in (None, "None"):
-        return Ill("error", f"the driver wants: {action}")
+        return GpuFault("error", f"the driver wants: {action}")
     if "Yes" in (reset, drain):
-        return Ill("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
+        return GpuFault("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
     return None
 
 

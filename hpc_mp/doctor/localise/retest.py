@@ -12,8 +12,7 @@ from hpc_mp.doctor.localise import rounds
 from hpc_mp.doctor.localise.analysis import behind, together
 from hpc_mp.doctor.localise.fit import NEAR, Health
 from hpc_mp.doctor.localise.load import Load
-from hpc_mp.doctor.localise.record import Floats, Ints, Round
-from hpc_mp.doctor.localise.sample import Pair
+from hpc_mp.doctor.localise.record import Floats, Ints, Pair, Round
 from hpc_mp.doctor.localise.search import Search
 
 CONFIRMED = 2

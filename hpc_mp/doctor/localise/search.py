@@ -8,29 +8,26 @@ from random import Random
 import numpy as np
 
 from hpc_mp.doctor.localise import rounds
-from hpc_mp.doctor.localise.analysis import State, analyse
-from hpc_mp.doctor.localise.cluster import Cluster
-from hpc_mp.doctor.localise.fit import Rule
+from hpc_mp.doctor.localise.analysis import NetworkState, analyse
+from hpc_mp.doctor.localise.fit import DecisionRule
 from hpc_mp.doctor.localise.groups import LEARNT, seeking
-from hpc_mp.doctor.localise.links import Links, links
+from hpc_mp.doctor.localise.links import Links, Silence, links, silence
 from hpc_mp.doctor.localise.load import EARLY
-from hpc_mp.doctor.localise.record import Record, Round
-from hpc_mp.doctor.localise.sample import Measure, Pair
-from hpc_mp.doctor.localise.silence import Silence, silence
+from hpc_mp.doctor.localise.record import ClusterLayout, Measure, Pair, Round, RoundLog
 
 
 class Search:
     """What is known so far. ``state`` and ``silence`` are those after the last round."""
 
-    def __init__(self, cluster: Cluster, seed: int, rule: Rule) -> None:
+    def __init__(self, cluster: ClusterLayout, seed: int, rule: DecisionRule) -> None:
         self.cluster, self.rule = cluster, rule
         self.random = Random(seed)
-        self.record = Record(cluster.rails)
+        self.record = RoundLog(cluster.rails)
         self.leaves: list[list[int]] = []
         if cluster.leaf is not None:
             everybody = self.random.sample(range(cluster.size), cluster.size)
             self.leaves = [[node for node in everybody if cluster.leaf[node] == leaf] for leaf in range(len(cluster.leaf_names))]
-        self.state: State
+        self.state: NetworkState
         self.silence: Silence = silence(self.record)
 
     @property

@@ -10,9 +10,8 @@ import numpy as np
 
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.localise.fit import NEAR, Health
-from hpc_mp.doctor.localise.record import DEAD, Bools, Table
+from hpc_mp.doctor.localise.record import DEAD, Bools, Localisation, PairTable, Suspect, SuspectKind
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
-from hpc_mp.doctor.localise.sample import Kind, Suspect, Verdict
 from hpc_mp.doctor.localise.search import Search
 
 SLOWER = 0.75
@@ -23,8 +22,8 @@ MOSTLY = 0.7
 """Share of slow samples from which on an undecided end is mentioned, without certainty."""
 
 
-def verdict(search: Search, retests: int, complete: bool) -> Verdict:
-    return Verdict(suspects=tuple(_suspects(search, complete)), expected=exp(search.state.base), rounds=search.record.rounds,
+def verdict(search: Search, retests: int, complete: bool) -> Localisation:
+    return Localisation(suspects=tuple(_suspects(search, complete)), expected=exp(search.state.base), rounds=search.record.rounds,
                    retests=retests, samples=tuple(search.record.samples), complete=complete)
 
 
@@ -73,7 +72,7 @@ def _silent(search: Search, complete: bool) -> Iterator[Suspect]:
         yield Suspect("link", (f"{names[one]}–{names[other]}",), 0.0, True, "twice no answer, though both answer others")
 
 
-def _ends(kind: Kind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:
+def _ends(kind: SuspectKind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:
     """Convicted nodes or leaves; single rails where others are healthy, or where one is worse than the others."""
     for end in np.flatnonzero(health.bad.any(axis=1)).tolist():
         bad, factor = health.bad[end], health.factor[end]
@@ -82,7 +81,7 @@ def _ends(kind: Kind, names: tuple[str, ...], health: Health, complete: bool, ho
         if whole:
             yield Suspect(kind, (names[end],), usual, complete, f"{usual:.0%} of the healthy rate, {how}")
         for rail in np.flatnonzero(bad & (factor < SLOWER * usual if whole else True)).tolist() if len(bad) > 1 else ():
-            part: Kind = "rail" if kind == "node" else kind
+            part: SuspectKind = "rail" if kind == "node" else kind
             yield Suspect(part, (f"{names[end]} rail {rail}",), float(factor[rail]), complete,
                           f"{factor[rail]:.0%} of the healthy rate, {how}; other rails {usual:.0%}")
 
@@ -127,7 +126,7 @@ def _sole(search: Search) -> Callable[[int], str | None]:
     return of
 
 
-def _doubts(kind: Kind, names: tuple[str, ...], health: Health, table: Table,
+def _doubts(kind: SuspectKind, names: tuple[str, ...], health: Health, table: PairTable,
             stand_in: Callable[[int], str | None] | None = None) -> Iterator[Suspect]:
     """Ends that are neither cleared nor convicted though most of what was measured at them by themselves is slow.
 

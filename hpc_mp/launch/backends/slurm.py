@@ -20,6 +20,7 @@ from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import record_successors
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
+from hpc_mp.rundir.records import RankStatus
 
 POLL_S = 1.0  # between two looks at a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
@@ -127,7 +128,7 @@ class _Shown:
         if job.waits and job.reason not in ("", "None") and words != self._said:
             self._said = words
             self._listener.note(words)
-        waiting = {"phase": job.state.lower(), "detail": job.reason, "done": 0, "total": 0}
+        waiting = RankStatus(0, job.state.lower(), job.reason)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
