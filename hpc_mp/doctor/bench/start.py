@@ -36,7 +36,7 @@ from hpc_mp.launch.emulator.slurm_env import node_name
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"
-LOOK = 0.1  # seconds between two looks at what forked ranks have said
+POLL_S = 0.1  # seconds between two looks at what forked ranks have said
 KEPT = 12  # lines of what ranks printed last, shown when they fail
 PATIENCE = 10.0  # seconds that srun gets to end its ranks when we are interrupted
 NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # passed on by an mpirun that passes nothing
@@ -78,7 +78,7 @@ def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event
         selector.register(emulator, selectors.EVENT_READ)
         alive = True
         while alive:
-            if selector.select(LOOK):
+            if selector.select(POLL_S):
                 try:
                     for event in emulator.events():
                         if event["event"] == "broken":

@@ -44,8 +44,8 @@ def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] |
     for round_ in search.first_pass():
         search.note(round_, measure)
         first += 1
-        yield verdict(search, retests=0, complete=False)
-    for round_ in Retests(search):
+        yield verdict(search.known, retests=0, complete=False)
+    for round_ in Retests(lambda: search.known, search.random):
         search.note(round_, measure)
-        yield verdict(search, retests=search.record.rounds - first, complete=False)
-    yield verdict(search, retests=search.record.rounds - first, complete=True)
+        yield verdict(search.known, retests=search.known.record.rounds - first, complete=False)
+    yield verdict(search.known, retests=search.known.record.rounds - first, complete=True)

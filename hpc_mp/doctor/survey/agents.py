@@ -57,7 +57,7 @@ class Joiner:
 
 
 STRAGGLE = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
-LOOK = 0.5
+POLL_S = 0.5
 END_S = 5.0  # seconds for the agents to end when there are no more orders
 
 
@@ -111,7 +111,7 @@ class AgentPool:
             waiting: is told srun's last words again and again while there is no agent.
         """
         while self._running:
-            first = self.gather(0, None, LOOK)
+            first = self.gather(0, None, POLL_S)
             if first:
                 (message,) = first.values()
                 return first | self.gather(0, set(range(size(message))) - first.keys(), within, straggle=within)

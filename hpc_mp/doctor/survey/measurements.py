@@ -13,7 +13,7 @@ from hpc_mp.doctor.localise import RailSample
 from hpc_mp.doctor.survey.agents import AgentPool, Message
 from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence, by_pair
-from hpc_mp.doctor.survey.node_report import COMPUTE_S, LOOK_S, NodeReport
+from hpc_mp.doctor.survey.node_report import COMPUTE_S, REPORT_S, NodeReport
 from hpc_mp.doctor.survey.probe import Probed
 from hpc_mp.doctor.survey.transfer import PACKET, TransferPlan
 
@@ -51,7 +51,7 @@ class Measurements:
     def look(self) -> None:
         """Every node by itself: its checks, its traits, and its devices under load where that is wanted."""
         everyone, order = range(len(self.evidence.nodes)), {"do": "look", "seconds": self._load_seconds}
-        answers = self.order(order, everyone, LOOK_S + (COMPUTE_S if self._load_seconds else 0.0))
+        answers = self.order(order, everyone, REPORT_S + (COMPUTE_S if self._load_seconds else 0.0))
         self.evidence.looks.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
 
     def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:

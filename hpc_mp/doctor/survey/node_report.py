@@ -18,7 +18,7 @@ from hpc_mp.doctor.node import DEADLINE_S, diagnose
 # Not the control group: ours is that of a step with one task, and says nothing of what a job will be granted.
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
 TOLD: tuple[Severity, ...] = ("error", "warning")
-LOOK_S = 3 * DEADLINE_S
+REPORT_S = 3 * DEADLINE_S
 COMPUTE_S = 300.0
 """Beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other."""
 
