@@ -28,6 +28,7 @@ from hpc_mp.doctor.drift import TRAITS  # noqa: E402
 from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import spec  # noqa: E402
+from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
 from hpc_mp.rundir.layout import FILES  # noqa: E402
@@ -89,17 +90,7 @@ def default(field: Any) -> str:
     value = field.get_default()
     if field.is_required() or value is None:
         return "–"
-    return f"`{_toml(value)}`"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value)
+    return f"`{toml_value(value)}`"
 
 
 def job_file() -> str:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sysconfig
 from dataclasses import dataclass
-from typing import Any
 
 import jinja2
 
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine
+from hpc_mp.job.values import toml_value
 
 TEMPLATE = "slurm/job.toml.j2"
 TIME_LIMIT_S = 30 * 60
@@ -81,7 +80,7 @@ def choose(machine: ThisMachine, site: SlurmSite | None) -> Start:
 def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
     """A commented job file for what was found; ``site`` is None without Slurm."""
     start = choose(machine, site)
-    jinja = jinja2.Environment(finalize=_toml, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    jinja = jinja2.Environment(finalize=toml_value, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                                keep_trailing_newline=True, autoescape=False)
     return jinja.from_string(asset(TEMPLATE).read_text(encoding="utf-8")).render(
         start=start, site=site, corpus=f"{sysconfig.get_paths()['stdlib']}/*.py",
@@ -98,9 +97,3 @@ def _extra(site: SlurmSite, start: Start) -> dict[str, str | int]:
 def _time_limit(most: str | None) -> str:
     """Half an hour, or the limit of the site where that is shorter."""
     return most if most and seconds(most) < TIME_LIMIT_S else "00:30:00"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{name} = {_toml(each)}' for name, each in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
+from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import Plan
 
 WIDTH = 120
@@ -63,7 +63,7 @@ def defaults(spec: JobSpec) -> str:
     for section in type(spec).model_fields:
         table = getattr(spec, section)
         values = {key: getattr(table, key) for key in type(table).model_fields if key not in table.model_fields_set}
-        shown = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, (), {})]
+        shown = [f"{key} = {toml_value(value)}" for key, value in values.items() if value not in (None, (), {})]
         if shown:
             sections.append(f"[{section}] {', '.join(shown)}")
     return " ".join(sections)
@@ -84,12 +84,6 @@ def _state(plan: Plan) -> str:
 def _row(name: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
                          break_long_words=False)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def without_effect(spec: JobSpec, place: str) -> str | None:
