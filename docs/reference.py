@@ -120,7 +120,7 @@ def checks() -> str:
     passive = [(f"`{check.code}`", check.reads, check.rule, check.remedy) for check in PASSIVE]
     inside = [(f"`{item.code}`", item.reads, f"{item.grave}: less of it than on the host", item.remedy) for item in ITEMS]
     drift = [(f"`drift-{trait}`", what, "warning: nodes differ", remedy) for trait, (what, remedy) in TRAITS.items()]
-    head = ("check", "reads", "complains unless", "what to do")
+    head = ("check", "reads", "complains", "what to do")
     return "\n".join(["## On a node", "", table(head, passive), "## Inside of a container", "", table(head, inside),
                       "## Nodes that differ", "", table(head, drift)])
 
