@@ -101,7 +101,7 @@ class Waits:
         groups, works = dist.ProcessGroup, dist.Work
         heard = {**{name: functools.partial(self._collective, spoken) for name, spoken in COLLECTIVES.items()},
                  **{name: functools.partial(self._directed, name, *parts) for name, parts in DIRECTED.items()}}
-        originals = [(groups, name, vars(groups)[name]) for name in heard if name in vars(groups)]
+        originals: list[tuple[type, str, Any]] = [(groups, name, vars(groups)[name]) for name in heard if name in vars(groups)]
         for kind, name, _ in originals:
             setattr(kind, name, _method(heard[name], getattr(kind, name)))
         originals.append((works, "wait", vars(works)["wait"]))
