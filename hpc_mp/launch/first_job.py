@@ -23,7 +23,7 @@ EMULATED = (((2, 4), (2, 2)), ((1, 2), (2, 1)), ((0, 0), (1, 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ModelSize:
     """A GPT-2-style model and its sequences, in tokens; ``vocabulary`` also bounds the tokenizer trained for it."""
 
     layers: int
@@ -35,18 +35,18 @@ class Size:
     learning_rate: float
 
 
-SMALL = Size(layers=4, hidden=128, heads=4, vocabulary=2048, sequence=128, precision="fp32", learning_rate=1e-3)
-LARGE = Size(layers=12, hidden=1024, heads=16, vocabulary=8192, sequence=512, precision="bf16", learning_rate=3e-4)
+SMALL = ModelSize(layers=4, hidden=128, heads=4, vocabulary=2048, sequence=128, precision="fp32", learning_rate=1e-3)
+LARGE = ModelSize(layers=12, hidden=1024, heads=16, vocabulary=8192, sequence=512, precision="bf16", learning_rate=3e-4)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class FirstJob:
     """Where the ranks of a first job run, on what, and how they share the model."""
 
     nodes: int
     ranks_per_node: int
     device: str
-    size: Size
+    size: ModelSize
 
     @property
     def tensor(self) -> int:
@@ -62,19 +62,19 @@ class Start:
         return self.nodes * self.ranks_per_node // (self.tensor * self.pipeline)
 
 
-def choose(machine: ThisMachine, site: SlurmSite | None) -> Start:
+def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
     """Two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
         mine = site.terms.quality.per_user if site.terms.quality else {}
         nodes = min(2, len(site.kind.nodes), max(1, mine.get("node", 2)))
         if gpus := min(site.kind.gpu_count, mine.get("gres/gpu", site.kind.gpu_count)):
-            return Start(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
-        return Start(nodes, min(2, site.cpus), "cpu", SMALL)
+            return FirstJob(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
+        return FirstJob(nodes, min(2, site.cpus), "cpu", SMALL)
     if machine.gpus:
-        return Start(1, len(machine.gpus), "auto", LARGE)
+        return FirstJob(1, len(machine.gpus), "auto", LARGE)
     nodes, ranks = next(layout for (cores, gib), layout in EMULATED
                         if machine.cores >= cores and machine.memory >= gib * GIB)
-    return Start(nodes, ranks, "auto", SMALL)
+    return FirstJob(nodes, ranks, "auto", SMALL)
 
 
 def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
@@ -87,7 +87,7 @@ def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
         time_limit=_time_limit(site.terms.max_wall if site else None), extra=_extra(site, start) if site else {})
 
 
-def _extra(site: SlurmSite, start: Start) -> dict[str, str | int]:
+def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
     """All of the node that comes with its GPUs, shared out; without GPUs a CPU per rank and what a rank needs there."""
     if site.kind.gpu_count:
         return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}

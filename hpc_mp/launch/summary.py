@@ -8,7 +8,7 @@ from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.job.values import toml_value
-from hpc_mp.launch.plan import Plan
+from hpc_mp.launch.plan import JobPlan
 
 WIDTH = 120
 
@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def describe(plan: Plan, title: str) -> str:
+def describe(plan: JobPlan, title: str) -> str:
     """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default.
 
     Args:
@@ -69,7 +69,7 @@ def defaults(spec: JobSpec) -> str:
     return " ".join(sections)
 
 
-def _state(plan: Plan) -> str:
+def _state(plan: JobPlan) -> str:
     state = [each.total for each in plan.record.state]
     low, high = memory_size(min(state)), memory_size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
