@@ -26,6 +26,7 @@ from hpc_mp.supervisor.diagnose import RootCause, classify, gather
 from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
+from hpc_mp.supervisor.profile import apply_profile
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow
@@ -58,6 +59,10 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
     environ = os.environ | {TOKEN: attempt.token, "MASTER_ADDR": attempt.address,
                             "MASTER_PORT": str(attempt.port)}
+    if given is not None:  # elsewhere profiles have no effect, and launch has said so
+        command, environ, profiled = apply_profile(run, spec, command, environ)
+        if profiled is not None:
+            _say(run, profiled)
     code = node_steps.start(run, spec, command, environ, signals)
     if code == 0 and signals.asked:
         code = STOPPED
