@@ -1,4 +1,4 @@
-"""An append-only line file that survives a full disk."""
+"""Files of lines: appended to in spite of a full disk, and followed while they grow."""
 
 from __future__ import annotations
 
@@ -59,3 +59,26 @@ class LineFile:
         except OSError:
             os.ftruncate(fd, start)
             raise
+
+
+class NewLines:
+    """The complete lines of a growing file, each once; a file that was replaced is read from its start."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = 0
+        self._offset = 0
+
+    def read(self) -> list[str]:
+        """Those that came since the last call; none while there is no file. Undecodable bytes are replaced."""
+        try:
+            with open(self._path, "rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                if inode != self._inode:
+                    self._inode, self._offset = inode, 0
+                file.seek(self._offset)
+                complete, newline, _ = file.read().rpartition(b"\n")
+        except FileNotFoundError:
+            return []
+        self._offset += len(complete + newline)
+        return complete.decode(errors="replace").splitlines()

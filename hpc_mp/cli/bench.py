@@ -16,11 +16,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.doctor.bench.document import document
 from hpc_mp.doctor.bench.expectation import guess, judge, yardstick
-from hpc_mp.doctor.bench.plan import Layout, Wish, plan
-from hpc_mp.doctor.bench.result import Row
+from hpc_mp.doctor.bench.plan import BenchLayout, BenchRequest, plan
+from hpc_mp.doctor.bench.result import BenchRow
 from hpc_mp.doctor.bench.run import follow
-from hpc_mp.doctor.bench.sizes import parse_size
-from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec
+from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, parse_size
 from hpc_mp.doctor.bench.table import foot, head, line
 from hpc_mp.planner.busbw import COLLECTIVES
 
@@ -71,9 +70,9 @@ def command(
 ) -> int:
     against = yardstick(fabric, node_rate)
     options = [f"{name}={value}" for name, value in (("partition", partition), ("account", account)) if value is not None]
-    wish = Wish(collective, backend, nodes, ranks_per_node, split, Layout(axis, tensor, pipeline, order) if axis else None,
-                (minbytes, maxbytes, stepfactor, stepbytes), datatype, warmup_iters, iters, bool(check), timeout,
-                (*options, *srun), mpi)
+    layout = BenchLayout(axis, tensor, pipeline, order) if axis else None
+    wish = BenchRequest(collective, backend, nodes, ranks_per_node, split, layout, (minbytes, maxbytes, stepfactor, stepbytes),
+                        datatype, warmup_iters, iters, bool(check), timeout, (*options, *srun), mpi)
     chosen = plan(wish, decide(on))
     began = _now()
     with _Shown(chosen.spec, table=not as_json) as shown:
@@ -110,7 +109,7 @@ class _Shown(AbstractContextManager["_Shown"]):
     def begins(self, size: int) -> None:
         self._bars.update(self._task, description=f"{size} B", refresh=True)
 
-    def row(self, row: Row) -> None:
+    def row(self, row: BenchRow) -> None:
         self._bars.advance(self._task)
         self._print(line(self._spec, row))
 

@@ -18,9 +18,9 @@ from hpc_mp.cli.output import print_findings
 from hpc_mp.cluster.slurm.nodelist import expand
 
 if TYPE_CHECKING:
-    from hpc_mp.doctor.survey.procedure import State
+    from hpc_mp.doctor.survey.procedure import SurveyState
     from hpc_mp.doctor.survey.report import Report
-    from hpc_mp.doctor.survey.start import Wish
+    from hpc_mp.doctor.survey.start import SurveyRequest
 
 _PATH = click.Path(path_type=Path)
 
@@ -45,11 +45,11 @@ def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: s
             gpus: int | None, compute: float | None, topology: Path | None, srun: str, html: Path | None,
             then_launch: Path | None) -> int:
     """The exit code: 1 where a fault was found, else that of the launch, if one is wanted."""
-    from hpc_mp.doctor.survey.start import Wish
+    from hpc_mp.doctor.survey.start import SurveyRequest
 
     if as_json and then_launch is not None:
         raise HpcMpError("--json", "would print two documents with --then-launch", "run `hpc-mp launch --json` afterwards")
-    wish = Wish(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology, gpus or 0, compute or 0.0,
+    wish = SurveyRequest(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology, gpus or 0, compute or 0.0,
                 tuple(shlex.split(srun)))
     report = _survey(wish, as_json, html)
     if then_launch is None:
@@ -61,7 +61,7 @@ def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: s
     return launch_and_tell(LaunchRequest(then_launch, wait=False), TerminalListener(aside=False))
 
 
-def _survey(wish: Wish, as_json: bool, html: Path | None) -> Report:
+def _survey(wish: SurveyRequest, as_json: bool, html: Path | None) -> Report:
     """Survey, print, and leave what launch and placement read. ``html``: a page is written there.
 
     Raises:
@@ -115,7 +115,7 @@ def _print(report: Report) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[str, State | None], None]]:
+def _progress() -> Iterator[Callable[[str, SurveyState | None], None]]:
     """One line on a terminal: what is being done, and who is suspected by now."""
     if not sys.stderr.isatty():
         yield lambda _step, _state: None
@@ -124,7 +124,7 @@ def _progress() -> Iterator[Callable[[str, State | None], None]]:
     from rich.markup import escape
 
     with Console(stderr=True).status("starting") as line:
-        def show(step: str, state: State | None) -> None:
+        def show(step: str, state: SurveyState | None) -> None:
             named = ", ".join(found.subject for found in state.diagnoses) if state else ""
             line.update(escape(f"{step}; by now: {named}" if named else step))
         yield show

@@ -10,6 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size
 from hpc_mp.rundir import find_run
 
@@ -24,6 +25,7 @@ from hpc_mp.rundir import find_run
 @click.option("--force", is_flag=True, help="Replace a model directory that lies at --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, as_json: bool) -> None:
+    need_train("hpc-mp export")
     directory = find_run(run)
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
     from hpc_mp.train.checkpoint.export import export  # imports torch

@@ -21,9 +21,9 @@ from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.lab import keeper, why_not
-from hpc_mp.lab.cluster import Cluster, LabError
+from hpc_mp.lab.cluster import LabCluster, LabError
 from hpc_mp.lab.lab import Lab, installed_release, spread
-from hpc_mp.lab.view import Node, look, written
+from hpc_mp.lab.view import HostView, look, written
 
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?bit)")
 OFF = "off"
@@ -176,7 +176,7 @@ def at(name: str | None, node: str, command: tuple[str, ...]) -> None:
     raise click.exceptions.Exit(subprocess.run([*cluster.inside(node), *command], env=cluster.environ).returncode)
 
 
-def chosen(name: str | None) -> Cluster:
+def chosen(name: str | None) -> LabCluster:
     """The cluster of that name, or the only one."""
     running = keeper.names()
     if name is None and len(running) > 1:
@@ -186,7 +186,7 @@ def chosen(name: str | None) -> Cluster:
         others = f"up: {', '.join(running)}; or s" if running else "s"
         raise HpcMpError(value, "no such cluster is up" if name else "no cluster is up",
                          f"{others}tart one: `{mine('lab', 'up', *(('--name', name) if name else ()))}`")
-    return Cluster(keeper.directory_of(name or running[0]))
+    return LabCluster(keeper.directory_of(name or running[0]))
 
 
 def need_root() -> None:
@@ -204,7 +204,7 @@ def mine(*arguments: str) -> str:
     return shlex.join(["sudo", *start, *arguments])
 
 
-def _root(name: str | None, nodes: Sequence[str]) -> Cluster:
+def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:
     """The cluster, for root, with these nodes in it."""
     need_root()
     cluster = chosen(name)
@@ -224,7 +224,7 @@ def _said(value: str, remedy: str) -> Iterator[None]:
         raise HpcMpError(value, f"was refused: {words}", remedy) from None
 
 
-def _cable(node: Node) -> tuple[str, str]:
+def _cable(node: HostView) -> tuple[str, str]:
     if node.cable is None:
         return "(root sees it)", "(root sees it)"
     return "up" if node.cable.up else "down", written(node.cable.rate) if node.cable.rate else "no limit"

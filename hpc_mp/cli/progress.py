@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hpc_mp.launch.listener import Listener
+from hpc_mp.rundir.records import RankStatus, StepMetrics
 
 
 class TerminalListener(Listener):
@@ -39,7 +39,7 @@ class TerminalListener(Listener):
         if self.interval is not None:
             self._bar = _StepBar(steps)
 
-    def update(self, status: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         if self._bar is not None:
             self._bar.update(status, steps)
 
@@ -60,22 +60,22 @@ class _StepBar:
         self._progress.start()
         self.stop = self._progress.stop
 
-    def update(self, status: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         if steps:
             self._step(steps[-1])
-        elif self._training and status is not None and status["phase"] == "saving":
+        elif self._training and status is not None and status.phase == "saving":
             self._progress.update(self._task, description="saving")
         elif not self._training and status is not None:
-            self._progress.update(self._task, description=status["phase"], figures=status["detail"],
-                                  completed=status["done"], total=status["total"] or None)
+            self._progress.update(self._task, description=status.phase, figures=status.detail,
+                                  completed=status.done, total=status.total or None)
         self._progress.refresh()
 
-    def _step(self, last: Mapping[str, Any]) -> None:
+    def _step(self, last: StepMetrics) -> None:
         if not self._training:  # from here on the speed is that of the steps
             self._training = True
-            self._progress.reset(self._task, total=self._steps, completed=last["step"])
-        self._progress.update(self._task, completed=last["step"], description=f"step {last['step']}/{self._steps}",
-                              figures=f"loss {last['loss']:.4f}  {last['tokens_per_s']:,.0f} tokens/s")
+            self._progress.reset(self._task, total=self._steps, completed=last.step)
+        self._progress.update(self._task, completed=last.step, description=f"step {last.step}/{self._steps}",
+                              figures=f"loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tokens/s")
 
     def print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)

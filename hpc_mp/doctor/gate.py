@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpc_mp.doctor.checks.fit import CODES
+from hpc_mp.doctor.checks.registry import FIT
 from hpc_mp.doctor.nccl_log import refused, taken
 from hpc_mp.doctor.node import diagnose, injected
 
@@ -22,7 +22,7 @@ DEADLINE_S = 5.0
 def main(environ: Mapping[str, str] = os.environ) -> int:
     root, commands = (environ.get(f"HPC_MP_DOCTOR_{name}") for name in ("ROOT", "COMMANDS"))
     source = injected(Path(root) if root else None, Path(commands) if commands else None)
-    errors = refused(diagnose(source, CODES, DEADLINE_S)) or refused(taken(source))
+    errors = refused(diagnose(source, FIT, DEADLINE_S)) or refused(taken(source))
     for finding in errors:
         print(f"{finding.code}: {finding.subject + ': ' if finding.subject else ''}{finding.message}")
     return 1 if errors else 0

@@ -21,8 +21,7 @@ from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.source import NodeSource, here, keep
 from hpc_mp.cluster.slurm.drain import drain
 from hpc_mp.doctor.checks.check import run
-from hpc_mp.doctor.checks.fit import CODES
-from hpc_mp.doctor.checks.registry import PASSIVE
+from hpc_mp.doctor.checks.registry import FIT, PASSIVE
 
 _MARK = "hpc-mp"
 _REASON_LENGTH = 200  # what sinfo -R still shows in a wide terminal
@@ -37,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     begin = time.monotonic()
     chained = subprocess.Popen([options.chain], stdin=subprocess.DEVNULL) if options.chain else None
     source = here()
-    wanted = [*options.check, *(CODES if options.fit else ())]
+    wanted = [*options.check, *(FIT if options.fit else ())]
     checks = [check for check in PASSIVE if not wanted or check.code in wanted]
     findings = run(checks, source, options.deadline)
     in_time({"counters": lambda: keep_counters(source)}, _KEEP_S)

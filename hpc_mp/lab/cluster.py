@@ -34,7 +34,7 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0
         time.sleep(pause)
 
 
-class Cluster:
+class LabCluster:
     """A running cluster, by its directory."""
 
     def __init__(self, directory: Path) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from hpc_mp.lab.cluster import Cluster, LabError, first_process, wait_until
+from hpc_mp.lab.cluster import LabCluster, LabError, first_process, wait_until
 from hpc_mp.lab.lab import Lab
 
 STATE = Path("/var/lib")
@@ -72,7 +72,7 @@ def stop(directory: Path) -> None:
     """End a cluster and wait until nothing is left of it. LabError if that takes too long."""
     traces = [directory]
     with suppress(OSError, ValueError):  # one that has but begun to start has no number yet
-        traces.append(Path("/sys/class/net", Lab.interface(Cluster(directory).number)))
+        traces.append(Path("/sys/class/net", Lab.interface(LabCluster(directory).number)))
     first = first_process(directory)
     if first is not None:
         os.kill(first, signal.SIGKILL)

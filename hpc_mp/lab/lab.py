@@ -17,13 +17,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hpc_mp.lab import conf
-from hpc_mp.lab.cluster import HERE, NAMESPACES, Cluster, LabError, wait_until
+from hpc_mp.lab.cluster import HERE, NAMESPACES, LabCluster, LabError, wait_until
 
 PROLOG = "task-prolog.sh"
 KEYS = ("munge/key", "etc/slurm.key")
 
 
-class Lab(Cluster):
+class Lab(LabCluster):
     """A cluster that lives from ``up`` to ``down``, or until the process that called ``up`` ends.
 
     directory: is there and empty; all nodes see it; `down` removes it. leaves: the nodes, by leaf switch.

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 from hpc_mp.lab import conf
-from hpc_mp.lab.cluster import Cluster
+from hpc_mp.lab.cluster import LabCluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Cable:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class HostView:
     """``state``: Slurm's word ("idle"); None while the controller does not answer. ``cable``: None for other than root."""
 
     name: str
@@ -30,10 +30,10 @@ class Node:
     cable: Cable | None
 
 
-def look(cluster: Cluster) -> list[Node]:
+def look(cluster: LabCluster) -> list[HostView]:
     switches, states = _switches(cluster), _states(cluster)
     cables = _cables(cluster) if os.geteuid() == 0 else {}
-    return [Node(name, switches[name], conf.node_address(cluster.number, name), states.get(name), cables.get(name))
+    return [HostView(name, switches[name], conf.node_address(cluster.number, name), states.get(name), cables.get(name))
             for name in cluster.nodes]
 
 
@@ -45,19 +45,19 @@ def written(rate: int) -> str:
     return f"{rate}bit"
 
 
-def _switches(cluster: Cluster) -> dict[str, str]:
+def _switches(cluster: LabCluster) -> dict[str, str]:
     lines = (cluster.directory / "etc" / "topology.conf").read_text().splitlines()
     leaves = (dict(word.split("=", 1) for word in line.split()) for line in lines if " Nodes=" in line)
     return {node: leaf["SwitchName"] for leaf in leaves for node in leaf["Nodes"].split(",")}
 
 
-def _states(cluster: Cluster) -> dict[str, str]:
+def _states(cluster: LabCluster) -> dict[str, str]:
     ask = ["sinfo", "--noheader", "--Node", "--format=%N %T"]
     said = subprocess.run(ask, env=cluster.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
     return dict(line.split() for line in said.splitlines())
 
 
-def _cables(cluster: Cluster) -> dict[str, Cable]:
+def _cables(cluster: LabCluster) -> dict[str, Cable]:
     """From the switch's end of each."""
     links = {link["ifname"]: link for link in json.loads(cluster.fabric("ip", "-json", "link", "show"))}
     limits = {queue["dev"]: queue["options"]["rate"] * 8 for queue in json.loads(cluster.fabric("tc", "-json", "qdisc", "show"))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+
+from hpc_mp.rundir.records import RankStatus, StepMetrics
 
 
 class Listener:
@@ -25,9 +26,9 @@ class Listener:
     def begin(self, steps: int) -> None:
         """Called before the ranks of a run with so many optimizer steps are followed."""
 
-    def update(self, status: Mapping[str, Any] | None, steps: Sequence[Mapping[str, Any]]) -> None:
-        """Called while they are followed: ``status`` is the document of status.json (None: nothing yet), ``steps`` are the
-        new records of metrics.jsonl."""
+    def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
+        """Called while they are followed: ``status`` is what rank 0 is doing (None: nothing yet), ``steps`` are those that
+        have ended since the last call."""
 
     def end(self) -> None:
         """Called when they are no longer followed, however that came."""

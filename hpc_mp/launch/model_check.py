@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import REMEDY
 from hpc_mp.base.text import did_you_mean
 
 # Keys that transformers takes although they are no fields: the family's name, and older or private spellings.
@@ -17,6 +19,8 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> list[str]:
     """Let transformers validate a configuration; returns warnings. Imports transformers, which takes 2 to 3 s.
 
+    Where only the control half is installed, the one warning is that nobody has validated it.
+
     Args:
         config: as ``hpc_mp.layout.models.read_config`` gives it.
         vocabulary: of the model.
@@ -26,6 +30,8 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> 
     Raises:
         HpcMpError: an unknown key, with the nearest valid one, or a value that transformers refuses.
     """
+    if find_spec("transformers") is None:
+        return [f"transformers is not installed here, so it has not validated the model; the ranks will ({REMEDY})"]
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns even of special ids that are its own defaults

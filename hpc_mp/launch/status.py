@@ -6,7 +6,7 @@ import fcntl
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -16,10 +16,12 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
+from hpc_mp.rundir.records import StepMetrics, read_records
 
 RECENT = 20  # steps whose median time foretells the rest
 
@@ -78,18 +80,19 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
     attempt, steps = run.attempt(), load_job(run.job).train.steps
-    status = _of_attempt(run.status, attempt)
+    status = AttemptReader(run, attempt).status()
+    phase = status.phase if status else None
     found = verdict(run, attempt)
-    records = read_lines(run.metrics)
-    recent = [record for record in records if record["attempt"] == attempt][-RECENT:]
-    last = records[-1] if records else {}
-    step = last.get("step", 0)
-    told = _told(status, found, done=step == steps)
+    records = read_records(run.metrics, StepMetrics)
+    recent = [record for record in records if record.attempt == attempt][-RECENT:]
+    last = records[-1] if records else None
+    step = last.step if last else 0
+    told = _told(phase, found, done=step == steps)
     state = _state(job, told, held(run))
-    pace = statistics.median(record["step_time_s"] for record in recent) if recent else None
+    pace = statistics.median(record.step_time_s for record in recent) if recent else None
     return Overview(
-        run.path, state, attempt, job, behind, status.get("phase"), step, steps, last.get("loss"),
-        last.get("tokens_per_s"),
+        run.path, state, attempt, job, behind, phase, step, steps, last.loss if last else None,
+        last.tokens_per_s if last else None,
         eta=pace * (steps - step) if pace is not None and state == "running" else None,
         step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
@@ -99,7 +102,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
 def job_ids(run: RunDirectory) -> list[str]:
     """The Slurm job of a run, then its successors; empty where the run has no job of its own."""
     try:
-        first = (run.job_id).read_text(encoding="utf-8").strip()
+        first = run.job_id.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return []
     return [first, *(job_id for job_id in successors(run, first) if job_id != first)]
@@ -132,11 +135,10 @@ def _state(job: SlurmJob | None, told: str | None, held: bool) -> str:
     return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING else "failed"
 
 
-def _told(status: Mapping[str, Any], found: Verdict | None, done: bool) -> str | None:
+def _told(phase: str | None, found: Verdict | None, done: bool) -> str | None:
     """How the run directory says that this attempt has ended; None while it does not."""
     if found is not None:
         return found.state
-    phase = status.get("phase")
     if phase == "done" and done:
         return "completed"
     return "stopped" if phase == "stopped" else None
@@ -151,12 +153,3 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
     reason = f" ({job.meaning or job.reason})" if job.reason else ""
     return f"Slurm job {job.id} ended as {job.state}{code}{reason}"
-
-
-def _of_attempt(path: Path, attempt: int) -> dict[str, Any]:
-    """The document, if it is of this attempt; else an empty one."""
-    try:
-        document: dict[str, Any] = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return document if document.get("attempt", attempt) == attempt else {}

@@ -9,7 +9,7 @@ from statistics import median
 
 from hpc_mp.base.text import counted, number
 from hpc_mp.report.axes import Scale, Tick, ticks
-from hpc_mp.report.records import Metric
+from hpc_mp.rundir.records import StepMetrics
 
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
@@ -24,7 +24,7 @@ class Panel:
 
     title: str
     subtitle: str
-    value: Callable[[Metric], float]
+    value: Callable[[StepMetrics], float]
     from_zero: bool = False
 
 
@@ -58,12 +58,12 @@ class Curve:
     notes: tuple[str, ...]
 
 
-def curves(metrics: Sequence[Metric]) -> tuple[Curve, ...]:
+def curves(metrics: Sequence[StepMetrics]) -> tuple[Curve, ...]:
     """The four figures; none before the first step has ended."""
     return tuple(curve(panel, metrics) for panel in PANELS) if metrics else ()
 
 
-def curve(panel: Panel, metrics: Sequence[Metric]) -> Curve:
+def curve(panel: Panel, metrics: Sequence[StepMetrics]) -> Curve:
     """``metrics`` holds one step at least."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
     finite = [(step, value) for step, value in every if abs(value) < HUGE]

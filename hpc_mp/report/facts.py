@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from pydantic import ValidationError
-
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.placement import Placement, from_dict
-from hpc_mp.report.records import Metric, Record, Start, Status, Trace
-from hpc_mp.rundir import RunDirectory, read_json, read_lines
+from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
 from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
+from hpc_mp.rundir.records import RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 
 
 class LogLine(NamedTuple):
@@ -44,13 +42,13 @@ class Facts:
     spec: JobSpec | None
     placement: Placement | None
     earlier: Mapping[int, Placement]
-    metrics: tuple[Metric, ...]
+    metrics: tuple[StepMetrics, ...]
     written: float | None
-    starts: tuple[Start, ...]
-    traces: Mapping[int, Trace]
+    starts: tuple[RankStart, ...]
+    traces: Mapping[int, RankTrace]
     failures: tuple[RankFailure, ...]
     causes: Mapping[int, Cause]
-    status: Status | None
+    status: RankStatus | None
     verdict: Verdict | None
     log: tuple[LogLine, ...]
     problems: tuple[str, ...]
@@ -60,18 +58,18 @@ def read_facts(run: RunDirectory) -> Facts:
     """Read everything a page needs. Never raises for a run that has only begun or is half-written."""
     reader = _Reader(run)
     attempt = run.attempt()
-    traces = reader.all(run.trace.found(), Trace)
+    traces = reader.all(run.trace.found(), RankTrace)
     earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement)
                for number in range(1, attempt)}
-    status = reader.one(run.status, Status)
-    starts = reader.lines(run.ranks, Start)
+    status = reader.one(run.status, RankStatus)
+    starts = reader.lines(run.ranks, RankStart)
     return Facts(
         path=run.path,
         attempt=attempt,
         spec=reader.job(),
         placement=reader.placement(run.placement),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
-        metrics=reader.lines(run.metrics, Metric),
+        metrics=reader.lines(run.metrics, StepMetrics),
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
@@ -84,7 +82,7 @@ def read_facts(run: RunDirectory) -> Facts:
     )
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R")
 
 
 class _Reader:
@@ -118,16 +116,17 @@ class _Reader:
             self._problem(path, error)
             return None
 
-    def one(self, path: Path, model: type[R]) -> R | None:
-        document = self._document(path)
+    def one(self, path: Path, kind: type[R]) -> R | None:
         try:
-            return None if document is None else model.model_validate(document)
-        except ValidationError as error:
+            return read_record(path, kind)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
             self._problem(path, error)
             return None
 
-    def all(self, paths: Iterable[Path], model: type[R]) -> tuple[R, ...]:
-        found = (self.one(path, model) for path in paths)
+    def all(self, paths: Iterable[Path], kind: type[R]) -> tuple[R, ...]:
+        found = (self.one(path, kind) for path in paths)
         return tuple(record for record in found if record is not None)
 
     def failures(self) -> tuple[RankFailure, ...]:
@@ -145,21 +144,16 @@ class _Reader:
             self._problem(self.run.outcome, error)
             return None
 
-    def lines(self, path: Path, model: type[R]) -> tuple[R, ...]:
+    def lines(self, path: Path, kind: type[R]) -> tuple[R, ...]:
         try:
-            documents = read_lines(path)
+            lines = list(understood_lines(path, kind))
         except OSError as error:
             self._problem(path, error)
             return ()
-        records, broken = [], 0
-        for document in documents:
-            try:
-                records.append(model.model_validate(document))
-            except ValidationError:
-                broken += 1
-        if broken:
-            self.problems.append(f"{self._name(path)}: {broken} of {len(documents)} lines are not understood")
-        return tuple(records)
+        records = tuple(record for record in lines if record is not None)
+        if broken := len(lines) - len(records):
+            self.problems.append(f"{self._name(path)}: {broken} of {len(lines)} lines are not understood")
+        return records
 
     def _document(self, path: Path) -> Any:
         try:
@@ -171,8 +165,7 @@ class _Reader:
             return None
 
     def _problem(self, path: Path, error: Exception) -> None:
-        reason = f"{error.error_count()} wrong or missing keys" if isinstance(error, ValidationError) else str(error)
-        self.problems.append(f"{self._name(path)} cannot be read ({reason})")
+        self.problems.append(f"{self._name(path)} cannot be read ({error})")
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self.run.path))

@@ -11,7 +11,7 @@ from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
 from hpc_mp.report.grid import Shade, present_axes, shade
 from hpc_mp.report.pipeline import Bubble, Line, chosen, compared, executed, idle, simulated, wall_time
-from hpc_mp.report.records import Span, Trace
+from hpc_mp.rundir.records import RankTrace, TracedAction
 
 WIDTH, LEFT, RIGHT = 1080, 132, 78
 ROW, BAR, BETWEEN = 26, 20, 6  # BETWEEN: further apart where the next pipeline begins
@@ -80,7 +80,7 @@ class Gantt:
     shown: str
 
 
-def gantt(traces: Mapping[int, Trace], placement: Placement, spec: JobSpec) -> Gantt | None:
+def gantt(traces: Mapping[int, RankTrace], placement: Placement, spec: JobSpec) -> Gantt | None:
     """None when no rank has traced a step."""
     traced = {rank: trace for rank, trace in traces.items() if trace.actions}
     places, shown = chosen(placement, traced)
@@ -114,7 +114,7 @@ def _chart(lines: Sequence[Line], x: Scale, stages: int) -> Chart:
 
 
 def _boxes(
-    spans: Sequence[Span], x: Scale, time: Callable[[float], str]
+    spans: Sequence[TracedAction], x: Scale, time: Callable[[float], str]
 ) -> tuple[tuple[Box, ...], dict[str, str]]:
     boxes: list[Box] = []
     slivers: dict[str, str] = {}

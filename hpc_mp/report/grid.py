@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.report.records import Start
+from hpc_mp.rundir.records import RankStart
 
 # Matplotlib's viridis, sampled: ordered like the stages, and told apart with any kind of colour vision.
 RAMP = ((68, 1, 84), (72, 40, 120), (62, 74, 137), (49, 104, 142), (38, 130, 142), (31, 158, 137), (53, 183, 121),
@@ -58,7 +58,7 @@ class Grid:
     axes: tuple[str, ...]
 
 
-def grid(placement: Placement, starts: Mapping[int, Start]) -> Grid:
+def grid(placement: Placement, starts: Mapping[int, RankStart]) -> Grid:
     """``starts``: rank → the newest word of its start, as far as ranks have said one."""
     axes = present_axes(placement)
     shades = tuple(shade(stage, placement.degrees.pipeline) for stage in range(placement.degrees.pipeline))
@@ -111,7 +111,7 @@ def luminance(rgb: tuple[int, ...]) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def _name(place: RankPlace, starts: Mapping[int, Start]) -> str:
+def _name(place: RankPlace, starts: Mapping[int, RankStart]) -> str:
     return starts[place.rank].node if place.rank in starts else f"node {place.node}"
 
 

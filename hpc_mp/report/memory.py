@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_mp.base.text import BINARY, memory_size, percent
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
-from hpc_mp.report.records import Memory, Trace
+from hpc_mp.rundir.records import RankMemory, RankTrace
 
 WIDTH, HEIGHT = 1080, 240
 LEFT, RIGHT, TOP, BOTTOM = 66, 10, 14, 24
@@ -61,7 +61,7 @@ class _Held:
 
     label: str
     heading: str
-    memory: Memory
+    memory: RankMemory
 
     @property
     def state(self) -> int:
@@ -74,7 +74,7 @@ class _Held:
         return [(kind, part) for kind, part in (*state, ("rest", self.memory.peak - self.state)) if part > 0]
 
 
-def memory(traces: Mapping[int, Trace], placement: Placement | None) -> Chart | None:
+def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> Chart | None:
     """One bar per rank, or beyond 64 of them one per stage; None when no rank has said anything."""
     known = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not known:
@@ -101,7 +101,7 @@ def memory(traces: Mapping[int, Trace], placement: Placement | None) -> Chart | 
     )
 
 
-def _by_stage(known: Mapping[int, Memory], placement: Placement) -> list[_Held]:
+def _by_stage(known: Mapping[int, RankMemory], placement: Placement) -> list[_Held]:
     stages: dict[int, list[int]] = {}
     for place in placement.ranks:
         if place.rank in known:

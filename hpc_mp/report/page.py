@@ -18,9 +18,9 @@ from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import Facts, read_facts
 from hpc_mp.report.history import attempts
-from hpc_mp.report.records import Start
 from hpc_mp.report.summary import key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.records import RankStart
 
 HERE = Path(__file__).resolve().parent
 PRIVATE = 0o600  # logs and job files are the user's own
@@ -84,7 +84,7 @@ def _without_secrets(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"environment": hidden})
 
 
-def _newest(facts: Facts) -> dict[int, Start]:
+def _newest(facts: Facts) -> dict[int, RankStart]:
     """Rank → its newest start in the current attempt."""
     return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
 
@@ -96,7 +96,7 @@ def _model(facts: Facts) -> str:
     return str(model.config["model_type"]) if model.config is not None else Path(model.pretrained or "").name
 
 
-def _ranks(placement: Placement, starts: dict[int, Start]) -> list[tuple[int, str, str, tuple[int, ...]]]:
+def _ranks(placement: Placement, starts: dict[int, RankStart]) -> list[tuple[int, str, str, tuple[int, ...]]]:
     """Rank, node and host as far as they are known, and local rank and coordinates."""
     return [(at.rank, starts[at.rank].node if at.rank in starts else str(at.node),
              starts[at.rank].host if at.rank in starts else "", (at.local_rank, at.dp, at.pp, at.cp, at.tp))

@@ -13,7 +13,7 @@ from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.layout.schedule import Timeline, build, simulate
 from hpc_mp.layout.schedule.simulate import Slot
 from hpc_mp.report.grid import coordinates
-from hpc_mp.report.records import Span, Trace
+from hpc_mp.rundir.records import RankTrace, TracedAction
 
 MOST_RANKS = 8  # beyond: whole pipelines, as many as fit and one at least
 COMPUTING = ("F", "B")
@@ -26,7 +26,7 @@ class Line:
     label: str
     detail: str
     stage: int
-    spans: tuple[Span, ...]
+    spans: tuple[TracedAction, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Bubble:
     formula: str
 
 
-def chosen(placement: Placement, traced: Mapping[int, Trace]) -> tuple[list[RankPlace], str]:
+def chosen(placement: Placement, traced: Mapping[int, RankTrace]) -> tuple[list[RankPlace], str]:
     """The ranks to draw, pipeline by pipeline, and in words which those are."""
 
     def chain(place: RankPlace) -> tuple[int, int, int]:
@@ -61,7 +61,7 @@ def chosen(placement: Placement, traced: Mapping[int, Trace]) -> tuple[list[Rank
     return present, "; ".join(words)
 
 
-def executed(places: Sequence[RankPlace], traced: Mapping[int, Trace], axes: tuple[str, ...]) -> list[Line]:
+def executed(places: Sequence[RankPlace], traced: Mapping[int, RankTrace], axes: tuple[str, ...]) -> list[Line]:
     """What the ranks did, in seconds from the first action of them all."""
     origin = min(span.start for place in places for span in traced[place.rank].actions)
     return [
@@ -93,7 +93,7 @@ def simulated(timeline: Timeline) -> list[Line]:
 
     def line(rank: int, slots: Sequence[Slot]) -> Line:
         stages = ", ".join(map(str, sorted({slot.action.stage for slot in slots})))
-        spans = (Span(slot.action.kind, slot.action.stage, slot.action.microbatch, slot.start, slot.end)
+        spans = (TracedAction(slot.action.kind, slot.action.stage, slot.action.microbatch, slot.start, slot.end)
                  for slot in slots)
         return Line(f"stage {stages}", "", rank, tuple(spans))
 
@@ -112,7 +112,7 @@ def idle(line: Line, wall: float) -> float:
     return max(0.0, 1 - busy / wall) if wall > 0 else 0.0
 
 
-def _ideal(computed: Iterable[Span], spec: JobSpec, per_stage: bool) -> Timeline:
+def _ideal(computed: Iterable[TracedAction], spec: JobSpec, per_stage: bool) -> Timeline:
     """The job's schedule with the median times of the forwards and backwards: of all stages, or of each its own."""
     p = spec.parallel
     times: dict[tuple[str, int | None], list[float]] = defaultdict(list)

@@ -11,9 +11,9 @@ from hpc_mp.base.text import counted, duration, memory_size, moment, number, per
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
-from hpc_mp.report.records import Metric
 from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.rundir.records import StepMetrics
 
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
 PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")
@@ -107,7 +107,7 @@ def key_numbers(facts: Facts) -> tuple[Number, ...]:
     )
 
 
-def later_half(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+def later_half(metrics: tuple[StepMetrics, ...]) -> tuple[StepMetrics, ...]:
     """The second half of the newest attempt's steps: the first ones warm up, other attempts may have other layouts."""
     newest = tuple(metric for metric in metrics if metric.attempt == metrics[-1].attempt)
     return newest[len(newest) // 2:]

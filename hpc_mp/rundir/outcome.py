@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_mp.rundir import RunDirectory, history, read_json, read_lines, write_json
+from hpc_mp.rundir import RunDirectory, history, read_json, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.failures import KINDS, RankFailure, judged
+from hpc_mp.rundir.records import StepMetrics, read_records
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
@@ -137,14 +138,14 @@ def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
 
 def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
     """The part of an ``Outcome`` that lies in the run directory; ``attempt``: from which on the speed is measured."""
-    records = read_lines(run.metrics)
-    warm = [record for record in records if record["attempt"] >= attempt][1:]
-    seconds = sum(record["step_time_s"] for record in warm)
-    tokens = sum(record["tokens_per_s"] * record["step_time_s"] for record in warm)
+    records = read_records(run.metrics, StepMetrics)
+    warm = [record for record in records if record.attempt >= attempt][1:]
+    seconds = sum(record.step_time_s for record in warm)
+    tokens = sum(record.tokens_per_s * record.step_time_s for record in warm)
     return {
-        "steps": records[-1]["step"] if records else 0,
-        "first_loss": records[0]["loss"] if records else None,
-        "loss": records[-1]["loss"] if records else None,
+        "steps": records[-1].step if records else 0,
+        "first_loss": records[0].loss if records else None,
+        "loss": records[-1].loss if records else None,
         "tokens_per_s": tokens / seconds if seconds else None,
         "checkpoint": next(reversed(complete_steps(run.checkpoints)), None),
     }

@@ -13,9 +13,10 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.layout.placement import RankPlace, from_dict
-from hpc_mp.rundir import RunDirectory, read_attempt, read_json, read_lines
+from hpc_mp.rundir import RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failures
 from hpc_mp.rundir.layout import FilesOfRun
+from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
@@ -105,7 +106,7 @@ def gather(
     hosts = _hosts(run)
     srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
     logs = _by_host(run.node_log)
-    announced = [record for record in read_lines(run.ranks) if record.get("attempt") == attempt]
+    announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == attempt]
     return Evidence(
         code=code,
         failures=tuple(read_failures(run, attempt)),
@@ -117,7 +118,7 @@ def gather(
         places=_places(run),
         hosts=hosts,
         here=os.environ.get("SLURMD_NODENAME"),
-        pids={(record["node"], record["pid"]): record["rank"] for record in announced},
+        pids={(start.node, start.pid): start.rank for start in announced},
         resident=_resident(run),
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
         run=run,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_mp.doctor.localise import Pair, Sample
+from hpc_mp.doctor.localise import Pair, RailSample
 
 NIC = 50.0  # GB/s of one rail
 
@@ -81,14 +81,14 @@ class Fabric:
     def leaves(self) -> Mapping[str, str]:
         return {name: f"leaf{leaf}" for name, leaf in zip(self.names, self.leaf, strict=True)}
 
-    def measure(self, pairs: Sequence[Pair]) -> list[Sample]:
+    def measure(self, pairs: Sequence[Pair]) -> list[RailSample]:
         """One round: ``localise.Measure``."""
         assert len({node for pair in pairs for node in pair}) == 2 * len(pairs), "pairs of a round are disjoint"
         self.rounds += 1
         talking = [pair for pair in pairs if not self.down & {*pair}]
         self.silent_rounds += len(talking) < len(pairs)
         rates = dict(zip(talking, self._rates(np.array(talking).reshape(-1, 2)).tolist(), strict=True))
-        return [Sample(pair, rail, rate or None)
+        return [RailSample(pair, rail, rate or None)
                 for pair in pairs for rail, rate in enumerate(rates.get(pair, [None] * self.rails))]
 
     def _rates(self, pairs: NDArray[np.int64]) -> NDArray[np.float64]:

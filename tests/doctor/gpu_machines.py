@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from xml.etree import ElementTree
 
+from in_process import in_process
+
 from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks.check import run
-from hpc_mp.doctor.checks.gpu import CHECKS
+from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines.tree import Edit, broken, tree
 
 SMI = "nvidia-smi -q -x"
@@ -52,7 +54,7 @@ def healthy_ills(kind: str) -> dict[str, list[Finding]]:
 
 def findings(source: NodeSource) -> list[Finding]:
     """What all checks say but the one that waits for counters to grow; it is tested by itself."""
-    return run([check for check in CHECKS if check.code != "gpu-nvlink-errors"], source, deadline=20)
+    return run([check for check in CHECKS if check.code != "gpu-nvlink-errors"], source, answers=in_process)
 
 
 def ills(found: list[Finding]) -> dict[str, list[Finding]]:

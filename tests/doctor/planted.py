@@ -10,7 +10,7 @@ import numpy as np
 from fabric import Fabric, Fault
 
 from hpc_mp.cluster.slurm.nodelist import expand
-from hpc_mp.doctor.localise import Suspect, Verdict, localise
+from hpc_mp.doctor.localise import Localisation, Suspect, localise
 
 LEAF = {16: (4,), 64: (8, 16), 256: (16, 32), 1024: (32,), 4096: (32, 64)}
 """Nodes of a leaf, by nodes."""
@@ -90,7 +90,7 @@ def trial(case: Case) -> Outcome:
     return Outcome(case, score(fabric, verdict.suspects, case.known), verdict.rounds - verdict.retests, verdict.retests)
 
 
-def last(fabric: Fabric, known: bool, seed: int = 0) -> Verdict:
+def last(fabric: Fabric, known: bool, seed: int = 0) -> Localisation:
     """The complete verdict."""
     return [*localise(fabric.names, fabric.measure, fabric.leaves if known else None, rails=fabric.rails, seed=seed)][-1]
 

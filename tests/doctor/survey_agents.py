@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hpc_mp.doctor.survey.agents import Crew
-from hpc_mp.doctor.survey.evidence import Evidence
+from hpc_mp.doctor.survey.agents import AgentPool
+from hpc_mp.doctor.survey.evidence import SurveyEvidence
 from hpc_mp.doctor.survey.facts import NodeFacts
-from hpc_mp.doctor.survey.measurements import Instruments
+from hpc_mp.doctor.survey.measurements import Measurements
 from hpc_mp.doctor.survey.start import AGENT
 
 
@@ -21,12 +21,12 @@ from hpc_mp.doctor.survey.start import AGENT
 class Local:
     """``processes``: one per agent, n0 …"""
 
-    crew: Crew
-    tools: Instruments
+    crew: AgentPool
+    tools: Measurements
     processes: list[subprocess.Popen[str]]
 
     @property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> SurveyEvidence:
         return self.tools.evidence
 
 
@@ -39,11 +39,11 @@ def agents(count: int, *interfaces: str) -> Iterator[Local]:
     processes = [subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe, env=os.environ | one)
                  for one in slurm]
     try:
-        with Crew(processes) as crew:
+        with AgentPool(processes) as crew:
             hellos = crew.assemble(lambda _: count, 60.0, lambda _: None)
             facts = {rank: NodeFacts.read(hello["facts"]) for rank, hello in sorted(hellos.items())}
-            evidence = Evidence(tuple(one.node for one in facts.values()), tuple(facts.values()))
-            yield Local(crew, Instruments(crew, list(facts), evidence), processes)
+            evidence = SurveyEvidence(tuple(one.node for one in facts.values()), tuple(facts.values()))
+            yield Local(crew, Measurements(crew, list(facts), evidence), processes)
     finally:
         for process in processes:
             if process.poll() is None:

@@ -6,11 +6,11 @@ import random
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpc_mp.doctor.localise import Sample
+from hpc_mp.doctor.localise import RailSample
 from hpc_mp.doctor.survey.compute import Computed
-from hpc_mp.doctor.survey.evidence import Echo, Evidence, Leg, Pair
+from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence
 from hpc_mp.doctor.survey.facts import Interface, NodeFacts
-from hpc_mp.doctor.survey.node_report import Look
+from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.probe import TRIES, Probed
 from hpc_mp.doctor.survey.procedure import survey
 from hpc_mp.doctor.survey.report import Report
@@ -38,7 +38,7 @@ class Faults:
     corrupt: frozenset[int] = frozenset()
     mtu: Mapping[int, int] = field(default_factory=dict)
     hole: frozenset[Pair] = frozenset()  # pairs between which full-size packets vanish
-    looks: Mapping[int, Look] = field(default_factory=dict)
+    looks: Mapping[int, NodeReport] = field(default_factory=dict)
     congestion: float = 0.0  # share of segments that full-speed transfers lose on healthy paths
 
 
@@ -51,7 +51,7 @@ class Paper:
         links = [Interface("eth0", f"10.0.0.{node}", faults.mtu.get(node, USUAL_MTU), 10000) for node in range(count)]
         facts = tuple(NodeFacts(name, (link,), "EPYC", 4, 1) for name, link in zip(names, links, strict=True))
         self.leaves = dict(zip(names, leaves, strict=False))
-        self.evidence = Evidence(names, facts, leaves=self.leaves)
+        self.evidence = SurveyEvidence(names, facts, leaves=self.leaves)
         self.asked: list[str] = []
         self.rails = 1
 
@@ -81,12 +81,12 @@ class Paper:
                 self.evidence.echoes.append(Echo(node, other, 0, Probed(small, full)))
         return self.evidence.echoes
 
-    def bandwidth(self, pairs: Sequence[Pair]) -> list[Sample]:
+    def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
         self.asked.append("bandwidth")
         samples = []
         for pair in pairs:
             rates = [self._leg(way, pairs, paced=False) for way in (pair, pair[::-1])]
-            samples.append(Sample(pair, 0, None if None in rates else min(rates)))
+            samples.append(RailSample(pair, 0, None if None in rates else min(rates)))
         return samples
 
     def paced(self, pairs: Sequence[Pair]) -> list[Leg]:

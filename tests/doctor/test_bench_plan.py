@@ -19,7 +19,7 @@ from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.limits import JobTerms
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite
-from hpc_mp.doctor.bench.plan import BenchPlan, Layout, Wish, plan
+from hpc_mp.doctor.bench.plan import BenchLayout, BenchPlan, BenchRequest, plan
 from hpc_mp.doctor.bench.start import on_emulated_nodes
 
 LOCAL, MPI, STEP, SLURM = (Where(place, "") for place in ("local", "mpi", "step", "slurm"))  # type: ignore[arg-type]
@@ -30,7 +30,7 @@ KIND = NodeKind(("g1", "g2", "g3"), 96, 2**40, (("h100", 8),))
 SITE = SlurmSite((23, 11), (), SlurmPartition("gpu", True, True, None, (KIND,)), KIND, 96, (), JobTerms())
 
 
-def chosen(wish: Wish, where: Where = LOCAL, environ: Mapping[str, str] | None = None, gpus: int = 0,
+def chosen(wish: BenchRequest, where: Where = LOCAL, environ: Mapping[str, str] | None = None, gpus: int = 0,
            site: SlurmSite | str = SITE) -> BenchPlan:
     found = [Gpu(index, "NVIDIA H100", None) for index in range(gpus)]
     return plan(wish, where, environ or {}, gpus=lambda: found, site=lambda environ: site)
@@ -45,16 +45,16 @@ def srun(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_on_this_machine_gpus_decide() -> None:
-    alone, eight = chosen(Wish("all_reduce")).spec, chosen(Wish("all_reduce"), gpus=8).spec
+    alone, eight = chosen(BenchRequest("all_reduce")).spec, chosen(BenchRequest("all_reduce"), gpus=8).spec
     assert (alone.backend, alone.world, alone.sizes[0], alone.sizes[-1]) == ("gloo", 2, 1024, 2**24)
     assert (eight.backend, eight.world, eight.sizes[0], eight.sizes[-1]) == ("nccl", 8, 2**20, 2**30)
-    assert chosen(Wish("all_reduce", ranks_per_node=9), gpus=8).spec.backend == "gloo"
-    assert chosen(Wish("all_reduce", "nccl", ranks_per_node=2), gpus=0).spec.backend == "nccl", "the ranks will refuse it"
+    assert chosen(BenchRequest("all_reduce", ranks_per_node=9), gpus=8).spec.backend == "gloo"
+    assert chosen(BenchRequest("all_reduce", "nccl", ranks_per_node=2), gpus=0).spec.backend == "nccl", "the ranks will refuse it"
     assert (alone.warmup, alone.iterations) == (5, 20)
 
 
 def test_in_an_allocation_all_of_it_is_measured(srun: list[Any]) -> None:
-    made = chosen(Wish("all_gather", split="rail"), STEP, ALLOCATION)
+    made = chosen(BenchRequest("all_gather", split="rail"), STEP, ALLOCATION)
     assert (made.spec.backend, made.spec.nodes, made.spec.ranks_per_node) == ("nccl", 3, 4)
     assert made.spec.groups == ((0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11))
     made.start()
@@ -64,7 +64,7 @@ def test_in_an_allocation_all_of_it_is_measured(srun: list[Any]) -> None:
 
 
 def test_outside_it_is_a_job_of_its_own(srun: list[Any]) -> None:
-    made = chosen(Wish("all_reduce", srun=("account=abc", "exclusive=user")), SLURM, ALLOCATION)
+    made = chosen(BenchRequest("all_reduce", srun=("account=abc", "exclusive=user")), SLURM, ALLOCATION)
     assert (made.spec.backend, made.spec.nodes, made.spec.ranks_per_node) == ("nccl", 2, 8)
     made.start()
     ((options, environ),) = srun
@@ -74,45 +74,45 @@ def test_outside_it_is_a_job_of_its_own(srun: list[Any]) -> None:
 
 
 def test_a_gpu_request_of_the_users_is_left_alone(srun: list[Any]) -> None:
-    chosen(Wish("all_reduce", srun=("gres=gpu:h100:8",)), SLURM).start()
+    chosen(BenchRequest("all_reduce", srun=("gres=gpu:h100:8",)), SLURM).start()
     assert not any(option.startswith("--gpus-per-node") for option in srun[0][0])
 
 
 def test_without_slurm_the_reason_is_told() -> None:
     with pytest.raises(HpcMpError, match=r"slurmctld is down.*--on local"):
-        chosen(Wish("all_reduce"), SLURM, site="slurmctld is down")
+        chosen(BenchRequest("all_reduce"), SLURM, site="slurmctld is down")
 
 
 def test_under_mpirun_it_is_mpi_unless_told_otherwise() -> None:
-    assert chosen(Wish("all_reduce"), MPI).spec.backend == "mpi"
-    assert chosen(Wish("all_reduce", "gloo"), MPI).spec.backend == "gloo"
+    assert chosen(BenchRequest("all_reduce"), MPI).spec.backend == "mpi"
+    assert chosen(BenchRequest("all_reduce", "gloo"), MPI).spec.backend == "gloo"
 
 
 def test_the_groups_of_a_layout() -> None:
-    spec = chosen(Wish("all_reduce", nodes=2, ranks_per_node=4, layout=Layout("dp", 2, 2, "cluster"))).spec
+    spec = chosen(BenchRequest("all_reduce", nodes=2, ranks_per_node=4, layout=BenchLayout("dp", 2, 2, "cluster"))).spec
     assert spec.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
-    spread = chosen(Wish("all_reduce", nodes=2, ranks_per_node=4, layout=Layout("tp", 2, 2, "spread"))).spec
+    spread = chosen(BenchRequest("all_reduce", nodes=2, ranks_per_node=4, layout=BenchLayout("tp", 2, 2, "spread"))).spec
     assert spread.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
 
 
 @pytest.mark.parametrize(("wish", "words"), [
-    (Wish("all_reduce", nodes=0), "--nodes 0"),
-    (Wish("all_reduce", layout=Layout("tp", 3, 1, "cluster")), "does not divide 2 ranks"),
-    (Wish("all_reduce", layout=Layout("tp", 0, 1, "cluster")), "= 0"),
-    (Wish("all_reduce", layout=Layout("tp", 2, 1, "cluster"), split="rail"), "two ways to make groups"),
-    (Wish("all_gather", sizes=(8, None, None, None)), "Begin with at least 32"),
-    (Wish("all_reduce", sizes=(16, 8, None, None)), "must ascend"),
-    (Wish("all_reduce", srun=("--partition=x",)), "without its dashes"),
+    (BenchRequest("all_reduce", nodes=0), "--nodes 0"),
+    (BenchRequest("all_reduce", layout=BenchLayout("tp", 3, 1, "cluster")), "does not divide 2 ranks"),
+    (BenchRequest("all_reduce", layout=BenchLayout("tp", 0, 1, "cluster")), "= 0"),
+    (BenchRequest("all_reduce", layout=BenchLayout("tp", 2, 1, "cluster"), split="rail"), "two ways to make groups"),
+    (BenchRequest("all_gather", sizes=(8, None, None, None)), "Begin with at least 32"),
+    (BenchRequest("all_reduce", sizes=(16, 8, None, None)), "must ascend"),
+    (BenchRequest("all_reduce", srun=("--partition=x",)), "without its dashes"),
 ])
-def test_what_cannot_be_is_refused(wish: Wish, words: str) -> None:
+def test_what_cannot_be_is_refused(wish: BenchRequest, words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         chosen(wish, STEP if wish.srun else LOCAL, {"SLURM_GPUS_ON_NODE": "2"})
 
 
 def test_one_size_may_be_named_alone() -> None:
-    assert chosen(Wish("all_reduce", sizes=(2**26, None, None, None))).spec.sizes == (2**26,)
-    assert chosen(Wish("all_reduce", sizes=(None, 512, None, None))).spec.sizes == (512,)
-    assert chosen(Wish("all_gather", nodes=50, ranks_per_node=4)).spec.sizes[0] == 4096, "16 bytes for each of 200 ranks"
+    assert chosen(BenchRequest("all_reduce", sizes=(2**26, None, None, None))).spec.sizes == (2**26,)
+    assert chosen(BenchRequest("all_reduce", sizes=(None, 512, None, None))).spec.sizes == (512,)
+    assert chosen(BenchRequest("all_gather", nodes=50, ranks_per_node=4)).spec.sizes[0] == 4096, "16 bytes for each of 200 ranks"
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
@@ -145,6 +145,6 @@ def test_wrong_data_are_an_exit_code_and_json_is_one_document(
 
 def test_the_environment_of_the_shell_does_not_reach_the_ranks_as_slurms() -> None:
     """Ranks forked inside somebody's allocation are not its tasks."""
-    spec = chosen(Wish("broadcast", "gloo", sizes=(64, 64, None, None))).spec
+    spec = chosen(BenchRequest("broadcast", "gloo", sizes=(64, 64, None, None))).spec
     said = list(on_emulated_nodes(spec, {**os.environ, "SLURM_NTASKS": "64", "RANK": "5", "OMPI_COMM_WORLD_SIZE": "3"}))
     assert [event["event"] for event in said] == ["ranks", "size", "row", "end"]

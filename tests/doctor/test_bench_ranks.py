@@ -18,10 +18,10 @@ from ranks import run_ranks
 
 from hpc_mp.doctor.bench.groups import split
 from hpc_mp.doctor.bench.ranks import pattern
-from hpc_mp.doctor.bench.ranks.meeting import meet
 from hpc_mp.doctor.bench.ranks.program import introduce, measure_size
+from hpc_mp.doctor.bench.ranks.rendezvous import meet
 from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
-from hpc_mp.doctor.bench.result import Row, row
+from hpc_mp.doctor.bench.result import BenchRow, row
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec, load_spec
 from hpc_mp.planner.busbw import COLLECTIVES, PLACED
 
@@ -51,7 +51,7 @@ def measured(text: str, mistake: Callable[[], None] | None = None) -> list[dict[
     return ear.heard
 
 
-def rows(spec: BenchSpec, mistake: Callable[[], None] | None = None) -> list[Row]:
+def rows(spec: BenchSpec, mistake: Callable[[], None] | None = None) -> list[BenchRow]:
     heard = run_ranks(spec.world, measured, dump_spec(spec), mistake)[0]
     return [row(spec, event["size"], event["ranks"]) for event in heard if event["event"] == "row"]
 

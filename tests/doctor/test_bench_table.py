@@ -15,7 +15,7 @@ from nccl_tests_output import HEADER, parse
 from hpc_mp.doctor.bench.document import document
 from hpc_mp.doctor.bench.expectation import Yardstick, guess, judge, yardstick
 from hpc_mp.doctor.bench.groups import split
-from hpc_mp.doctor.bench.result import Row, average, row, statistics
+from hpc_mp.doctor.bench.result import BenchRow, average, row, statistics
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.doctor.bench.table import foot, head, line, number
 from hpc_mp.planner.busbw import COLLECTIVES, PLACED
@@ -41,7 +41,7 @@ def spec_of(
     return BenchSpec(collective, backend, 2, 8, split(16, 8, how), sizes, iterations=5)  # type: ignore[arg-type]
 
 
-def text(spec: BenchSpec, rows: list[Row], against: Yardstick = Yardstick()) -> str:  # noqa: B008
+def text(spec: BenchSpec, rows: list[BenchRow], against: Yardstick = Yardstick()) -> str:  # noqa: B008
     judged = judge(spec, rows, against)
     return "\n".join([*head(spec, names(spec), {"torch": "2.13.0"}), *(line(spec, each) for each in rows),
                       *foot(spec, rows, judged)]) + "\n"

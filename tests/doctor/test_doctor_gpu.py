@@ -14,8 +14,8 @@ import test_doctor_gpu_presence
 import test_doctor_gpu_use
 from gpu_machines import CODES, GPU_KINDS, findings, ills
 
-from hpc_mp.doctor.checks import gpu
-from hpc_mp.doctor.checks.gpu import CHECKS
+from hpc_mp.doctor.checks import registry
+from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines import rebuild_gpu
 from tests.machines.tree import MACHINES, tree
 
@@ -54,13 +54,13 @@ def test_readers_need_nothing_but_python() -> None:
     What reads the catalogue's files stays where the archive is packed: a node has its rows as JSON.
     """
     seen = {"hpc_mp.catalogue.read"}
-    waiting = [gpu.__name__]
+    waiting = [registry.__name__]
     while waiting:
         name = waiting.pop()
         if name in seen:
             continue
         seen.add(name)
-        base = Path(gpu.__file__).parents[3] / name.replace(".", "/")
+        base = Path(registry.__file__).parents[3] / name.replace(".", "/")
         file = base.with_suffix(".py") if base.with_suffix(".py").exists() else base / "__init__.py"
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 10))):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -68,7 +68,7 @@ def test_readers_need_nothing_but_python() -> None:
                 names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
             for imported in names:
                 if imported.startswith("hpc_mp"):
-                    where = Path(gpu.__file__).parents[3] / imported.replace(".", "/")
+                    where = Path(registry.__file__).parents[3] / imported.replace(".", "/")
                     waiting += [imported] if where.with_suffix(".py").exists() or where.is_dir() else []
                 else:
                     assert imported.split(".")[0] in sys.stdlib_module_names, f"{name} imports {imported}"

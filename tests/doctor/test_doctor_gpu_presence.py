@@ -7,7 +7,7 @@ from gpu_machines import SMI, Case, answer, findings, of, smi
 
 from hpc_mp.cluster.node.gpu_driver import ask_smi
 from hpc_mp.doctor.checks.check import run
-from hpc_mp.doctor.checks.gpu import CHECKS
+from hpc_mp.doctor.checks.registry import GPU as CHECKS
 from tests.machines.tree import HANGS, broken, machine
 
 NDV5 = {bus: f"/sys/bus/pci/devices/{bus}" for bus in ("0001:00:00.0", "0003:00:00.0", "0008:00:00.0")}

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from planted import TAPERS, Case, Outcome, cases, last, plant, score, trial
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.localise import Suspect, Verdict, localise
+from hpc_mp.doctor.localise import Localisation, Suspect, localise
 from hpc_mp.doctor.localise.fit import RULE
 
 
@@ -31,7 +31,7 @@ def test_a_verdict_is_plain_json() -> None:
         assert json.dumps([asdict(suspect) for suspect in last(fabric, known).suspects])
 
 
-def certain(verdict: Verdict) -> set[tuple[str, tuple[str, ...]]]:
+def certain(verdict: Localisation) -> set[tuple[str, tuple[str, ...]]]:
     return {(suspect.kind, suspect.members) for suspect in verdict.suspects if suspect.certain}
 
 
@@ -56,6 +56,7 @@ def test_unknown_leaves(nodes: int, taper: float) -> None:
         assert outcome.first <= outcome.limit
 
 
+@pytest.mark.prove
 def test_more_nodes_than_leaves_can_be_learnt_of() -> None:
     """A third of the nodes are behind slow, oversubscribed uplinks: they are slow by themselves too, and not bad."""
     outcome = trial(Case(1024, 4.0, known=False, seed=2))

@@ -15,13 +15,13 @@ import pytest
 from survey_agents import agents
 
 from hpc_mp.doctor.survey import measurements as instruments
-from hpc_mp.doctor.survey.agents import Crew
+from hpc_mp.doctor.survey.agents import AgentPool
 from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.facts import NodeFacts, look
-from hpc_mp.doctor.survey.gpu_instruments import GpuInstruments, Gpus
+from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus
 from hpc_mp.doctor.survey.probe import MARK, TRIES, Probed, listener, probe, start_echo
 from hpc_mp.doctor.survey.start import AGENT
-from hpc_mp.doctor.survey.transfer import HEADER, Plan, answer, call
+from hpc_mp.doctor.survey.transfer import HEADER, TransferPlan, answer, call
 
 
 def test_pairs_measure_both_directions_at_the_same_time() -> None:
@@ -61,7 +61,7 @@ def test_a_peer_that_hangs_or_dies_costs_one_round(fate: signal.Signals, monkeyp
 def test_gpus_are_measured_one_by_one_both_ways() -> None:
     """Over gloo, as there is no second GPU here: the same program, processes and answers as over NCCL."""
     with agents(2) as local:
-        tools = GpuInstruments(local.crew, (0, 1), local.evidence, Gpus(1, "gloo", size=1 << 20, messages=3))
+        tools = GpuMeasurements(local.crew, (0, 1), local.evidence, Gpus(1, "gloo", size=1 << 20, messages=3))
         (sample,) = tools.bandwidth([(0, 1)])
         assert (sample.pair, sample.rail) == ((0, 1), 0)
         assert sample.rate is not None and sample.rate > 0.001, local.evidence.legs
@@ -86,7 +86,7 @@ def test_facts_survive_the_way() -> None:
 
 
 def test_who_does_not_know_the_token_is_not_served() -> None:
-    plan = Plan("right-right-righ", 5, seconds=0.1, patience=2.0)
+    plan = TransferPlan("right-right-righ", 5, seconds=0.1, patience=2.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port, ends = server.getsockname()[1], []
         serving = threading.Thread(target=lambda: ends.extend(answer(plan, server, 1)))
@@ -103,7 +103,7 @@ def test_who_does_not_know_the_token_is_not_served() -> None:
 def test_a_call_that_never_comes_ends() -> None:
     begin = time.monotonic()
     with socket.create_server(("127.0.0.1", 0)) as server:
-        ends = answer(Plan("x" * 16, 1, seconds=0.1, patience=0.3), server, rails=2)
+        ends = answer(TransferPlan("x" * 16, 1, seconds=0.1, patience=0.3), server, rails=2)
     assert {end.why for end in ends} == {"no call came"} and len(ends) == 4
     assert time.monotonic() - begin < 3
 
@@ -144,7 +144,7 @@ def test_words_of_others_are_kept() -> None:
     words = ["sh", "-c", "echo welcome; echo srun: queued >&2; sleep 0.2"]
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     heard: list[str] = []
-    with Crew([process]) as crew:
+    with AgentPool([process]) as crew:
         assert crew.assemble(lambda _: 1, 1.0, heard.append) == {}
         assert not crew.alive
     assert crew.words == ["srun: queued"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.doctor.survey.blame import Culprit, culprits
+from hpc_mp.doctor.survey.blame import Blame, blames
 
 FOUR = ("n1", "n2", "n3", "n4")
 LEAVES = {"n1": "s1", "n2": "s1", "n3": "s2", "n4": "s2"}
@@ -19,7 +19,7 @@ Named = list[tuple[str, tuple[str, ...], bool]]
 
 
 def named(nodes: tuple[str, ...], bad: set[tuple[str, str]], leaves: dict[str, str] | None = None) -> Named:
-    found = culprits(bad, {*combinations(nodes, 2)} - bad, leaves or {})
+    found = blames(bad, {*combinations(nodes, 2)} - bad, leaves or {})
     assert {pair for one in found for pair in one.pairs} == bad  # all are explained
     return [(one.kind, one.members, one.certain) for one in found]
 
@@ -50,7 +50,7 @@ def test_two_nodes_cannot_be_told_apart() -> None:
 
 
 def test_a_node_that_has_nothing_good_is_suspected_before_a_link() -> None:
-    assert culprits({("n1", "n2")}, {("n2", "n3")}, {}) == (Culprit("node", ("n1",), (("n1", "n2"),)),)
+    assert blames({("n1", "n2")}, {("n2", "n3")}, {}) == (Blame("node", ("n1",), (("n1", "n2"),)),)
 
 
 def test_uplinks() -> None:

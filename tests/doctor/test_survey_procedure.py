@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from survey_paper import Faults, Paper
 
-from hpc_mp.doctor.localise import Suspect, Verdict
-from hpc_mp.doctor.survey.classify import diagnose
-from hpc_mp.doctor.survey.procedure import State, peers, rounds, survey
+from hpc_mp.doctor.localise import Localisation, Suspect
+from hpc_mp.doctor.survey.diagnosis import diagnose
+from hpc_mp.doctor.survey.procedure import SurveyState, peers, rounds, survey
 
 TWO = ("s1", "s1", "s2", "s2")
 THREE = ("s1", "s1", "s2", "s2", "s3", "s3")
@@ -34,7 +34,7 @@ NAMED: dict[str, tuple[Faults, str, tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def last(paper: Paper) -> State:
+def last(paper: Paper) -> SurveyState:
     return [*survey(paper)][-1]
 
 
@@ -90,6 +90,6 @@ def test_what_leads_through_a_slow_uplink_is_no_link_of_its_own() -> None:
     evidence = Paper(4, Faults(), TWO).evidence
     uplink = Suspect("uplink", ("s1", "s2"), 0.25, False, "25%")
     across, inside = (Suspect("link", (link,), 0.5, True, "50%") for link in ("n0–n3", "n2–n3"))
-    verdict = Verdict((uplink, across, inside), 0.025, 9, 0, (), True)
+    verdict = Localisation((uplink, across, inside), 0.025, 9, 0, (), True)
     assert [found.subject for found in diagnose(evidence, verdict)] == ["s1 or s2", "n2–n3"]
     assert [found.subject for found in diagnose(evidence, replace(verdict, suspects=(across,)))] == ["n0–n3"]

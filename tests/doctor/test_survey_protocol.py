@@ -8,7 +8,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_mp.doctor.survey.protocol import Joiner, Message, encode, pieces
+from hpc_mp.doctor.survey.agents import Joiner, Message, encode, pieces
 
 texts = st.text(max_size=3000)
 

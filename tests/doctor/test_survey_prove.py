@@ -13,7 +13,7 @@ from slurm_lab.lab import Lab, wait_until
 from slurm_lab.why_not import why_not
 from survey_plants import BASE, KINDS, planted, surveyed
 
-from hpc_mp.doctor.survey.procedure import State
+from hpc_mp.doctor.survey.procedure import SurveyState
 from hpc_mp.doctor.survey.start import AGENT
 
 pytestmark = [pytest.mark.prove, pytest.mark.timeout(3600), pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
@@ -59,7 +59,7 @@ def test_a_node_that_is_lost_in_the_middle_is_named(fate: str) -> None:
     with Lab(4) as lab:
         lab.shape(BASE)
 
-        def show(step: str, _: State | None) -> None:
+        def show(step: str, _: SurveyState | None) -> None:
             if step == "probed":
                 lab.kill("n3") if fate == "dies" else lab.at("n3", ["pkill", "-STOP", "-f", AGENT])
 

@@ -12,8 +12,8 @@ from launching import python_program
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.doctor.survey import run as module
-from hpc_mp.doctor.survey.procedure import State
-from hpc_mp.doctor.survey.start import Start, Wish
+from hpc_mp.doctor.survey.procedure import SurveyState
+from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest
 
 # Starts the command once per node and hands its own standard input to each, as srun does; n3 cannot be reached.
 SRUN = """
@@ -49,7 +49,7 @@ sys.exit(max(agent.wait() for agent in agents))
 def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     python_program(tmp_path / "srun", SRUN.format(python=sys.executable))
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setattr(module, "plan", lambda wish, environ: Start(wish, False, environ, {}))
+    monkeypatch.setattr(module, "plan", lambda wish, environ: AgentStart(wish, False, environ, {}))
     return dict(os.environ)
 
 
@@ -59,12 +59,12 @@ def interrupted(
     """A survey that is interrupted at a step: its report, and all steps."""
     steps: list[str] = []
 
-    def show(step: str, state: State | None) -> None:
+    def show(step: str, state: SurveyState | None) -> None:
         steps.append(step)
         if step == at:
             raise KeyboardInterrupt
 
-    return module.run(Wish(nodelist=nodes, interfaces=(interface,)), show, environ), steps
+    return module.run(SurveyRequest(nodelist=nodes, interfaces=(interface,)), show, environ), steps
 
 
 def test_an_interrupt_gives_what_is_known_by_then(environ: dict[str, str]) -> None:
@@ -84,7 +84,7 @@ def test_a_node_that_srun_cannot_reach_is_down_and_the_others_are_surveyed(envir
 
 def test_a_node_that_tears_srun_down_with_it_is_down_and_the_others_are_surveyed(environ: dict[str, str]) -> None:
     """Slurm ends the whole step when a connection to one of its nodes is reset."""
-    wish = Wish(nodelist=("n1", "n2"), interfaces=("lo",))
+    wish = SurveyRequest(nodelist=("n1", "n2"), interfaces=("lo",))
     report = module.run(wish, lambda step, state: None, environ | {"TEARS": "1"})
     assert report.complete and report.evidence.nodes == ("n1",)
     assert [(found.code, found.members) for found in report.diagnoses] == [("node-down", ("n2",))]

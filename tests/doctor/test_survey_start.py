@@ -10,7 +10,7 @@ import pytest
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.survey.start import AGENT, Start, Wish, plan, without
+from hpc_mp.doctor.survey.start import AGENT, AgentStart, SurveyRequest, plan, without
 
 INSIDE = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NTASKS": "32", "SLURM_CPUS_PER_TASK": "4", "PATH": "/bin"}
 
@@ -27,7 +27,8 @@ UP = {"scontrol": "Slurmctld(primary) at ctl is UP", "squeue": "RUNNING\n", "sin
 
 
 def test_a_small_job_of_its_own() -> None:
-    start = plan(Wish(nodes=8, partition="gpu", interfaces=("ib0", "ib1"), options=("--account=x",)), {"PATH": "/bin"}, slurm(UP))
+    request = SurveyRequest(nodes=8, partition="gpu", interfaces=("ib0", "ib1"), options=("--account=x",))
+    start = plan(request, {"PATH": "/bin"}, slurm(UP))
     words = start.command
     assert words[0] == "srun" and words[-5:] == [sys.executable, "-m", AGENT, "ib0", "ib1"]
     assert {"--nodes=8", "--ntasks=8", "--ntasks-per-node=1", "--partition=gpu", "--exclusive", "--account=x"} <= {*words}
@@ -35,33 +36,33 @@ def test_a_small_job_of_its_own() -> None:
 
 
 def test_a_step_of_the_allocation_has_none_of_its_shape() -> None:
-    start = plan(Wish(), INSIDE, slurm(UP))
+    start = plan(SurveyRequest(), INSIDE, slurm(UP))
     assert start.inside and {"--overlap", "--nodes=4", "--nodelist=n[1-4]"} <= {*start.command}
     assert "--exclusive" not in start.command
     assert start.environ["SLURM_JOB_ID"] == "7" and not {"SLURM_NTASKS", "SLURM_CPUS_PER_TASK"} & start.environ.keys()
-    assert "--nodelist=n[1-2]" in plan(Wish(nodes=2), INSIDE, slurm(UP)).command
+    assert "--nodelist=n[1-2]" in plan(SurveyRequest(nodes=2), INSIDE, slurm(UP)).command
 
 
 def test_a_dead_allocation_is_none() -> None:
     dead = slurm({**UP, "squeue": ""})
-    start = plan(Wish(nodelist=("n1", "n2")), INSIDE, dead)
+    start = plan(SurveyRequest(nodelist=("n1", "n2")), INSIDE, dead)
     assert not start.inside and "SLURM_JOB_ID" not in start.environ
     with pytest.raises(HpcMpError, match="--nodelist"):
-        plan(Wish(), INSIDE, dead)
+        plan(SurveyRequest(), INSIDE, dead)
 
 
 def test_nodes_that_slurm_would_let_us_wait_for_are_left_out() -> None:
     told = "n1|idle|none\nn2|down*|Not responding\nn3|drained|bad fan | really\nn4|mixed|none\n"
-    start = plan(Wish(nodelist=("n1", "n2", "n3", "n4")), {}, slurm({**UP, "sinfo": told}))
+    start = plan(SurveyRequest(nodelist=("n1", "n2", "n3", "n4")), {}, slurm({**UP, "sinfo": told}))
     assert start.absent == {"n2": "Slurm calls it down* (Not responding)", "n3": "Slurm calls it drained (bad fan | really)"}
     assert {"--nodes=2", "--nodelist=n1,n4"} <= {*start.command} or {"--nodes=2", "--nodelist=n[1,4]"} <= {*start.command}
 
 
-@pytest.mark.parametrize("wish", [Wish(nodelist=("n1", "n2", "n3")), Wish(nodes=3)])
-def test_nodes_that_srun_cannot_reach_are_left_out_the_next_time(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [SurveyRequest(nodelist=("n1", "n2", "n3")), SurveyRequest(nodes=3)])
+def test_nodes_that_srun_cannot_reach_are_left_out_the_next_time(wish: SurveyRequest) -> None:
     words = ["srun: error: Task launch for StepId=5.0 failed on node n3: Communication connection failure",
              "srun: error: Application launch failed: Communication connection failure"]
-    fewer = without(Start(wish, False, {}, {}), words)
+    fewer = without(AgentStart(wish, False, {}, {}), words)
     assert fewer is not None and fewer.absent == {"n3": "Slurm cannot start a task there (Communication connection failure)"}
     assert "--nodes=2" in fewer.command and ("--nodelist=n[1-2]" in fewer.command or "--exclude=n3" in fewer.command)
     torn = ["srun: error: step_launch_notify_io_failure: aborting, io error with slurmstepd on node 1"]
@@ -72,5 +73,5 @@ def test_nodes_that_srun_cannot_reach_are_left_out_the_next_time(wish: Wish) -> 
 
 def test_no_slurm_is_said() -> None:
     with pytest.raises(HpcMpError, match="without Slurm: scontrol is not on PATH"):
-        plan(Wish(nodes=2), {}, slurm({}))
+        plan(SurveyRequest(nodes=2), {}, slurm({}))
     assert Path(sys.executable).is_absolute()

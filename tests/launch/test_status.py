@@ -24,6 +24,7 @@ from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import seen
 from hpc_mp.rundir import RunDirectory, write_json
+from hpc_mp.rundir.records import RankStart, line_of
 
 HERE = Path(__file__).parent
 
@@ -74,8 +75,8 @@ def failed(run: RunDirectory, rank: int, kind: str, message: str, when: float = 
 
 def started(run: RunDirectory, rank: int, node: str, attempt: int = 1, **more: int) -> None:
     with open(run.ranks, "a") as file:
-        file.write(json.dumps({"attempt": attempt, "rank": rank, "node": node, "host": f"host-{node}", "local_rank": rank % 2,
-                               "dp": 0, "pp": rank // 2, "cp": 0, "tp": rank % 2, **more}) + "\n")
+        file.write(line_of(RankStart(attempt, rank, node, f"host-{node}", 0.0, local_rank=rank % 2, pp=rank // 2, tp=rank % 2,
+                                     **more)) + "\n")
 
 
 # --- status of emulated nodes -------------------------------------------------------------------------------------

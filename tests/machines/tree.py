@@ -20,6 +20,7 @@ import re
 import shutil
 import tempfile
 import tomllib
+import weakref
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def tree(kind: str) -> NodeSource:
 
 
 def broken(kind: str, edits: Mapping[str, Edit]) -> NodeSource:
-    """A copy of that machine with these changes. Paths may have braces; a path or program that an edit needs must be there."""
+    """A copy of that machine with these changes, while it is in use. Paths may have braces; what an edit needs must be there."""
     root = _scratch()
     shutil.copytree(_healthy(kind), root, symlinks=True, dirs_exist_ok=True, copy_function=_share)
     commands = dict(_commands(kind))
@@ -53,7 +54,9 @@ def broken(kind: str, edits: Mapping[str, Edit]) -> NodeSource:
                 _edit_file(root / path.lstrip("/"), text)
         else:
             _edit_answer(commands, name, edit)
-    return recorded(root, commands)
+    source = recorded(root, commands)
+    weakref.finalize(source.ask, _remove, root, os.getpid())  # a function of its own; the source itself cannot be watched
+    return source
 
 
 def machine(kind: str) -> dict[str, Any]:
@@ -92,10 +95,27 @@ def _share(one: str, other: str) -> None:
 
 
 def _scratch() -> Path:
-    folder = tempfile.mkdtemp(prefix="machine-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None)
+    return Path(tempfile.mkdtemp(dir=_home()))
+
+
+@functools.cache
+def _home() -> Path:
+    """The folder of this process's trees, gone when it ends. Those of processes that were killed go now."""
+    memory = Path(MEMORY if os.access(MEMORY, os.W_OK) else tempfile.gettempdir())
     owner = os.getpid()
-    atexit.register(lambda: os.getpid() == owner and shutil.rmtree(folder, ignore_errors=True))
-    return Path(folder)
+    for other in memory.glob("machines-*"):
+        if not Path("/proc", other.name.rpartition("-")[2]).exists():
+            shutil.rmtree(other, ignore_errors=True)
+    home = memory / f"machines-{owner}"
+    home.mkdir(exist_ok=True)
+    atexit.register(_remove, home, owner)
+    return home
+
+
+def _remove(folder: Path, owner: int) -> None:
+    """Unless this is a fork of its owner."""
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _expanded(name: str, value: Any) -> Iterator[tuple[str, Any]]:

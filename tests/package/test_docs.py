@@ -13,11 +13,10 @@ from typing import ClassVar
 import click
 import pytest
 
-from hpc_mp.cli.main import VERBS, cli
+from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
 FOLDERS = (".", "slurm", "env", "cyclecloud", "benchmarks")
 DOCUMENTS = sorted([*(path for folder in FOLDERS for path in (ROOT / folder).glob("*.md")), *(ROOT / "docs").rglob("*.md")])
 FILE = re.compile(r"`((?:hpc_mp|slurm|env|cyclecloud|tests|docs|benchmarks|demo|\.ci)/[\w./-]+)`")
@@ -90,10 +89,6 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
                           env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
     assert done.returncode == 0, done.stderr
     assert "job.nodes" in (tmp_path / "site" / "reference" / "job-file" / "index.html").read_text(encoding="utf-8")
-
-
-def test_the_readme_has_every_command_and_no_other() -> None:
-    assert set(re.findall(r"^\| `hpc-mp (\w+)", README, re.MULTILINE)) == set(VERBS)
 
 
 def unknown_options(text: str) -> list[str]:

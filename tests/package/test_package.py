@@ -18,6 +18,7 @@ import pytest
 import hpc_mp
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import TRAIN
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "hpc_mp"
@@ -119,6 +120,91 @@ def test_wheel_through_sdist_runs_from_another_directory(tmp_path: Path) -> None
     assert (site / "hpc_mp" / "py.typed").exists()
     scripts = {path.name: path.read_bytes() for path in (PACKAGE / "lab").glob("*.sh")}
     assert {path.name: path.read_bytes() for path in (site / "hpc_mp" / "lab").glob("*.sh")} == scripts != {}
+
+
+# --- without the rank half -------------------------------------------------------------------------------------------
+
+JOB = """
+[job]
+name = "tiny"
+nodes = 2
+ranks_per_node = 4
+[model]
+config = {model_type = "gpt2", n_layer = 4, n_embd = 32, n_head = 4, vocab_size = 300, n_positions = 64}
+[data]
+files = ["*.txt"]
+sequence_length = 32
+[train]
+steps = 3
+global_batch = 16
+[parallel]
+tensor = 2
+pipeline = 2
+microbatches = 4
+"""
+
+
+@pytest.fixture(scope="module")
+def control_half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``bin`` of an environment with the wheel and its plain dependencies: no file of a library of the rank half is in it."""
+    folder = tmp_path_factory.mktemp("control")
+    built = run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", folder / "dist", ROOT)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv" / "bin" / "python"
+    assert run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel).returncode == 0
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip())
+    left_out = re.compile(rf"({'|'.join(TRAIN)}|torchgen|functorch|triton|nvidia|mpi4py|hpc_mp|__)", re.IGNORECASE)
+    for folder in map(Path, sys.path):
+        for entry in folder.iterdir() if folder.name == "site-packages" else ():
+            if not left_out.match(entry.name) and entry.suffix != ".pth" and not (site / entry.name).exists():
+                (site / entry.name).symlink_to(entry)
+    return python.parent
+
+
+def test_every_library_of_the_rank_half_is_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    assert {re.split(r"[<>=]", name)[0] for name in extras["train"]} == set(TRAIN)
+    assert not set(TRAIN) & {re.split(r"[<>=]", name)[0] for name in project["dependencies"]} and "hpc-mp[train]" in extras["dev"]
+
+
+@pytest.mark.parametrize("words", [
+    ("doctor", "--check", "memory-free"), ("doctor", "--list"), ("lint", "job.toml", "job.sbatch"), ("env",),
+    ("cluster", "--help"), ("placement", "--tp", "2", "--pp", "2", "--dp", "2"), ("schedule", "--pp", "2", "--microbatches", "4"),
+    ("launch", "job.toml", "--on", "slurm", "--dry-run"), ("cloud", "render", "--help"), ("lab", "--help"), ("bench", "--help"),
+    ("status", "--help"),
+], ids=" ".join)
+def test_the_control_half_works_without_torch(words: tuple[str, ...], control_half: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 100)
+    (tmp_path / "job.sbatch").write_text("#!/bin/bash\n#SBATCH --time=1:00:00\n#SBATCH --mem=0\nsrun hostname\n")
+    done = run(control_half / "hpc-mp", *words, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("words", [
+    ("launch", "job.toml", "--on", "local"), ("train", "job.toml"), ("export", "runs/tiny/0001", "--output", "model"),
+], ids=lambda words: words[0])
+def test_what_needs_torch_says_what_to_install(words: tuple[str, ...], control_half: Path, tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 100)
+    (tmp_path / "runs" / "tiny" / "0001").mkdir(parents=True)
+    (tmp_path / "runs" / "tiny" / "0001" / "job.toml").write_text(JOB)
+    done = run(control_half / "hpc-mp", *words, cwd=tmp_path)
+    assert done.returncode == 2 and 'pip install "hpc-mp[train]"' in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.prove
+def test_pip_installs_the_control_half_from_the_index(tmp_path: Path) -> None:
+    """What a centre types, with whatever pip resolves today."""
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    assert run(python, "-m", "pip", "install", "--quiet", ROOT).returncode == 0
+    listed = run(python, "-m", "pip", "list", "--format", "freeze").stdout.casefold()
+    assert "numpy==" in listed and not any(f"{name}==" in listed.replace("-", "_") for name in TRAIN)
+    assert run(python.parent / "hpc-mp", "doctor", "--check", "memory-free").returncode == 0
 
 
 # --- import arrows ---------------------------------------------------------------------------------------------------

@@ -22,9 +22,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.page import write_report
-from hpc_mp.report.records import Metric
 from hpc_mp.report.summary import key_numbers, later_half, summarize
 from hpc_mp.rundir import RunDirectory, write_json
+from hpc_mp.rundir.records import StepMetrics
 
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
 
@@ -171,8 +171,8 @@ def test_key_numbers_are_those_of_the_files(run: Run) -> None:
 
 
 def test_later_half_is_of_the_newest_attempt() -> None:
-    def metric(step: int, attempt: int) -> Metric:
-        return Metric(step=step, loss=1, grad_norm=1, tokens=1, step_time_s=1, tokens_per_s=1, peak_memory_bytes=1,
+    def metric(step: int, attempt: int) -> StepMetrics:
+        return StepMetrics(step=step, loss=1, grad_norm=1, tokens=1, step_time_s=1, tokens_per_s=1, peak_memory_bytes=1,
                       attempt=attempt)
 
     assert [m.step for m in later_half(tuple(metric(s, 1 + (s > 6)) for s in range(1, 11)))] == [9, 10]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_taking_every_nth_point_would_lose_a_spike() -> None:
 def test_a_slow_first_step_leaves_the_scale_and_is_said(run: Run) -> None:
     run.train(1, 20)
     metrics = list(read_facts(run.run).metrics)
-    metrics[0] = metrics[0].model_copy(update={"step_time_s": 30.0})
+    metrics[0] = replace(metrics[0], step_time_s=30.0)
     (panel,) = (panel for panel in PANELS if panel.title == "Step time")
     drawn = curve(panel, metrics)
     assert drawn.notes == ("1 step above the scale, the most 30 at step 1",)

@@ -20,7 +20,7 @@ FINISHED = frozenset(
 )
 
 
-class Cluster(cluster.Cluster):
+class Cluster(cluster.LabCluster):
     """A running lab, by its directory."""
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
 from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure
+from hpc_mp.rundir.records import RankStart, line_of
 from hpc_mp.rundir.waits import Standing, Wait
 from hpc_mp.supervisor.diagnose import FAILURE_CLASSES, classify
 from hpc_mp.supervisor.evidence import Evidence, ScriptLog, gather
@@ -306,7 +306,7 @@ def test_gather(run: RunDirectory) -> None:
     since = ScriptLog(script, script.stat().st_size)
     with open(script, "a") as file:
         file.write("".join(f"{line}\n" for line in OVER_LIMIT.srun[-1:]))
-    run.ranks.write_text(json.dumps({"attempt": 1, "rank": 5, "node": "n3", "pid": 99}) + "\n")
+    run.ranks.write_text(line_of(RankStart(1, 5, "n3", "n3", 0.0, pid=99)) + "\n")
     write_json(run.failure(1, 0), {"rank": 0, "node": "n1", "kind": "peer", "message": "gone", "time": 1.0})
     write_json(run.failure(2, 5), {"rank": 5, "node": "n3", "kind": "error", "message": "another attempt's", "time": 1.0})
     asked = []

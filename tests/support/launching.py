@@ -17,6 +17,7 @@ import pytest
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.records import StepMetrics, line_of
 
 MARK = "HPC_MP_TEST_MARK"
 JOB = """
@@ -99,8 +100,8 @@ def said(run: RunDirectory, rank: int, kind: str, time: float, attempt: int = 1)
 
 
 def record(step: int, attempt: int = 1, seconds: float = 1.0, loss: float = 1.0) -> str:
-    return json.dumps({"attempt": attempt, "step": step, "loss": loss, "step_time_s": seconds,
-                       "tokens_per_s": 100 / seconds})
+    """A line of ``metrics.jsonl``."""
+    return line_of(StepMetrics(step, loss, 100 * step, seconds, 100 / seconds, 1.0, 0, attempt=attempt))
 
 
 def python_program(path: Path, text: str) -> Path:

@@ -14,7 +14,7 @@ from slurm_lab.lab import Lab
 
 from hpc_mp.doctor.survey.report import Report
 from hpc_mp.doctor.survey.run import Show, run
-from hpc_mp.doctor.survey.start import Wish
+from hpc_mp.doctor.survey.start import SurveyRequest
 
 BASE = "200mbit"
 
@@ -81,7 +81,7 @@ def surveyed(lab: Lab, show: Show = lambda _step, _state: None) -> Report:
     """A survey of all nodes of the lab, from this machine."""
     os.environ["SLURM_CONF"] = lab.environ["SLURM_CONF"]
     try:
-        return run(Wish(nodelist=lab.nodes), show)
+        return run(SurveyRequest(nodelist=lab.nodes), show)
     finally:
         del os.environ["SLURM_CONF"]
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import find_files
 from hpc_mp.train.data import documents
-from hpc_mp.train.data.documents import Piece, pieces
+from hpc_mp.train.data.documents import TextPiece, pieces
 
 
 def write(path: Path, content: str | bytes = "text\n") -> Path:
@@ -23,7 +23,7 @@ def write(path: Path, content: str | bytes = "text\n") -> Path:
     return path
 
 
-def read(*paths: Path) -> list[Piece]:
+def read(*paths: Path) -> list[TextPiece]:
     return list(pieces(paths))
 
 
@@ -86,7 +86,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", "﻿one\r\n\ntwo")
-    assert read(file) == [Piece(file, "one\r\n\ntwo", counts=True, last=True, size=9, replaced=0)]
+    assert read(file) == [TextPiece(file, "one\r\n\ntwo", counts=True, last=True, size=9, replaced=0)]
 
 
 def test_rows(tmp_path: Path) -> None:

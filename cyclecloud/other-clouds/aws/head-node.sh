@@ -16,7 +16,7 @@ if [[ ! -e "$installed/complete" ]]; then
     aws s3 cp "$wheel" "$download/"
     mkdir -p "$installed"
     python3 -m venv "$installed"
-    "$installed/bin/pip" install --no-cache-dir "$download/$(basename "$wheel")"
+    "$installed/bin/pip" install --no-cache-dir "$download/$(basename "$wheel")[train]"
     touch "$installed/complete"
 fi
 ln -sfn "$installed" "$directory/current"

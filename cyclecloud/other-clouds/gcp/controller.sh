@@ -20,7 +20,7 @@ fi
 if [[ ! -e "$installed/complete" ]]; then
     mkdir -p "$installed"
     "$python" -m venv "$installed"
-    "$installed/bin/pip" install --no-cache-dir "$wheel"
+    "$installed/bin/pip" install --no-cache-dir "${wheel}[train]"
     touch "$installed/complete"
 fi
 ln -sfn "$installed" "$directory/current"

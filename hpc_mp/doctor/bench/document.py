@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hpc_mp.doctor.bench.expectation import Judged
-from hpc_mp.doctor.bench.result import GroupResult, Row, Timing, average, statistics
+from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average, statistics
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.busbw import COLLECTIVES, PLACED
 
@@ -21,7 +21,7 @@ SHOWN = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|TORCH_NCCL_|CUDA_VISIB
 
 
 def document(
-    spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: Mapping[str, str], rows: Sequence[Row],
+    spec: BenchSpec, ranks: Sequence[dict[str, Any]], versions: Mapping[str, str], rows: Sequence[BenchRow],
     judged: Sequence[Judged], environ: Mapping[str, str], arguments: Sequence[str], times: tuple[str, str],
 ) -> dict[str, Any]:
     """The whole of it. ``times``: when it began and ended, as ``%Y-%m-%d %H:%M:%S``."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hpc_mp.catalogue import catalogue
 from hpc_mp.doctor.bench.groups import nodes_of
-from hpc_mp.doctor.bench.result import GroupResult, Row
+from hpc_mp.doctor.bench.result import BenchRow, GroupResult
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.collectives import Expectation, expect, expect_tcp, nic_share
 from hpc_mp.planner.fabrics import Fabric, fabric, fabrics
@@ -61,7 +61,7 @@ def guess(given: Yardstick, spec: BenchSpec, names: Iterable[str]) -> Yardstick:
     return replace(given, fabric=found[0]) if len(figures) == 1 else given
 
 
-def judge(spec: BenchSpec, rows: Sequence[Row], against: Yardstick) -> tuple[Judged, ...]:
+def judge(spec: BenchSpec, rows: Sequence[BenchRow], against: Yardstick) -> tuple[Judged, ...]:
     """The slowest group of each size; nothing where there is nothing to compare with."""
     found = []
     for row in rows:

@@ -16,8 +16,7 @@ from hpc_mp.cluster.slurm.site import SlurmSite, find_site
 from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 from hpc_mp.doctor.bench.events import Event
 from hpc_mp.doctor.bench.groups import Groups, along, split
-from hpc_mp.doctor.bench.sizes import sweep
-from hpc_mp.doctor.bench.spec import Backend, BenchSpec
+from hpc_mp.doctor.bench.spec import Backend, BenchSpec, sweep
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.planner.busbw import ALIGN
@@ -28,7 +27,7 @@ GPU_OPTIONS = re.compile(r"--(gres|gpus|gpus-per-\w+)=")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BenchLayout:
     """``axis`` of tensor × pipeline × data in ``order``; the data degree follows from the number of ranks."""
 
     axis: str
@@ -38,7 +37,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BenchRequest:
     """What the user said; None: not said.
 
     Attributes:
@@ -53,7 +52,7 @@ class Wish:
     nodes: int | None = None
     ranks_per_node: int | None = None
     split: str = "all"
-    layout: Layout | None = None
+    layout: BenchLayout | None = None
     sizes: tuple[int | None, int | None, int | None, int | None] = (None, None, None, None)
     dtype: str = "float"
     warmup: int = 5
@@ -73,7 +72,7 @@ class BenchPlan:
 
 
 def plan(
-    wish: Wish, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
+    wish: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
     gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site,
 ) -> BenchPlan:
     """Raises HpcMpError for what cannot be measured. ``gpus``, ``site``: who tells what is here."""
@@ -93,7 +92,9 @@ def plan(
     return _job(wish, environ, ask, site)
 
 
-def _job(wish: Wish, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]) -> BenchPlan:
+def _job(
+    wish: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
+) -> BenchPlan:
     """A job of its own, on whole nodes: neighbours would share their network."""
     given = _given(wish)
     named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)
@@ -109,7 +110,7 @@ def _job(wish: Wish, environ: Mapping[str, str], ask: Runner, site: Callable[[Ma
     return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], job_environment(environ), ask))
 
 
-def _given(wish: Wish) -> list[str]:
+def _given(wish: BenchRequest) -> list[str]:
     """The user's own options of srun, which come last and so win."""
     wrong = next((option for option in wish.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
     if wrong is not None:
@@ -124,7 +125,7 @@ def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
     return [f"--cpus-per-task={max(1, min(counts) // spec.ranks_per_node)}"] if counts else []
 
 
-def _spec(wish: Wish, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
+def _spec(wish: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
     """The wish, with what it leaves open filled in. ``gpus``: of a node. ``auto``: the backend, where no GPU decides it."""
     nodes = nodes if wish.nodes is None else wish.nodes
     here = ranks_per_node if wish.ranks_per_node is None else wish.ranks_per_node
@@ -144,7 +145,7 @@ def _spec(wish: Wish, nodes: int, ranks_per_node: int, gpus: int, auto: Backend 
     return spec
 
 
-def _sizes(wish: Wish, backend: Backend, ranks: int) -> tuple[int, ...]:
+def _sizes(wish: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ...]:
     """``ranks``: of the largest group, each of which needs a part to send."""
     first, last, usual = SIZES[backend]
     while first < ALIGN * ranks:
@@ -157,7 +158,7 @@ def _sizes(wish: Wish, backend: Backend, ranks: int) -> tuple[int, ...]:
     return sweep(begin, end, usual if factor is None else factor, step)
 
 
-def _groups(wish: Wish, nodes: int, ranks_per_node: int) -> Groups:
+def _groups(wish: BenchRequest, nodes: int, ranks_per_node: int) -> Groups:
     layout, world = wish.layout, nodes * ranks_per_node
     if layout is None:
         return split(world, ranks_per_node, wish.split)

@@ -99,7 +99,7 @@ class GroupResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """All groups at one size, which they measured at the same time."""
 
     groups: tuple[GroupResult, ...]
@@ -123,7 +123,7 @@ class Row:
         return sum(timing.wrong or 0 for result in self.groups for timing in result.timings.values())
 
 
-def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> Row:
+def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> BenchRow:
     """From what all ranks saw (the event ``row``): of each, by placement, its mean, wrong elements, and iterations."""
     this, element = COLLECTIVES[spec.collective], ELEMENT[spec.dtype]
     results = []
@@ -137,9 +137,9 @@ def row(spec: BenchSpec, size: int, ranks: Sequence[dict[str, Any]]) -> Row:
             timings[placed] = Timing(seconds, *this.bandwidths(bytes_, seconds, len(members)),
                                      sum(wrong) if spec.check and placed in this.checked else None, tuple(map(tuple, iterations)))
         results.append(GroupResult(number, members, bytes_, counts.param, timings))
-    return Row(tuple(results), this.native)
+    return BenchRow(tuple(results), this.native)
 
 
-def average(rows: Sequence[Row]) -> float:
+def average(rows: Sequence[BenchRow]) -> float:
     """nccl-tests' "Avg bus bandwidth": over all sizes and both placements, of the slowest group at each size; GB/s."""
     return fmean([timing.busbw for each in rows for timing in each.worst.timings.values()] or [0.0])

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.doctor.bench.events import Event
-from hpc_mp.doctor.bench.result import Row, row
+from hpc_mp.doctor.bench.result import BenchRow, row
 from hpc_mp.doctor.bench.spec import BenchSpec
 
 
@@ -18,7 +18,7 @@ class Measured:
 
     ranks: tuple[dict[str, Any], ...]
     versions: dict[str, str]
-    rows: tuple[Row, ...]
+    rows: tuple[BenchRow, ...]
 
 
 class Watcher(Protocol):
@@ -30,7 +30,7 @@ class Watcher(Protocol):
     def begins(self, size: int) -> None:
         """A size."""
 
-    def row(self, row: Row) -> None:
+    def row(self, row: BenchRow) -> None:
         """A size is done."""
 
     def note(self, text: str) -> None:
@@ -41,7 +41,7 @@ def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured
     """Raises RunFailed when ranks fail, or end without a word; what a rank refuses is raised as HpcMpError."""
     ranks: list[dict[str, Any]] = []
     versions: dict[str, str] = {}
-    rows: list[Row] = []
+    rows: list[BenchRow] = []
     ended = False
 
     def met(event: Event) -> None:

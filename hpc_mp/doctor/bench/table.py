@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_mp import __version__
 from hpc_mp.doctor.bench.expectation import Judged
-from hpc_mp.doctor.bench.result import GroupResult, Row, Timing, average
+from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.busbw import COLLECTIVES, Collective
 
@@ -68,7 +68,7 @@ def _columns(*words: str) -> str:
     return "# " + "  ".join(f"{word:>{width}}" for word, width in zip(words, widths, strict=True)) + " "
 
 
-def line(spec: BenchSpec, row: Row) -> str:
+def line(spec: BenchSpec, row: BenchRow) -> str:
     """One row: the slowest group."""
     this, result = COLLECTIVES[spec.collective], row.worst
     return (f"{result.size:12d}  {result.count:12d}  {spec.dtype:>8}  {_operation(this):>6}  {_root(this):>6}"
@@ -88,7 +88,7 @@ def _timing(timing: Timing) -> str:
     return f"  {number(timing.seconds * 1e6, 7)}  {number(timing.algbw, 6)}  {number(timing.busbw, 6)}{wrong}"
 
 
-def foot(spec: BenchSpec, rows: Sequence[Row], judged: Sequence[Judged]) -> Iterator[str]:
+def foot(spec: BenchSpec, rows: Sequence[BenchRow], judged: Sequence[Judged]) -> Iterator[str]:
     """Sums, spikes, groups, and what was expected."""
     wrong = sum(1 for row in rows if row.wrong)
     yield f"# {'Out of bounds values':<20} : {wrong} {'FAILED' if wrong else 'OK'}"
@@ -101,7 +101,7 @@ def foot(spec: BenchSpec, rows: Sequence[Row], judged: Sequence[Judged]) -> Iter
     yield f"# Collective test concluded: {COLLECTIVES[spec.collective].program}"
 
 
-def _spikes(rows: Iterable[Row]) -> Iterator[str]:
+def _spikes(rows: Iterable[BenchRow]) -> Iterator[str]:
     found = [(spike, result) for row in rows for result in row.groups for spike in result.timings[row.native].spikes]
     for spike, result in sorted(found, key=lambda each: -each[0].times)[:SPIKES_SHOWN]:
         who = members(tuple(result.members[member] for member in spike.members))
@@ -111,7 +111,7 @@ def _spikes(rows: Iterable[Row]) -> Iterator[str]:
         yield f"# Spike                : and {len(found) - SPIKES_SHOWN} more (--json has every iteration)"
 
 
-def _groups(rows: Iterable[Row]) -> Iterator[str]:
+def _groups(rows: Iterable[BenchRow]) -> Iterator[str]:
     yield f"# {'size (B)':>12}  {'worst':>8}  {'median':>8}  GB/s; the slowest group"
     for row in rows:
         result: GroupResult = row.worst

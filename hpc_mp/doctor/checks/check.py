@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from hpc_mp.base.findings import SEVERITIES, Finding, Severity
@@ -44,19 +45,30 @@ class Check(Generic[Facts]):
                 for finding in self.judge(facts)]
 
 
-def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5) -> list[Finding]:
-    """What the checks say, in their order. One that cannot see, stumbles or is not back after ``deadline`` s is unknown."""
+Said = dict[str, list[Finding]]  # by the code of the check
+Answers = Callable[[Mapping[str, Callable[[], Said]], float, "Path | None"], Mapping[str, "Said | Unavailable"]]
+
+
+def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5, answers: Answers = in_time) -> list[Finding]:
+    """What the checks say, in their order. One that cannot see, stumbles or is not back after ``deadline`` s is unknown.
+
+    Args:
+        checks: those to run; checks that share a reader share one reading.
+        source: the machine.
+        deadline: seconds for all of them together.
+        answers: how the readings are done: in processes of their own, so that none can hang the caller.
+    """
     groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:
         groups.setdefault(check.reader, []).append(check)
     tasks = {group[0].code: functools.partial(_look, group, source) for group in groups.values()}
-    found: dict[str, list[Finding]] = {}
-    for group, answer in zip(groups.values(), in_time(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
+    found: Said = {}
+    for group, answer in zip(groups.values(), answers(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
         found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
     return [finding for check in checks for finding in found[check.code]]
 
 
-def _look(group: Sequence[Check[Any]], source: NodeSource) -> dict[str, list[Finding]]:
+def _look(group: Sequence[Check[Any]], source: NodeSource) -> Said:
     facts = group[0].reader(source)
     return {check.code: list(_judged(check, facts)) for check in group}
 

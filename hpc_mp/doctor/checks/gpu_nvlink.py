@@ -13,7 +13,7 @@ from hpc_mp.cluster.node.gpu_fabric import Imex, NvswitchFabric, read_fabric, re
 from hpc_mp.cluster.node.gpu_links import COUNTERS, GpuTopology, NvLinks, read_links, read_peers, read_topology
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
 _NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
@@ -65,17 +65,18 @@ def errors(changes: Changes) -> Iterator[Finding]:
         yield Finding("gpu-nvlink-errors", "ok", "", f"no error counter of an NVLink grew within {duration(changes.seconds)}")
 
 
-def fabric_state(gpu: GpuReport) -> Ill | None:
+def fabric_state(gpu: GpuReport) -> GpuFault | None:
     state, status = gpu.says("fabric/state"), gpu.says("fabric/status")
     if state is None:
-        raise NotHere
+        raise NotApplicable
     if state != "Completed" or status not in ("Success", None):
-        return Ill("error", f"fabric state {state}, status {status or 'untold'}: CUDA fails with error 802 until it is completed")
+        return GpuFault("error", f"fabric state {state}, status {status or 'untold'}: "
+                                 "CUDA fails with error 802 until it is completed")
     health = gpu.says("fabric/health/summary")
     if health not in (None, "Healthy"):
-        return Ill("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
+        return GpuFault("error" if health == "Unhealthy" else "warning", f"fabric health: {health}")
     if gpu.says("fabric/health/bandwidth") == "Degraded":
-        return Ill("error", "fabric health: bandwidth degraded")
+        return GpuFault("error", "fabric health: bandwidth degraded")
     return None
 
 
@@ -196,19 +197,21 @@ def _list(numbers: list[int]) -> str:
 _RESET = "drain the node and reset all its GPUs together, or reboot; if it comes back, have GPU or board replaced"
 
 CHECKS = (
-    Check("gpu-nvlink-down", read_links, inactive, "nvidia-smi nvlink -s", "none inactive", _RESET),
-    Check("gpu-nvlink-rate", read_links, rates, "nvidia-smi nvlink -s", "number and speed that the model, or most, have", _RESET),
+    Check("gpu-nvlink-down", read_links, inactive, "nvidia-smi nvlink -s", "error unless: none inactive", _RESET),
+    Check("gpu-nvlink-rate", read_links, rates, "nvidia-smi nvlink -s",
+          "error unless: number and speed that the model, or most, have", _RESET),
     Check("gpu-nvlink-errors", read_changes, errors, "nvidia-smi nvlink -e",
           f"none since the last look; error: {MOST_ERRORS} of one kind", _RESET),
-    row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy", "state Completed, status Success",
+    row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy", "error unless: state Completed, status Success",
         "systemctl restart nvidia-fabricmanager on a drained node, then reset the GPUs"),
-    Check("gpu-fabric-manager", read_fabric, manager, "systemctl is-active nvidia-fabricmanager", "active where NVSwitches are",
+    Check("gpu-fabric-manager", read_fabric, manager, "systemctl is-active nvidia-fabricmanager",
+          "error unless: active where NVSwitches are",
           "systemctl enable --now nvidia-fabricmanager; it must be of the driver's version"),
-    Check("gpu-imex", read_imex, imex, "nvidia-imex-ctl -H -N", "domain UP, all nodes READY and connected",
+    Check("gpu-imex", read_imex, imex, "nvidia-imex-ctl -H -N", "error unless: domain UP, all nodes READY and connected",
           "systemctl restart nvidia-imex on all nodes of /etc/nvidia-imex/nodes_config.cfg"),
-    Check("gpu-clique", ask_smi, clique, "nvidia-smi -q -x", "one cluster UUID and clique on all GPUs", _RESET),
-    Check("gpu-p2p", read_peers, peers, "nvidia-smi topo -p2p n", "OK for every pair", _RESET),
-    Check("gpu-topology", read_topology, ways, "nvidia-smi topo -m", "every pair joined alike", _RESET),
-    Check("gpu-nic", read_topology, nearest_nic, "nvidia-smi topo -m", "every GPU as near to a NIC as the others",
+    Check("gpu-clique", ask_smi, clique, "nvidia-smi -q -x", "error unless: one cluster UUID and clique on all GPUs", _RESET),
+    Check("gpu-p2p", read_peers, peers, "nvidia-smi topo -p2p n", "error unless: OK for every pair", _RESET),
+    Check("gpu-topology", read_topology, ways, "nvidia-smi topo -m", "error unless: every pair joined alike", _RESET),
+    Check("gpu-nic", read_topology, nearest_nic, "nvidia-smi topo -m", "warning unless: every GPU as near to a NIC as the others",
           "look for a NIC that is missing, and at the PCIe slots"),
 )

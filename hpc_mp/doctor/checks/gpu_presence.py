@@ -10,7 +10,7 @@ from hpc_mp.cluster.node.gpu_amd import AmdGpus, read_amd
 from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_driver
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, NotHere, row, seen, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
@@ -119,20 +119,20 @@ def alike(asked: SmiAnswer) -> Iterator[Finding]:
         yield Finding("gpu-alike", "ok", "", f"{counted(len(gpus), 'GPU')} {gpus[0].name}, equal in {', '.join(ALIKE)}")
 
 
-def answers(gpu: GpuReport) -> Ill | None:
+def answers(gpu: GpuReport) -> GpuFault | None:
     failed = gpu.failed()
-    return Ill("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
+    return GpuFault("error", f"the driver gets errors from it: {', '.join(failed[:4])}") if failed else None
 
 
-def recovery(gpu: GpuReport) -> Ill | None:
+def recovery(gpu: GpuReport) -> GpuFault | None:
     action, reset = gpu.says("gpu_recovery_action"), gpu.says("gpu_reset_status/reset_required")
     drain = gpu.says("gpu_reset_status/drain_and_reset_recommended")
     if action is None and reset is None:
-        raise NotHere
+        raise NotApplicable
     if action not in (None, "None"):
-        return Ill("error", f"the driver wants: {action}")
+        return GpuFault("error", f"the driver wants: {action}")
     if "Yes" in (reset, drain):
-        return Ill("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
+        return GpuFault("error" if reset == "Yes" else "warning", "the driver wants the GPU reset")
     return None
 
 
@@ -166,17 +166,19 @@ _LOOK = "look into the kernel log; power-cycle the node; have the GPU replaced w
 
 CHECKS = (
     Check("gpu-count", read_driver, count, "PCI bus, /proc/driver/nvidia/gpus, nvidia-smi --list-gpus, /dev/nvidia*",
-          "all agree, with what this kind of machine has", _LOOK),
-    Check("gpu-smi", ask_smi, smi, "exit code of nvidia-smi", "0"),
-    Check("gpu-driver", read_driver, versions, "/proc/driver/nvidia/version, libnvidia-ml.so.*", "the same version"),
-    Check("gpu-device-files", read_driver, device_files, "/dev/nvidia*", "nvidiactl and nvidia-uvm",
+          "error unless: all agree, with what this kind of machine has", _LOOK),
+    Check("gpu-smi", ask_smi, smi, "exit code of nvidia-smi", "error unless: 0"),
+    Check("gpu-driver", read_driver, versions, "/proc/driver/nvidia/version, libnvidia-ml.so.*",
+          "error unless: the same version"),
+    Check("gpu-device-files", read_driver, device_files, "/dev/nvidia*", "error unless: nvidiactl and nvidia-uvm",
           "nvidia-modprobe -u -c 0, or start nvidia-persistenced at boot; in a container: give it these devices"),
-    Check("gpu-excluded", read_driver, excluded, "/proc/driver/nvidia/gpus/*/information", "none",
+    Check("gpu-excluded", read_driver, excluded, "/proc/driver/nvidia/gpus/*/information", "warning unless: none",
           "find out why, in /etc/modprobe.d; have it replaced"),
-    Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "one model, VBIOS, firmware",
+    Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "warning unless: one model, VBIOS, firmware",
           "bring all GPUs to the same state"),
-    row("gpu-answers", answers, "the driver gets every value", "no ERR! and no Unknown Error", _LOOK),
-    row("gpu-recovery", recovery, "the driver wants no reset", "recovery action None", "do so once the node is drained"),
+    row("gpu-answers", answers, "the driver gets every value", "error unless: no ERR! and no Unknown Error", _LOOK),
+    row("gpu-recovery", recovery, "the driver wants no reset",
+        "error unless: recovery action None", "do so once the node is drained"),
     Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",
           "rocm-smi, and AMD's own tools, tell more"),
 )

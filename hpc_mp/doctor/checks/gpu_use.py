@@ -9,23 +9,26 @@ from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.node.gpu_use import Holder, Holders, read_holders
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import Ill, row, says
+from hpc_mp.doctor.checks.per_gpu import GpuFault, row, says
 
 IDLE_MEMORY_MIB = 1024  # what a GPU may hold with nobody on it: the driver's own, and a monitoring daemon's
 
 
-def mig(gpu: GpuReport) -> Ill | None:
+def mig(gpu: GpuReport) -> GpuFault | None:
     now, soon = says(gpu, "mig_mode/current_mig"), says(gpu, "mig_mode/pending_mig")
     if now != soon:
-        return Ill("warning", f"MIG is {now.lower()} and will be {soon.lower()} after a reset", "reset the GPU, or set it back")
-    return Ill("warning", "MIG is enabled: slices of one GPU cannot be joined to train a model") if now == "Enabled" else None
+        return GpuFault("warning", f"MIG is {now.lower()} and will be {soon.lower()} after a reset",
+                        "reset the GPU, or set it back")
+    if now != "Enabled":
+        return None
+    return GpuFault("warning", "MIG is enabled: slices of one GPU cannot be joined to train a model")
 
 
-def compute_mode(gpu: GpuReport) -> Ill | None:
+def compute_mode(gpu: GpuReport) -> GpuFault | None:
     mode = says(gpu, "compute_mode")
     if mode == "Prohibited":
-        return Ill("error", "compute mode Prohibited: no program may use this GPU")
-    return None if mode == "Default" else Ill("warning", f"compute mode {mode}: a second program on this GPU fails")
+        return GpuFault("error", "compute mode Prohibited: no program may use this GPU")
+    return None if mode == "Default" else GpuFault("warning", f"compute mode {mode}: a second program on this GPU fails")
 
 
 def leftovers(holders: Holders) -> Iterator[Finding]:
@@ -37,12 +40,12 @@ def leftovers(holders: Holders) -> Iterator[Finding]:
         yield Finding("gpu-leftover", "ok", "", f"{counted(len(holders.holders), 'program')} on the GPUs, none left over")
 
 
-def _left(holder: Holder, slurm: bool) -> Ill | None:
+def _left(holder: Holder, slurm: bool) -> GpuFault | None:
     if holder.state == "Z":
-        return Ill("error", "is dead and still holds the GPU", "reboot the node")
+        return GpuFault("error", "is dead and still holds the GPU", "reboot the node")
     if holder.state == "D":
-        return Ill("warning", "hangs in the kernel", "if it stays, reboot the node")
-    return Ill("warning", "belongs to no job of Slurm") if slurm and holder.is_job is False else None
+        return GpuFault("warning", "hangs in the kernel", "if it stays, reboot the node")
+    return GpuFault("warning", "belongs to no job of Slurm") if slurm and holder.is_job is False else None
 
 
 def memory_held(holders: Holders) -> Iterator[Finding]:
@@ -59,11 +62,11 @@ def memory_held(holders: Holders) -> Iterator[Finding]:
 
 
 CHECKS = (
-    row("gpu-mig", mig, "MIG is off", "disabled, no change pending", "nvidia-smi -mig 0, then reset the GPU"),
+    row("gpu-mig", mig, "MIG is off", "warning unless: disabled, no change pending", "nvidia-smi -mig 0, then reset the GPU"),
     row("gpu-compute-mode", compute_mode, "compute mode Default", "Default; error: Prohibited", "nvidia-smi -c 0"),
     Check("gpu-leftover", read_holders, leftovers, "nvidia-smi --query-compute-apps, /proc/PID",
-          "programs that hold a GPU belong to a job of Slurm", "end it, or drain the node and look at its epilog"),
+          "error unless: programs that hold a GPU belong to a job of Slurm", "end it, or drain the node and look at its epilog"),
     Check("gpu-memory-held", read_holders, memory_held, "nvidia-smi --query-gpu=memory.used",
-          f"no more than {memory_size(IDLE_MEMORY_MIB * 2**20)} in use without a program",
+          f"warning unless: no more than {memory_size(IDLE_MEMORY_MIB * 2**20)} in use without a program",
           "drain the node, then nvidia-smi --gpu-reset -i GPU"),
 )

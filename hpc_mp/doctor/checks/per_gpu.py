@@ -13,7 +13,7 @@ from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 
 
-class Ill(NamedTuple):
+class GpuFault(NamedTuple):
     """What is wrong with one GPU; without a remedy it gets the check's."""
 
     severity: Severity
@@ -21,11 +21,11 @@ class Ill(NamedTuple):
     remedy: str = ""
 
 
-class NotHere(Exception):
+class NotApplicable(Exception):
     """This GPU has no such part: the driver says N/A."""
 
 
-Look = Callable[[GpuReport], Ill | None]
+Look = Callable[[GpuReport], GpuFault | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers, for older GPUs, do not know
 
 
@@ -40,7 +40,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
     """A judge that looks at every GPU.
 
     Args:
-        look: None when the GPU is well. Raises NotHere where the GPU has no such part, and Unavailable.
+        look: None when the GPU is well. Raises NotApplicable where the GPU has no such part, and Unavailable.
         well: what to say when all that have the part are.
     """
 
@@ -49,7 +49,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
         for gpu in seen(asked).gpus:
             try:
                 ill = look(gpu)
-            except NotHere:
+            except NotApplicable:
                 continue
             except Unavailable as why:
                 unseen.append((gpu, str(why)))
@@ -74,7 +74,7 @@ def row(code: str, look: Look, well: str, rule: str, remedy: str) -> Check[SmiAn
 
 
 def number(gpu: GpuReport, *paths: str) -> float:
-    """The number there. Raises NotHere or Unavailable."""
+    """The number there. Raises NotApplicable or Unavailable."""
     value = gpu.number(*paths)
     if value is None:
         raise _why(gpu, paths)
@@ -82,7 +82,7 @@ def number(gpu: GpuReport, *paths: str) -> float:
 
 
 def says(gpu: GpuReport, *paths: str) -> str:
-    """The words there. Raises NotHere or Unavailable."""
+    """The words there. Raises NotApplicable or Unavailable."""
     text = gpu.says(*paths)
     if text is None:
         raise _why(gpu, paths)
@@ -97,9 +97,9 @@ def usual_of(values: Sequence[str]) -> str | None:
 
 def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
     if paths[0].partition("/")[0] in _LATER and not any(path.startswith(paths[0].partition("/")[0]) for path in gpu.values):
-        return NotHere()
+        return NotApplicable()
     if any(path in gpu.values and path not in gpu.failed() for path in paths):
-        return NotHere()
+        return NotApplicable()
     if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is one "N/A"
-        return NotHere()
+        return NotApplicable()
     return Unavailable(f"nvidia-smi does not tell {paths[0]}")

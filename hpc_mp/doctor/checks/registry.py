@@ -1,13 +1,42 @@
-"""All checks that only look: fast, and safe at any time beside a running job."""
+"""All checks that only look: fast, and safe at any time beside a running job; and those that decide whether a node gets a job."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hpc_mp.doctor.checks import cpu, disks, efa, fabric, gpu, growth, host, kernel, limits, memory, pci, processes, scale
+from hpc_mp.doctor.checks import (
+    cpu,
+    disks,
+    efa,
+    fabric,
+    gpu_clocks,
+    gpu_log,
+    gpu_memory,
+    gpu_nvlink,
+    gpu_pcie,
+    gpu_presence,
+    gpu_use,
+    growth,
+    host,
+    kernel,
+    limits,
+    memory,
+    pci,
+    processes,
+    scale,
+)
 from hpc_mp.doctor.checks.check import Check
 
+GPU: tuple[Check[Any], ...] = (
+    *gpu_presence.CHECKS, *gpu_memory.CHECKS, *gpu_clocks.CHECKS, *gpu_pcie.CHECKS, *gpu_nvlink.CHECKS, *gpu_log.CHECKS,
+    *gpu_use.CHECKS,
+)
 PASSIVE: tuple[Check[Any], ...] = (
-    *gpu.CHECKS, *fabric.CHECKS, *efa.CHECKS, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
+    *GPU, *fabric.CHECKS, *efa.CHECKS, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
     *cpu.CHECKS, *disks.CHECKS, *processes.CHECKS, *kernel.CHECKS, *scale.CHECKS,
 )
+NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")
+"""What a training cannot do without, or what makes it crawl: hardware and the fast network. How the host is set up, its disks and
+mounts are left to the site; and the control group of who asks is not that of the ranks."""
+FIT = tuple(check.code for check in PASSIVE if check.code.startswith(NEEDED))
+"""The codes of the checks that decide whether a node gets a job."""

@@ -16,7 +16,7 @@ class Pieces(NamedTuple):
     share: float | None = None
 
 
-class Device(Protocol):
+class ComputeDevice(Protocol):
     """What can be measured."""
 
     kind: str

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from hpc_mp.doctor.compute.device import Device, Pieces
+from hpc_mp.doctor.compute.device import ComputeDevice, Pieces
 
 CORE_REPEATS = 3
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str], lines: TextIO = sys.stdin, out: TextIO = sys.
     return 0
 
 
-def _device(name: str) -> Device:
+def _device(name: str) -> ComputeDevice:
     try:
         from hpc_mp.doctor.compute.torch_device import TorchDevice
     except ImportError:
@@ -58,7 +58,7 @@ def _rates(measured: Iterator[tuple[str, Pieces]]) -> dict[str, Any]:
     return found
 
 
-def _check(device: Device) -> dict[str, Any]:
+def _check(device: ComputeDevice) -> dict[str, Any]:
     from hpc_mp.doctor.compute import problem
 
     left, right = problem.exact()

@@ -4,6 +4,6 @@ The measurement is an injected function, so that all of this is tested on simula
 """
 
 from hpc_mp.doctor.localise.procedure import localise
-from hpc_mp.doctor.localise.sample import Measure, Pair, Sample, Suspect, Verdict
+from hpc_mp.doctor.localise.record import Localisation, Measure, Pair, RailSample, Suspect
 
-__all__ = ["Measure", "Pair", "Sample", "Suspect", "Verdict", "localise"]
+__all__ = ["Localisation", "Measure", "Pair", "RailSample", "Suspect", "localise"]

@@ -7,44 +7,43 @@ from math import isqrt, log
 
 import numpy as np
 
-from hpc_mp.doctor.localise.cluster import Cluster
-from hpc_mp.doctor.localise.fit import NEAR, Health, Rule, judge, level, scatter, shifts
+from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level, scatter, shifts
 from hpc_mp.doctor.localise.load import Load, of_leaves, of_nodes
-from hpc_mp.doctor.localise.record import Bools, Record, Table
+from hpc_mp.doctor.localise.record import Bools, ClusterLayout, PairTable, RoundLog
 
 ENOUGH = 4
 """Samples from which on their level is worth something."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class NetworkState:
     """Attributes:
         base: log GB/s of an undisturbed healthy pair.
         noise: sigma of the log rates of healthy pairs.
         node: health of nodes, from pairs that nothing else disturbed; crowded ones can only clear.
     """
 
-    table: Table
+    table: PairTable
     base: float
     noise: float
     node: Health
     load: Load
 
 
-def analyse(record: Record, cluster: Cluster, rule: Rule) -> State:
+def analyse(record: RoundLog, cluster: ClusterLayout, rule: DecisionRule) -> NetworkState:
     table = record.table
     base = _base(table, cluster)
     node, noise = _nodes(table, cluster, base, rule, None)
     if cluster.leaf is not None:
-        return State(table, base, noise, node, of_leaves(table, cluster, cluster.leaf, base, node, rule))
+        return NetworkState(table, base, noise, node, of_leaves(table, cluster, cluster.leaf, base, node, rule))
     load = of_nodes(table, cluster, base, rule)
     table = _sparse(table, behind(load, rule))
     # Who is behind a slow uplink is no witness against others.
     node, noise = _nodes(table, cluster, base, rule, load.health.evidence > -rule.clear)
-    return State(table, base, noise, node, load)
+    return NetworkState(table, base, noise, node, load)
 
 
-def behind(load: Load, rule: Rule) -> Bools:
+def behind(load: Load, rule: DecisionRule) -> Bools:
     """Nodes that are slow while all talk, of oversubscribed leaves that are not known: nobody can tell who shares an uplink."""
     return (load.health.evidence <= -rule.clear).any(axis=1) & (load.group < 0) & load.tapered
 
@@ -54,14 +53,14 @@ def together(count: int) -> int:
     return max(1, count // 16, isqrt(count) // 2)
 
 
-def _sparse(table: Table, behind: Bools) -> Table:
+def _sparse(table: PairTable, behind: Bools) -> PairTable:
     """Their samples count as undisturbed in rounds with few of them only."""
     of = behind[table.one].astype(int) + behind[table.other]
     crowded = (of > 0) & (np.bincount(table.round, of, minlength=1)[table.round] > together(int(behind.sum())))
     return replace(table, alone=table.alone & ~crowded)
 
 
-def _base(table: Table, cluster: Cluster) -> float:
+def _base(table: PairTable, cluster: ClusterLayout) -> float:
     parts = [values for rows in (table.alone, ~table.alone) if (values := table.rate[rows].ravel()).size >= ENOUGH]
     base = max(map(level, parts or [table.rate.ravel()])) if table.rate.size else 0.0
     if cluster.healthy is not None and base < log(cluster.healthy) - NEAR:
@@ -69,7 +68,9 @@ def _base(table: Table, cluster: Cluster) -> float:
     return base
 
 
-def _nodes(table: Table, cluster: Cluster, base: float, rule: Rule, trust: Bools | None) -> tuple[Health, float]:
+def _nodes(
+    table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule, trust: Bools | None
+) -> tuple[Health, float]:
     raw = table.rate - base
     near = np.abs(raw) < 2 * NEAR
     known = near

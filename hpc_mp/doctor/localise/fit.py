@@ -14,11 +14,11 @@ from math import log
 
 import numpy as np
 
-from hpc_mp.doctor.localise.record import Bools, Floats, Ints, Table
+from hpc_mp.doctor.localise.record import Bools, Floats, Ints, PairTable
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class DecisionRule:
     """When evidence suffices.
 
     Attributes:
@@ -40,7 +40,7 @@ class Rule:
     trim: bool = True
 
 
-RULE = Rule()
+RULE = DecisionRule()
 COMMON = 5
 """Samples of a round from which on their median is taken for what the round has in common."""
 MARGIN = 3.0
@@ -95,7 +95,7 @@ def nothing(ends: int, rails: int) -> Health:
     return Health(np.zeros((ends, rails)), no, no, no, np.full((ends, rails), np.nan), np.zeros((0, rails)))
 
 
-def judge(table: Table, residual: Floats, noise: Floats, ends: int, rule: Rule, trust: Bools | None = None,
+def judge(table: PairTable, residual: Floats, noise: Floats, ends: int, rule: DecisionRule, trust: Bools | None = None,
           counts: Bools | None = None) -> Health:
     """Evidence of every end from the rows of a table.
 
@@ -137,7 +137,7 @@ def _worth(residual: Floats, healthy: Bools) -> float:
     return log((slow + 0.5) / (np.count_nonzero(healthy) + 20))
 
 
-def _by_end(table: Table, one: Floats, other: Floats, ends: int) -> Floats:
+def _by_end(table: PairTable, one: Floats, other: Floats, ends: int) -> Floats:
     """Sums over the rows of each end, (ends, rails)."""
     rails = one.shape[1]
     rail = np.arange(rails)
@@ -147,7 +147,7 @@ def _by_end(table: Table, one: Floats, other: Floats, ends: int) -> Floats:
     return total.reshape(ends, rails)
 
 
-def _factors(table: Table, residual: Floats, witness: Bools, ends: int, counts: Bools | None) -> Floats:
+def _factors(table: PairTable, residual: Floats, witness: Bools, ends: int, counts: Bools | None) -> Floats:
     rails = residual.shape[1]
     end = (np.concatenate([table.one, table.other])[:, None] * rails + np.arange(rails)).ravel()
     value = np.concatenate([residual, residual]).ravel()
@@ -179,7 +179,7 @@ def scatter(values: Floats) -> float:
     return 1.4826 * float(np.median(np.abs(values))) if values.size else 0.0
 
 
-def shifts(table: Table, raw: Floats, known: Bools) -> tuple[Floats, float]:
+def shifts(table: PairTable, raw: Floats, known: Bools) -> tuple[Floats, float]:
     """By row: what the known samples of its round have in common (0: too few of them), and its spread over rounds."""
     rounds = int(table.round.max(initial=-1)) + 1
     which = np.repeat(table.round, raw.shape[1])[known.ravel()]

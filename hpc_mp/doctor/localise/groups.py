@@ -8,8 +8,7 @@ from random import Random
 import numpy as np
 
 from hpc_mp.doctor.localise.fit import NEAR
-from hpc_mp.doctor.localise.record import Floats, Ints, Table
-from hpc_mp.doctor.localise.sample import Pair
+from hpc_mp.doctor.localise.record import Floats, Ints, Pair, PairTable
 
 LEARNT = 256
 """Up to so many nodes leaves are looked for: it takes about as many rounds as there are leaves."""
@@ -18,7 +17,7 @@ WITHIN = 1e6
 """What makes a pair of one group the last choice."""
 
 
-def relations(table: Table, residual: Floats, nodes: int) -> Floats:
+def relations(table: PairTable, residual: Floats, nodes: int) -> Floats:
     """Of two nodes: how often they were fast in a crowd minus how often slow, (nodes, nodes)."""
     full = table.full
     one, other = table.one[full], table.other[full]

@@ -7,10 +7,9 @@ from math import log
 
 import numpy as np
 
-from hpc_mp.doctor.localise.cluster import Cluster
-from hpc_mp.doctor.localise.fit import NEAR, Health, Rule, judge, level, medians, nothing, scatter, shifts
+from hpc_mp.doctor.localise.fit import NEAR, DecisionRule, Health, judge, level, medians, nothing, scatter, shifts
 from hpc_mp.doctor.localise.groups import LEARNT, clusters, relations
-from hpc_mp.doctor.localise.record import Bools, Floats, Ints, Table
+from hpc_mp.doctor.localise.record import Bools, ClusterLayout, Floats, Ints, PairTable
 
 CROWDED = 0.25
 """Share of slow pairs from which on crowds are called slow."""
@@ -32,13 +31,13 @@ class Load:
     """
 
     health: Health
-    table: Table
+    table: PairTable
     tapered: bool
     group: Ints
     score: Floats
 
 
-def of_leaves(table: Table, cluster: Cluster, leaf: Ints, base: float, node: Health, rule: Rule) -> Load:
+def of_leaves(table: PairTable, cluster: ClusterLayout, leaf: Ints, base: float, node: Health, rule: DecisionRule) -> Load:
     """Leaves under full load: one row per pair of leaves and round, the median over their flows."""
     table = table.take(table.full & (leaf[table.one] != leaf[table.other]))
     leaves, rails = len(cluster.leaf_names), cluster.rails
@@ -51,7 +50,7 @@ def of_leaves(table: Table, cluster: Cluster, leaf: Ints, base: float, node: Hea
     typical = medians(where[cleared], table.rate[cleared], len(keys) * rails).reshape(-1, rails)
     total = np.bincount(where.ravel(), np.exp(table.rate).ravel(), minlength=len(keys) * rails).reshape(-1, rails)
     every = np.ones(len(keys), dtype=bool)
-    rows = Table(keys // leaves**2, keys // leaves % leaves, keys % leaves, every, every,
+    rows = PairTable(keys // leaves**2, keys // leaves % leaves, keys % leaves, every, every,
                  np.zeros((len(keys), 2), dtype=bool), typical)
     seen = ~np.isnan(typical).any(axis=1)
     judging = seen & (flows >= LOADED * np.maximum(sizes[rows.one], sizes[rows.other]))
@@ -85,7 +84,7 @@ def of_leaves(table: Table, cluster: Cluster, leaf: Ints, base: float, node: Hea
     return Load(health, rows.take(judging), tapered, leaf, np.zeros((0, 0)))
 
 
-def of_nodes(table: Table, cluster: Cluster, base: float, rule: Rule) -> Load:
+def of_nodes(table: PairTable, cluster: ClusterLayout, base: float, rule: DecisionRule) -> Load:
     """Nodes under full load, relative to what pairs of healthy leaves get then."""
     table = table.take(table.full)
     table = replace(table, alone=np.ones(len(table.one), dtype=bool))
@@ -118,7 +117,7 @@ def of_nodes(table: Table, cluster: Cluster, base: float, rule: Rule) -> Load:
     return Load(health, table, tapered, group, score)
 
 
-def _slow_crowd(table: Table, slow: Floats, nodes: int) -> bool:
+def _slow_crowd(table: PairTable, slow: Floats, nodes: int) -> bool:
     """Whether many pairs are slow even among the nodes that are slow least often: bad uplinks alone leave some unharmed."""
     early = table.round <= np.unique(table.round)[:EARLY][-1]
     ends = np.concatenate([table.one[early], table.other[early]])
@@ -129,7 +128,7 @@ def _slow_crowd(table: Table, slow: Floats, nodes: int) -> bool:
     return bool(among.any() and slow[among].mean() > CROWDED)
 
 
-def _crossing(table: Table, group: Ints) -> Floats:
+def _crossing(table: PairTable, group: Ints) -> Floats:
     """By row and end: the share of the end's group that talks to others in this round; of nodes without a group: all."""
     rounds, groups = int(table.round.max()) + 1, int(group.max()) + 1
     out = group[table.one] != group[table.other]
@@ -144,7 +143,7 @@ def _crossing(table: Table, group: Ints) -> Floats:
                      for end in (table.one, table.other)], axis=1)
 
 
-def _larger(table: Table, group: Ints) -> Floats:
+def _larger(table: PairTable, group: Ints) -> Floats:
     """By row: how much less its nodes get because their group has more nodes than is usual, as a log factor."""
     sizes = np.bincount(group[group >= 0], minlength=1)
     more = np.log(np.clip(sizes / np.median(sizes[sizes > 0]), 1, 1.2)) if sizes.any() else np.zeros(1)
@@ -152,7 +151,7 @@ def _larger(table: Table, group: Ints) -> Floats:
     return np.maximum(of[table.one], of[table.other])
 
 
-def _most_loaded(table: Table, nodes: int) -> Bools:
+def _most_loaded(table: PairTable, nodes: int) -> Bools:
     """(rows, 2): which ends a fast row clears. Where load was aimed at an end, only rows of the rounds with about the most."""
     sizes = np.bincount(table.round, table.aimed.sum(axis=1), minlength=int(table.round.max()) + 1)[table.round]
     most = np.zeros(nodes)
@@ -162,7 +161,7 @@ def _most_loaded(table: Table, nodes: int) -> Bools:
     return np.where(most[ends] > 0, table.aimed & (sizes[:, None] >= most[ends] / 2), True)
 
 
-def _pooled(table: Table, health: Health, group: Ints, crossing: Floats, rule: Rule) -> Health:
+def _pooled(table: PairTable, health: Health, group: Ints, crossing: Floats, rule: DecisionRule) -> Health:
     """The evidence of nodes that share a leaf, taken together: by round, the median of those that talk to others.
 
     Only rounds count in which most of the group did, and with partners whose leaf was not loaded more.

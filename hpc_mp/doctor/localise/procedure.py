@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.localise.cluster import Cluster
-from hpc_mp.doctor.localise.fit import RULE, Rule
+from hpc_mp.doctor.localise.fit import RULE, DecisionRule
+from hpc_mp.doctor.localise.record import ClusterLayout, Localisation, Measure
 from hpc_mp.doctor.localise.retest import Retests
-from hpc_mp.doctor.localise.sample import Measure, Verdict
 from hpc_mp.doctor.localise.search import Search
 from hpc_mp.doctor.localise.verdict import verdict
 
 
 def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] | None = None, rails: int = 1, seed: int = 0, *,
-             healthy: float | None = None, taper: float | None = None, rule: Rule = RULE) -> Iterator[Verdict]:
+             healthy: float | None = None, taper: float | None = None, rule: DecisionRule = RULE) -> Iterator[Localisation]:
     """A verdict after every round; the last one is complete.
 
     Args:
@@ -40,13 +39,13 @@ def localise(nodes: Sequence[str], measure: Measure, leaves: Mapping[str, str] |
     leaf_names = tuple(sorted({leaves[node] for node in nodes})) if leaves is not None else ()
     number = {name: index for index, name in enumerate(leaf_names)}
     leaf = np.array([number[leaves[node]] for node in nodes]) if leaves is not None else None
-    search = Search(Cluster(tuple(nodes), leaf, leaf_names, rails, healthy, taper), seed, rule)
+    search = Search(ClusterLayout(tuple(nodes), leaf, leaf_names, rails, healthy, taper), seed, rule)
     first = 0
     for round_ in search.first_pass():
         search.note(round_, measure)
         first += 1
-        yield verdict(search, retests=0, complete=False)
-    for round_ in Retests(search):
+        yield verdict(search.known, retests=0, complete=False)
+    for round_ in Retests(lambda: search.known, search.random):
         search.note(round_, measure)
-        yield verdict(search, retests=search.record.rounds - first, complete=False)
-    yield verdict(search, retests=search.record.rounds - first, complete=True)
+        yield verdict(search.known, retests=search.known.record.rounds - first, complete=False)
+    yield verdict(search.known, retests=search.known.record.rounds - first, complete=True)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from random import Random
 
 import numpy as np
 
 from hpc_mp.doctor.localise import rounds
 from hpc_mp.doctor.localise.analysis import behind, together
 from hpc_mp.doctor.localise.fit import NEAR, Health
+from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.load import Load
-from hpc_mp.doctor.localise.record import Floats, Ints, Round
-from hpc_mp.doctor.localise.sample import Pair
-from hpc_mp.doctor.localise.search import Search
+from hpc_mp.doctor.localise.record import Floats, Ints, Pair, Round
 
 CONFIRMED = 2
 """Retests that a conviction needs."""
@@ -30,49 +30,50 @@ CONTROLS = 8
 class Retests:
     """The rounds after the first pass. What was tested how often is kept, so that passes do not repeat each other."""
 
-    def __init__(self, search: Search) -> None:
-        self.search = search
+    def __init__(self, latest: Callable[[], Known], random: Random) -> None:
+        """``latest`` tells what is known after the last round."""
+        self.latest, self.random = latest, random
         self.spent: Counter[str] = Counter()
         self.tested: Counter[tuple[str, int]] = Counter()
 
     def __iter__(self) -> Iterator[Round]:
-        known = self.search.cluster.leaf is not None
-        small = self.search.cluster.size <= rounds.ALL_PAIRS
+        cluster = self.latest().cluster
+        small = cluster.size <= rounds.ALL_PAIRS
         yield from self._some("silent", self._silent)
         if small:
             yield from self._some("missing", self._missing)
         for _ in range(PASSES):
-            before = self.search.record.rounds
-            if not known:
+            before = self.latest().record.rounds
+            if cluster.leaf is None:
                 yield from self._some("among", self._among_suspects)
             yield from self._some("against", self._against_good)
-            yield from self._some("load", self._uplinks if known else self._crowd)
+            yield from self._some("load", self._crowd if cluster.leaf is None else self._uplinks)
             if small:
                 yield from self._some("links", self._links)
             yield from self._some("silent", self._silent)
-            if self.search.record.rounds == before:
+            if self.latest().record.rounds == before:
                 break
 
-    def _some(self, kind: str, step) -> Iterator[Round]:  # type: ignore[no-untyped-def]
-        while self.spent[kind] < MOST[kind] and (round_ := step(self.spent[kind])) is not None and round_.pairs:
+    def _some(self, kind: str, step: Callable[[Known, int], Round | None]) -> Iterator[Round]:
+        while self.spent[kind] < MOST[kind] and (round_ := step(self.latest(), self.spent[kind])) is not None and round_.pairs:
             self.spent[kind] += 1
             yield round_
 
-    def _silent(self, _: int) -> Round | None:
+    def _silent(self, known: Known, _: int) -> Round | None:
         """Those that did not answer, each with one that answers others; then the pair itself."""
-        silence = self.search.silence
-        good = [node for node in self.search.active if node in self.search.record.answered]
-        pairs = rounds.couples_of(sorted(silence.aside), good, self.search.random)
-        return self.search.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
+        silence = known.silence
+        good = [node for node in known.active if node in known.record.answered]
+        pairs = rounds.couples_of(sorted(silence.aside), good, self.random)
+        return known.undisturbed(pairs or rounds.disjoint(sorted(silence.doubtful)))
 
-    def _missing(self, _: int) -> Round:
+    def _missing(self, known: Known, _: int) -> Round:
         """Pairs that were never measured."""
-        return self.search.crowded(rounds.disjoint([pair for pair in combinations(self.search.active, 2)
-                                                    if pair not in self.search.record.talked]))
+        return known.crowded(rounds.disjoint([pair for pair in combinations(known.active, 2)
+                                                    if pair not in known.record.talked]))
 
-    def _among_suspects(self, turn: int) -> Round | None:
+    def _among_suspects(self, known: Known, turn: int) -> Round | None:
         """Suspects with each other, or with nodes behind a slow uplink: slow to all but fast here is no bad node."""
-        health, load, active = self.search.state.node, self.search.state.load, self.search.active
+        health, load, active = known.state.node, known.state.load, known.active
         suspicious = (np.minimum(health.evidence, load.health.evidence) < 0) | (not load.tapered)
         suspects = [node for node in active if (health.open[node] & suspicious[node]).any()]
         slow = sorted({int(load.group[node]) for node in active if load.group[node] >= 0 and load.health.bad[node].any()})
@@ -80,27 +81,27 @@ class Retests:
             pairs = []
             for shift, group in enumerate(slow):
                 members = [node for node in active if load.group[node] == group and health.healthy[node].all()]
-                pairs += rounds.couples_of(suspects[(shift + turn // 2) % len(slow)::len(slow)], members, self.search.random)
+                pairs += rounds.couples_of(suspects[(shift + turn // 2) % len(slow)::len(slow)], members, self.random)
         else:
             factor = np.nan_to_num(load.health.factor, nan=1.0)
             pairs = rounds.neighbours(sorted(suspects, key=lambda node: float(np.median(factor[node]))), turn)
         return Round(tuple(pairs), (False,) * len(pairs))
 
-    def _against_good(self, _: int) -> Round | None:
+    def _against_good(self, known: Known, _: int) -> Round | None:
         """Suspected nodes, each with a healthy one: of the same leaf, or a few at a time across leaves."""
-        search, health = self.search, self.search.state.node
-        targets = [node for node in search.active if self._unsure("node", health, node)]
+        health = known.state.node
+        targets = [node for node in known.active if self._unsure("node", health, node)]
         targets.sort(key=lambda node: self.tested["node", node])
-        leaf, load = search.state.load.group, search.state.load.health
-        good = [node for node in search.active if health.healthy[node].all()]
-        pairs, lonely, free = _near(targets, search.random.sample(good, len(good)), leaf)
-        if search.cluster.leaf is None:
-            room = rounds.light(len(search.active))
+        leaf, load = known.state.load.group, known.state.load.health
+        good = [node for node in known.active if health.healthy[node].all()]
+        pairs, lonely, free = _near(targets, self.random.sample(good, len(good)), leaf)
+        if known.cluster.leaf is None:
+            room = rounds.light(len(known.active))
             # Two that share a slow uplink would be slow together in every round: each round takes other ones.
-            chosen = [node for node in lonely if self.tested["node", node] < CONFIRMED or search.random.random() < 0.5]
-            chosen = self._apart(chosen or lonely[:1])
+            chosen = [node for node in lonely if self.tested["node", node] < CONFIRMED or self.random.random() < 0.5]
+            chosen = self._apart(known, chosen or lonely[:1])
             partners = _spread([node for node in free if load.healthy[node].all()], leaf)
-            pairs += rounds.couples_of(chosen[:max(1, room - room // 4)], partners, search.random)
+            pairs += rounds.couples_of(chosen[:max(1, room - room // 4)], partners, self.random)
         else:
             pairs += _across(lonely, free, leaf)
         if not pairs:
@@ -108,35 +109,35 @@ class Retests:
         self._count("node", {*targets} & {node for pair in pairs for node in pair})
         used = {node for pair in pairs for node in pair}
         rest = [node for node in free if node not in used]
-        if search.cluster.leaf is None:
-            controls = rounds.matching([node for node in rest if load.healthy[node].all()], search.random)[:room // 4]
+        if known.cluster.leaf is None:
+            controls = rounds.matching([node for node in rest if load.healthy[node].all()], self.random)[:room // 4]
         else:
             controls = _near(rest[::2], rest[1::2], leaf)[0]
-        return search.undisturbed(pairs + controls[:CONTROLS])
+        return known.undisturbed(pairs + controls[:CONTROLS])
 
-    def _apart(self, nodes: Sequence[int]) -> list[int]:
+    def _apart(self, known: Known, nodes: Sequence[int]) -> list[int]:
         """Without those that would share a slow uplink with too many others."""
-        shared = behind(self.search.state.load, self.search.rule)
+        shared = behind(known.state.load, known.rule)
         kept = [node for node in nodes if shared[node]][: together(int(shared.sum()))]
         return kept + [node for node in nodes if not shared[node]]
 
-    def _uplinks(self, turn: int) -> Round | None:
+    def _uplinks(self, known: Known, turn: int) -> Round | None:
         """Suspected leaves, each with a healthy one, all nodes of both."""
-        search, health = self.search, self.search.state.load.health
-        suspects = [leaf for leaf in range(len(search.leaves)) if self._unsure("leaf", health, leaf)]
+        health = known.state.load.health
+        suspects = [leaf for leaf in range(len(known.leaves)) if self._unsure("leaf", health, leaf)]
         suspects.sort(key=lambda leaf: self.tested["leaf", leaf])
-        good = [leaf for leaf in range(len(search.leaves)) if health.healthy[leaf].all()]
-        couples = rounds.couples_of(suspects, good, search.random)
+        good = [leaf for leaf in range(len(known.leaves)) if health.healthy[leaf].all()]
+        couples = rounds.couples_of(suspects, good, self.random)
         if not couples:
             return None
         self._count("leaf", {leaf for couple in couples for leaf in couple})
-        return search.only(rounds.across(search.leaves, search.state.load.group, couples, turn))
+        return known.only(rounds.across(known.leaves, known.state.load.group, couples, turn))
 
-    def _crowd(self, _: int) -> Round | None:
+    def _crowd(self, known: Known, _: int) -> Round | None:
         """All nodes at the same time. Where crowds are fast, the suspects talk to the others only, to load their uplinks most."""
-        search, load = self.search, self.search.state.load
-        health = search.state.node
-        can = [node for node in search.active if health.healthy[node].any()]
+        load = known.state.load
+        health = known.state.node
+        can = [node for node in known.active if health.healthy[node].any()]
         lean = _lean(load)
         suspects = {node for node in can if lean[node] < -LEANS or self._unsure("load", load.health, node)}
         suspects = {*sorted(suspects, key=lambda node: float(lean[node]))[: len(can) // 2]}
@@ -144,17 +145,17 @@ class Retests:
             return None
         self._count("load", suspects)
         if load.tapered:
-            return rounds.all_crowded(search.crowd())
+            return rounds.all_crowded(known.crowd(self.random))
         good = [node for node in can if node not in suspects and health.healthy[node].all()]
-        pairs = rounds.couples_of(search.random.sample(sorted(suspects), len(suspects)), good, search.random)
+        pairs = rounds.couples_of(self.random.sample(sorted(suspects), len(suspects)), good, self.random)
         used = {node for pair in pairs for node in pair}
-        pairs += rounds.matching([node for node in search.active if node not in used], search.random)
+        pairs += rounds.matching([node for node in known.active if node not in used], self.random)
         return rounds.all_crowded(pairs, sorted(used & suspects))
 
-    def _links(self, _: int) -> Round | None:
+    def _links(self, known: Known, _: int) -> Round | None:
         """Pairs that are slow though both ends are healthy."""
-        most = rounds.light(self.search.cluster.size) if self.search.state.load.tapered else self.search.cluster.size
-        pairs = rounds.disjoint(self.search.links.open)[:most]
+        most = rounds.light(known.cluster.size) if known.state.load.tapered else known.cluster.size
+        pairs = rounds.disjoint(known.links.open)[:most]
         return Round(tuple(pairs), (True,) * len(pairs))
 
     def _unsure(self, kind: str, health: Health, end: int) -> bool:

@@ -7,8 +7,7 @@ from itertools import pairwise
 from math import ceil, floor, log2
 from random import Random
 
-from hpc_mp.doctor.localise.record import Ints, Round
-from hpc_mp.doctor.localise.sample import Pair
+from hpc_mp.doctor.localise.record import Ints, Pair, Round
 
 ALL_PAIRS = 16
 """Up to so many nodes every pair is measured."""

@@ -10,10 +10,9 @@ import numpy as np
 
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.doctor.localise.fit import NEAR, Health
-from hpc_mp.doctor.localise.record import DEAD, Bools, Table
+from hpc_mp.doctor.localise.known import Known
+from hpc_mp.doctor.localise.record import DEAD, Bools, Localisation, PairTable, Suspect, SuspectKind
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
-from hpc_mp.doctor.localise.sample import Kind, Suspect, Verdict
-from hpc_mp.doctor.localise.search import Search
 
 SLOWER = 0.75
 """A rail of a bad node is named beside the node when it has less than this of what the node's other rails have."""
@@ -23,30 +22,30 @@ MOSTLY = 0.7
 """Share of slow samples from which on an undecided end is mentioned, without certainty."""
 
 
-def verdict(search: Search, retests: int, complete: bool) -> Verdict:
-    return Verdict(suspects=tuple(_suspects(search, complete)), expected=exp(search.state.base), rounds=search.record.rounds,
-                   retests=retests, samples=tuple(search.record.samples), complete=complete)
+def verdict(known: Known, retests: int, complete: bool) -> Localisation:
+    return Localisation(suspects=tuple(_suspects(known, complete)), expected=exp(known.state.base), rounds=known.record.rounds,
+                   retests=retests, samples=tuple(known.record.samples), complete=complete)
 
 
-def _suspects(search: Search, complete: bool) -> Iterator[Suspect]:
-    yield from _silent(search, complete)
-    names, state, cluster = search.cluster.names, search.state, search.cluster
+def _suspects(known: Known, complete: bool) -> Iterator[Suspect]:
+    yield from _silent(known, complete)
+    names, state, cluster = known.cluster.names, known.state, known.cluster
     yield from _ends("node", names, state.node, complete, "with healthy partners and nothing else in the way")
     if cluster.leaf is not None:
         yield from _ends("uplink", cluster.leaf_names, state.load.health, complete,
                          "all nodes of the leaf talking to a healthy leaf")
         yield from _doubts("uplink", cluster.leaf_names, state.load.health, state.load.table)
-        yield from _doubts("node", names, state.node, state.table, _sole(search))
+        yield from _doubts("node", names, state.node, state.table, _sole(known))
     else:
-        yield from _behind(search, complete)
+        yield from _behind(known, complete)
         yield from _doubts("node", names, state.node, state.table)
     if complete and cluster.size <= ALL_PAIRS:
-        yield from _links(search)
+        yield from _links(known)
 
 
-def _links(search: Search) -> Iterator[Suspect]:
+def _links(known: Known) -> Iterator[Suspect]:
     """Slow pairs of healthy nodes. Several of one node, or between the same leaves, may be due to these: that is said so."""
-    names, leaf, bad = search.cluster.names, search.cluster.leaf, search.links.bad
+    names, leaf, bad = known.cluster.names, known.cluster.leaf, known.links.bad
     often = Counter(node for pair in bad for node in pair)
     ways = [sorted({int(leaf[node]) for node in pair}) for pair in bad] if leaf is not None else []
     uplinks = Counter(end for way in ways if len(way) > 1 for end in way)
@@ -56,15 +55,15 @@ def _links(search: Search) -> Iterator[Suspect]:
         yield Suspect("link", (f"{names[one]}–{names[other]}",), bad[one, other], often[one] == often[other] == 1 and apart,
                       f"{bad[one, other]:.0%} of the healthy rate, though both nodes are fast with others")
     shared = [end for end, count in sorted(uplinks.items()) if count > 1]
-    doubted = search.state.load.health.bad | search.state.load.health.open
+    doubted = known.state.load.health.bad | known.state.load.health.open
     if shared and not doubted[shared].any():  # otherwise it is said already
         slow = [factor for way, factor in zip(ways, bad.values(), strict=True) if {*way} & {*shared} and len(way) > 1]
-        yield Suspect("uplink", tuple(search.cluster.leaf_names[end] for end in shared), float(np.median(slow)), False,
+        yield Suspect("uplink", tuple(known.cluster.leaf_names[end] for end in shared), float(np.median(slow)), False,
                       f"{len(slow)} pairs across it have {np.median(slow):.0%} of the healthy rate")
 
 
-def _silent(search: Search, complete: bool) -> Iterator[Suspect]:
-    names, found = search.cluster.names, search.silence
+def _silent(known: Known, complete: bool) -> Iterator[Suspect]:
+    names, found = known.cluster.names, known.silence
     for node in sorted(found.down):
         yield Suspect("down", (names[node],), 0.0, True, "no answer to two nodes, of which one answers others")
     if found.aside:
@@ -73,7 +72,7 @@ def _silent(search: Search, complete: bool) -> Iterator[Suspect]:
         yield Suspect("link", (f"{names[one]}–{names[other]}",), 0.0, True, "twice no answer, though both answer others")
 
 
-def _ends(kind: Kind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:
+def _ends(kind: SuspectKind, names: tuple[str, ...], health: Health, complete: bool, how: str) -> Iterator[Suspect]:
     """Convicted nodes or leaves; single rails where others are healthy, or where one is worse than the others."""
     for end in np.flatnonzero(health.bad.any(axis=1)).tolist():
         bad, factor = health.bad[end], health.factor[end]
@@ -82,26 +81,26 @@ def _ends(kind: Kind, names: tuple[str, ...], health: Health, complete: bool, ho
         if whole:
             yield Suspect(kind, (names[end],), usual, complete, f"{usual:.0%} of the healthy rate, {how}")
         for rail in np.flatnonzero(bad & (factor < SLOWER * usual if whole else True)).tolist() if len(bad) > 1 else ():
-            part: Kind = "rail" if kind == "node" else kind
+            part: SuspectKind = "rail" if kind == "node" else kind
             yield Suspect(part, (f"{names[end]} rail {rail}",), float(factor[rail]), complete,
                           f"{factor[rail]:.0%} of the healthy rate, {how}; other rails {usual:.0%}")
 
 
-def _behind(search: Search, complete: bool) -> Iterator[Suspect]:
+def _behind(known: Known, complete: bool) -> Iterator[Suspect]:
     """Nodes that are fast by themselves and slow when all talk: grouped by how slow."""
-    health, group = search.state.load.health, search.state.load.group
+    health, group = known.state.load.health, known.state.load.group
     own = np.log(np.maximum(health.factor, DEAD))
     typical = own.copy()
     for index in np.unique(group[group >= 0]):
         typical[group == index] = np.nanmedian(own[group == index], axis=0)
-    like = (own < np.minimum(typical, -NEAR) / 2) & search.state.node.healthy
-    yield from _gathered(search, like & health.bad, complete)
+    like = (own < np.minimum(typical, -NEAR) / 2) & known.state.node.healthy
+    yield from _gathered(known, like & health.bad, complete)
     if complete:
-        yield from _gathered(search, like & health.open & (typical < DOUBT) & (group >= 0)[:, None], False)
+        yield from _gathered(known, like & health.open & (typical < DOUBT) & (group >= 0)[:, None], False)
 
 
-def _gathered(search: Search, slow: Bools, certain: bool) -> Iterator[Suspect]:
-    factor, rails = search.state.load.health.factor, search.cluster.rails
+def _gathered(known: Known, slow: Bools, certain: bool) -> Iterator[Suspect]:
+    factor, rails = known.state.load.health.factor, known.cluster.rails
     members = np.flatnonzero(slow.any(axis=1))
     share = np.array([np.median(factor[member][slow[member]]) for member in members])
     order = np.argsort(share)
@@ -109,25 +108,25 @@ def _gathered(search: Search, slow: Bools, certain: bool) -> Iterator[Suspect]:
     for part in np.split(order, cuts) if len(members) else ():
         nodes, usual = sorted(members[part].tolist()), float(np.median(share[part]))
         which = np.flatnonzero(slow[nodes].mean(axis=0) >= 0.5).tolist()
-        name = compress(search.cluster.names[node] for node in nodes)
+        name = compress(known.cluster.names[node] for node in nodes)
         yield Suspect("uplink", (name if len(which) in (0, rails) else f"{name} rail {','.join(map(str, which))}",), usual,
                       certain and len(nodes) > 1,
                       f"{usual:.0%} of the others' rate when all nodes talk, though fast by themselves")
 
 
-def _sole(search: Search) -> Callable[[int], str | None]:
+def _sole(known: Known) -> Callable[[int], str | None]:
     """The leaf of a node that has no other node there that answers: its uplink cannot be told from the node."""
-    leaf, active = search.cluster.leaf, {*search.active}
+    leaf, active = known.cluster.leaf, {*known.active}
     assert leaf is not None
 
     def of(node: int) -> str | None:
-        others = [other for other in search.leaves[leaf[node]] if other != node and other in active]
-        return None if others else search.cluster.leaf_names[leaf[node]]
+        others = [other for other in known.leaves[leaf[node]] if other != node and other in active]
+        return None if others else known.cluster.leaf_names[leaf[node]]
 
     return of
 
 
-def _doubts(kind: Kind, names: tuple[str, ...], health: Health, table: Table,
+def _doubts(kind: SuspectKind, names: tuple[str, ...], health: Health, table: PairTable,
             stand_in: Callable[[int], str | None] | None = None) -> Iterator[Suspect]:
     """Ends that are neither cleared nor convicted though most of what was measured at them by themselves is slow.
 

@@ -6,7 +6,21 @@ from hpc_mp.doctor.nccl_log.judge import Machine, judge, machine_of, refused
 from hpc_mp.doctor.nccl_log.network import PROGRAMS, logged, taken
 from hpc_mp.doctor.nccl_log.parse import parse
 from hpc_mp.doctor.nccl_log.ports import PortBytes, judge_ports, read_port_bytes
-from hpc_mp.doctor.nccl_log.truth import Channel, NcclTruth, Trouble
+from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble
 
-__all__ = ["PROGRAMS", "Channel", "Machine", "NcclTruth", "PortBytes", "Trouble", "judge", "judge_ports", "logged", "machine_of",
-           "parse", "read_port_bytes", "refused", "taken"]
+__all__ = [
+           "PROGRAMS",
+           "Machine",
+           "NcclChannel",
+           "NcclTruth",
+           "PortBytes",
+           "Trouble",
+           "judge",
+           "judge_ports",
+           "logged",
+           "machine_of",
+           "parse",
+           "read_port_bytes",
+           "refused",
+           "taken",
+]

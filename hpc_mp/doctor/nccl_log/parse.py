@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from hpc_mp.doctor.nccl_log.truth import Channel, Kind, NcclTruth, Trouble, Via
+from hpc_mp.doctor.nccl_log.truth import Kind, NcclChannel, NcclTruth, Trouble, Via
 
 LONGEST = 4096  # characters of a line that are looked at; NCCL's own are at most 1024 and what its messages add
 MOST_WARNINGS = 200  # of those that have no meaning to us, kept
@@ -53,7 +53,7 @@ class _Reading:
         self.adapters: dict[str, tuple[str, ...]] = {}
         self.gdr: dict[str, bool] = {}
         self.provider: tuple[str, int | None] | None = None
-        self.channels: dict[Channel, None] = {}
+        self.channels: dict[NcclChannel, None] = {}
         self.hosts: dict[tuple[int, int], str] = {}
         self.place: dict[Who, tuple[int, int]] = {}  # (ranks, rank) of the communicator that a process speaks of
         self.shape: dict[int, int] = {}  # nodes by ranks
@@ -140,12 +140,12 @@ def _provider(reading: _Reading, who: Who, found: re.Match[str]) -> None:
 def _channel(reading: _Reading, who: Who, found: re.Match[str]) -> None:
     via, how, device, gdr = _way(found[4])
     if via is not None:
-        reading.channels[Channel(int(found[1]), int(found[2]), int(found[3]), via, how, device, gdr)] = None
+        reading.channels[NcclChannel(int(found[1]), int(found[2]), int(found[3]), via, how, device, gdr)] = None
 
 
 def _coll_net(reading: _Reading, who: Who, found: re.Match[str]) -> None:
     _, how, device, gdr = _way(f"NET/{found[3]}")
-    reading.channels[Channel(int(found[1]), int(found[2]), int(found[2]), "COLLNET", how, device, gdr)] = None
+    reading.channels[NcclChannel(int(found[1]), int(found[2]), int(found[2]), "COLLNET", how, device, gdr)] = None
 
 
 def _way(text: str) -> tuple[Via | None, str, int | None, bool]:

@@ -11,7 +11,7 @@ Kind = Literal["completion", "async", "gid", "memlock", "shm", "removeipc", "p2p
 
 
 @dataclass(frozen=True, slots=True)
-class Channel:
+class NcclChannel:
     """One way from a rank to another; of which communicator, the log does not tell.
 
     Attributes:
@@ -81,7 +81,7 @@ class NcclTruth:
     adapters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gdr: Mapping[str, bool] = field(default_factory=dict)
     provider: tuple[str, int | None] | None = None
-    channels: tuple[Channel, ...] = ()
+    channels: tuple[NcclChannel, ...] = ()
     hosts: Mapping[tuple[int, int], str] = field(default_factory=dict)
     ranks: int | None = None
     nodes: int | None = None
@@ -93,10 +93,10 @@ class NcclTruth:
     environment: Mapping[str, str] = field(default_factory=dict)
     troubles: tuple[Trouble, ...] = ()
 
-    def between_nodes(self, channel: Channel) -> bool:
+    def between_nodes(self, channel: NcclChannel) -> bool:
         """Over the network. NCCL falls back to that inside a node too, but rarely: only where there is one node does it count."""
         return channel.via in ("NET", "COLLNET") and self.nodes != 1
 
-    def inside(self, channel: Channel) -> bool:
+    def inside(self, channel: NcclChannel) -> bool:
         """Both ranks are on one node. (MNNVL is NVLink between nodes.)"""
         return channel.how != "MNNVL" and not self.between_nodes(channel)

@@ -15,14 +15,14 @@ from dataclasses import asdict
 
 from hpc_mp.cluster.node.source import here
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
+from hpc_mp.doctor.survey.agents import Message, pieces
 from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.facts import counters, look
 from hpc_mp.doctor.survey.gpus import free_ports, measure, sent
 from hpc_mp.doctor.survey.node_report import TOLD
 from hpc_mp.doctor.survey.node_report import look as look_around
 from hpc_mp.doctor.survey.probe import listener, probe, start_echo
-from hpc_mp.doctor.survey.protocol import Message, pieces
-from hpc_mp.doctor.survey.transfer import End, Plan, answer, call
+from hpc_mp.doctor.survey.transfer import TransferEnd, TransferPlan, answer, call
 
 
 class Agent:
@@ -52,7 +52,7 @@ class Agent:
         pair = next((pair for pair in order["pairs"] if self.rank in pair), None)
         if pair is None:
             return None
-        plan = Plan(self._token, order["id"], order["seconds"], order["patience"], order["streams"], order["packets"])
+        plan = TransferPlan(self._token, order["id"], order["seconds"], order["patience"], order["streams"], order["packets"])
         mine = [interface.address for interface in self.facts.interfaces]
         if self.rank == pair[1]:
             return {"ends": [*_told(answer(plan, self._calls, len(mine)))]}
@@ -103,7 +103,7 @@ ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
 }
 
 
-def _told(ends: Iterable[End]) -> Iterator[Message]:
+def _told(ends: Iterable[TransferEnd]) -> Iterator[Message]:
     """Without what is empty: srun carries every byte."""
     for end in ends:
         said = {"why": end.why, **(asdict(end.sent) if end.sent else {})}

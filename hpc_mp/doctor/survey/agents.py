@@ -3,23 +3,65 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import queue
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import IO, Self
+from typing import IO, Any, Self
 
-from hpc_mp.doctor.survey.protocol import Joiner, Message, encode
+Message = dict[str, Any]
+
+PIECE = 900
+"""srun passes on at most 1,024 bytes of a task's line at once, and another task's line may come between two parts."""
+MARK = "hpc-mp-survey"  # a site's prolog may write to the same stream
+
+
+def encode(message: Message) -> str:
+    """One line for all agents."""
+    return json.dumps(message, separators=(",", ":")) + "\n"
+
+
+def pieces(rank: int, message: Message) -> Iterator[str]:
+    """The lines with which an agent sends a message; all but the last are marked with ``+``."""
+    text = json.dumps(message, separators=(",", ":"))
+    for begin in range(0, len(text), PIECE):
+        more = "+" if begin + PIECE < len(text) else "."
+        yield f"{MARK} {rank} {more}{text[begin : begin + PIECE]}\n"
+
+
+class Joiner:
+    """Puts the agents' messages together again, whatever else is written between their lines."""
+
+    def __init__(self) -> None:
+        self._parts: dict[int, str] = {}
+
+    def add(self, line: str) -> tuple[int, Message] | None:
+        """The rank and its message, when ``line`` completes one."""
+        mark, _, rest = line.rstrip("\n").partition(" ")
+        number, _, payload = rest.partition(" ")
+        if mark != MARK or not number.isdigit() or payload[:1] not in ("+", "."):
+            return None
+        rank = int(number)
+        text = self._parts.pop(rank, "") + payload[1:]
+        if payload[0] == "+":
+            self._parts[rank] = text
+            return None
+        try:
+            return rank, json.loads(text)
+        except ValueError:  # a torn line: the node died in the middle of it
+            return None
+
 
 STRAGGLE = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
-LOOK = 0.5
+POLL_S = 0.5
 END_S = 5.0  # seconds for the agents to end when there are no more orders
 
 
-class Crew:
+class AgentPool:
     """Agents that were started by one process (srun) or by one each; while entered.
 
     ``words``: what no agent has said, in lines: srun's, a prolog's.
@@ -69,7 +111,7 @@ class Crew:
             waiting: is told srun's last words again and again while there is no agent.
         """
         while self._running:
-            first = self.gather(0, None, LOOK)
+            first = self.gather(0, None, POLL_S)
             if first:
                 (message,) = first.values()
                 return first | self.gather(0, set(range(size(message))) - first.keys(), within, straggle=within)

@@ -14,7 +14,7 @@ MOST = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Culprit:
+class Blame:
     """``members``: names of nodes or leaf switches. Several are one of these, except for a link, which is between its two."""
 
     kind: Literal["node", "link", "uplink"]
@@ -26,8 +26,8 @@ class Culprit:
         return len(self.members) == (2 if self.kind == "link" else 1)
 
 
-def culprits(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> tuple[Culprit, ...]:
-    """The fewest culprits that explain the bad pairs.
+def blames(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str, str]) -> tuple[Blame, ...]:
+    """The fewest blames that explain the bad pairs.
 
     A node is blamed for at least two bad pairs when most of its pairs are bad. A bad pair that is left is its own link where
     both its nodes have good pairs; else the fault is at one of the nodes that have none.
@@ -38,22 +38,22 @@ def culprits(bad: Collection[Pair], good: Collection[Pair], leaves: Mapping[str,
     if not bad:
         return ()
     if not good:
-        return (Culprit("node", tuple(sorted({node for pair in bad for node in pair})), tuple(sorted(bad))),)
+        return (Blame("node", tuple(sorted({node for pair in bad for node in pair})), tuple(sorted(bad))),)
     found, left, fine = [], set(bad), _count(good)
     if switches := _uplinks(bad, good, leaves):
         crossing = tuple(sorted(pair for pair in left if _crossed(pair, leaves) & {*switches}))
         together = len(switches) == len({*leaves.values()})
-        found += [Culprit("uplink", members, tuple(pair for pair in crossing if _crossed(pair, leaves) & {*members}))
+        found += [Blame("uplink", members, tuple(pair for pair in crossing if _crossed(pair, leaves) & {*members}))
                   for members in ([tuple(switches)] if together else [(switch,) for switch in switches])]
         left -= {*crossing}
     while blamed := [node for node, count in _count(left).items() if count >= 2 and count >= MOST * (count + fine[node])]:
         count = _count(left)
         node = max(sorted(blamed), key=lambda node: (count[node] / (count[node] + fine[node]), count[node]))
-        found.append(Culprit("node", (node,), tuple(sorted(pair for pair in left if node in pair))))
+        found.append(Blame("node", (node,), tuple(sorted(pair for pair in left if node in pair))))
         left -= {*found[-1].pairs}
     for pair in sorted(left):
         unproven = tuple(node for node in pair if not fine[node])
-        found.append(Culprit("node", unproven, (pair,)) if unproven else Culprit("link", pair, (pair,)))
+        found.append(Blame("node", unproven, (pair,)) if unproven else Blame("link", pair, (pair,)))
     return tuple(found)
 
 

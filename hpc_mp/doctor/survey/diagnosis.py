@@ -1,8 +1,18 @@
-"""One fault as a survey names it."""
+"""What kind of fault each suspect has. Pure: evidence and the localiser's verdict in, diagnoses out.
+
+A slow transfer is the symptom of many faults. What other measurements explain (CPU, loss, MTU) is not called a slow network.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median, quantiles
+
+from hpc_mp.doctor.localise import Localisation, Suspect
+from hpc_mp.doctor.survey.blame import blames
+from hpc_mp.doctor.survey.evidence import Leg, Pair, SurveyEvidence, by_pair
 
 LINK = "–"  # between the two ends of a link
 
@@ -51,3 +61,207 @@ REMEDIES = {
     "link-mtu": "look for a switch port with a smaller MTU between the two",
     "link-cut": "look at firewall, routes and switch ports between the two",
 }
+
+
+SUSPECT_LOSS = 5e-4
+"""Of the segments of a full-speed transfer: only what exceeds it is looked at again at a low rate. Congestion loses some too."""
+LEAST_LOST, LOSS = 3, 5e-4
+"""Segments that both directions of a paced transfer must have lost together, and their share, to be called loss."""
+
+
+def diagnose(seen: SurveyEvidence, verdict: Localisation | None) -> tuple[Diagnosis, ...]:
+    """All faults, those that explain others first. ``verdict``: None before the first round has ended."""
+    found = (*_absent(seen), *_corrupt(seen), *_slow(seen), *_mtu(seen), *_loss(seen))
+    return found if verdict is None else tuple(_network(seen, verdict, found))
+
+
+def suspected_loss(seen: SurveyEvidence) -> list[Pair]:
+    """Pairs to test at a low rate, the most urgent first.
+
+    First those that lost segments at full speed, the worst first. Then those that lost some at a low rate too, once more,
+    and what else was measured at their nodes: fault of the node or of the link?
+    """
+    pairs = by_pair(seen.legs)
+    tested = {pair for pair, legs in pairs.items() if any(leg.paced for leg in legs)}
+    confirmed = [pair for pair in tested if lossy(pairs[pair])]
+    share = {pair: _share([leg for leg in legs if not leg.paced]) for pair, legs in pairs.items()}
+    fresh = [pair for pair in share if pair not in tested and share[pair] > SUSPECT_LOSS]
+    lossy_ends = {node for pair in confirmed for node in pair}
+    near = [pair for pair in share if pair not in tested and share[pair] <= SUSPECT_LOSS and not lossy_ends.isdisjoint(pair)]
+    return [*sorted(confirmed), *sorted(fresh, key=lambda pair: -share[pair]), *sorted(near)]
+
+
+def lossy(legs: Iterable[Leg]) -> bool:
+    """Whether the paced ones of a pair's transfers have lost what no queue can have dropped."""
+    paced = [leg for leg in legs if leg.paced]
+    return sum(leg.lost for leg in paced) >= LEAST_LOST and _share(paced) > LOSS
+
+
+def _absent(seen: SurveyEvidence) -> Iterable[Diagnosis]:
+    for node, absence in seen.absent.items():
+        yield Diagnosis(absence.code, (node,), True, absence.why)
+
+
+def _mtu(seen: SurveyEvidence) -> Iterable[Diagnosis]:
+    for rail in range(seen.rails):
+        mtus = [facts.interfaces[rail].mtu for facts in seen.facts]
+        usual, count = Counter(mtus).most_common(1)[0]
+        odd = [node for node, mtu in enumerate(mtus) if mtu != usual]
+        if 2 * count == len(mtus):  # two nodes: either may be the wrong one
+            yield Diagnosis("node-mtu", seen.nodes, False, "; ".join(_mtu_words(seen, node, rail) for node in range(len(mtus))))
+            continue
+        for node in odd:
+            words = f"{_mtu_words(seen, node, rail)}, {count} of {len(mtus)} nodes have {usual}"
+            yield Diagnosis("node-mtu", (seen.nodes[node],), True, words + _unreached(seen, node, rail))
+        judged = [echo for echo in seen.echoes
+                  if echo.rail == rail and echo.seen.small and not {echo.sender, echo.receiver} & {*odd}]
+        bad = {(echo.sender, echo.receiver) for echo in judged if not echo.seen.full}
+        yield from _blamed(seen, "mtu", bad, {(echo.sender, echo.receiver) for echo in judged} - bad,
+                           f"packets of {usual} bytes are lost, small ones are not, and every interface has MTU {usual}")
+
+
+def _mtu_words(seen: SurveyEvidence, node: int, rail: int) -> str:
+    interface = seen.facts[node].interfaces[rail]
+    return f"{interface.name} of {seen.nodes[node]} has MTU {interface.mtu}"
+
+
+def _unreached(seen: SurveyEvidence, node: int, rail: int) -> str:
+    """What the probe says of a node with another MTU."""
+    lost = [seen.nodes[echo.sender] for echo in seen.echoes
+            if (echo.receiver, echo.rail) == (node, rail) and echo.seen.small and not echo.seen.full]
+    return f"; full-size packets from {_listed(lost)} do not reach it" if lost else ""
+
+
+def _loss(seen: SurveyEvidence) -> Iterable[Diagnosis]:
+    pairs = by_pair(seen.legs)
+    bad = {pair for pair, legs in pairs.items() if lossy(legs)}
+    good = {pair for pair, legs in pairs.items() if pair not in bad and any(leg.segments for leg in legs)
+            and (any(leg.paced for leg in legs) or _share(legs) <= SUSPECT_LOSS)}
+    paced = [leg for pair in bad for leg in pairs[pair] if leg.paced]
+    clean = [leg for pair in good for leg in pairs[pair]]
+    words = (f"{_share(paced):.1%} of the segments of unhurried transfers were lost and sent again "
+             f"({sum(leg.lost for leg in paced)} of {sum(leg.segments for leg in paced)}), {_share(clean):.2%} elsewhere")
+    yield from _blamed(seen, "loss", bad, good, words)
+
+
+def _blamed(seen: SurveyEvidence, kind: str, bad: Iterable[Pair], good: Iterable[Pair], words: str) -> Iterable[Diagnosis]:
+    """The blames of bad pairs; ``words``: what was seen."""
+    for culprit in blames(_named(seen, bad), _named(seen, good), seen.leaves):
+        members = (LINK.join(culprit.members),) if culprit.kind == "link" else culprit.members
+        between = _listed([f"{one} and {other}" for one, other in culprit.pairs])
+        yield Diagnosis(f"{culprit.kind}-{kind}", members, culprit.certain, f"{words}; between {between}")
+
+
+def _named(seen: SurveyEvidence, pairs: Iterable[Pair]) -> set[tuple[str, str]]:
+    return {(seen.nodes[min(pair)], seen.nodes[max(pair)]) for pair in pairs}
+
+
+def _network(seen: SurveyEvidence, verdict: Localisation, found: Sequence[Diagnosis]) -> Iterable[Diagnosis]:
+    """What is found already, with what it explains, and what is left for the network to answer for."""
+    explained: dict[Diagnosis, str] = {}
+    uplinks = {member for suspect in verdict.suspects if suspect.kind == "uplink" for member in suspect.members}
+    for suspect in verdict.suspects:
+        sick = [diagnosis for diagnosis in found if _explains(diagnosis, suspect)]
+        if not sick and not (suspect.kind == "link" and _leads_through(seen, suspect, uplinks)):
+            yield Diagnosis(_code(seen, suspect), suspect.members, suspect.certain, suspect.evidence, suspect.factor)
+        explained |= dict.fromkeys(sick, f"; this explains: {suspect.evidence}")
+    for diagnosis in found:
+        yield replace(diagnosis, evidence=diagnosis.evidence + explained.get(diagnosis, ""))
+
+
+def _code(seen: SurveyEvidence, suspect: Suspect) -> str:
+    nodes = {seen.nodes.index(name) for name in _nodes(suspect.members) if name in seen.nodes}
+    if suspect.kind == "down":
+        return "node-cut" if nodes and nodes <= seen.counters.keys() else "node-down"
+    between = [leg for leg in seen.legs if {*leg.pair} == nodes]
+    cut = suspect.kind == "link" and between and all(leg.rate is None for leg in between)
+    return "link-cut" if cut else f"{suspect.kind}-slow"
+
+
+def _explains(diagnosis: Diagnosis, suspect: Suspect) -> bool:
+    """A sick node explains what is slow at it and on its links; a sick link or uplink only what is slow there."""
+    touched, sick = _nodes(suspect.members), _nodes(diagnosis.members)
+    if diagnosis.code.startswith("node"):
+        return suspect.kind != "uplink" and not touched.isdisjoint(sick)
+    return touched == sick
+
+
+def _leads_through(seen: SurveyEvidence, suspect: Suspect, uplinks: set[str]) -> bool:
+    """Whether all between these two nodes uses one of the uplinks."""
+    leaves = {seen.leaves.get(node, "") for node in _nodes(suspect.members)}
+    return len(leaves) > 1 and not leaves.isdisjoint(uplinks)
+
+
+def _nodes(members: Iterable[str]) -> set[str]:
+    """Of links and rails too."""
+    return {name.partition(" rail ")[0] for member in members for name in member.split(LINK)}
+
+
+def _share(legs: Iterable[Leg]) -> float:
+    """Lost segments per segment."""
+    kept = [*legs]
+    return sum(leg.lost for leg in kept) / max(1, sum(leg.segments for leg in kept))
+
+
+def _listed(names: list[str]) -> str:
+    """At most four of them in words."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+SLOW_CPU, SUSPECT_CPU = 0.85, 0.9
+"""Of what equal nodes compute in their best window; who is below the second is tested again, below the first may be slow."""
+CPU_TRIALS = 8
+"""Nobody is called slow before so many trials, nor compared with nodes of fewer: others come and go on the same CPUs."""
+
+
+def suspected_cpus(seen: SurveyEvidence) -> dict[int, float]:
+    """Nodes whose best window is below ``SUSPECT_CPU`` of the median of equal nodes' best, and the share."""
+    ratios = _ratios(seen, {node: max(rates) for node, rates in _computed(seen).items()})
+    return {node: ratio for node, ratio in ratios.items() if ratio < SUSPECT_CPU}
+
+
+def _corrupt(seen: SurveyEvidence) -> Iterable[Diagnosis]:
+    digests: dict[int, set[str]] = {}
+    for trial in seen.trials:
+        for node, computed in trial.items():
+            digests.setdefault(node, set()).add(computed.digest)
+    if not digests:
+        return
+    right, votes = Counter(digest for own in digests.values() for digest in own).most_common(1)[0]
+    for node, own in digests.items():
+        if own != {right} and votes > 1:
+            yield Diagnosis("node-corrupt", (seen.nodes[node],), True,
+                            f"the same computation gave another result than on {votes} nodes")
+
+
+def _slow(seen: SurveyEvidence) -> Iterable[Diagnosis]:
+    """Slow in the best window, and in most trials slower than others in most of theirs, who were tested in turn with it."""
+    suspects, rates = suspected_cpus(seen), _computed(seen)
+    tested = {node: own for node, own in rates.items() if len(own) >= CPU_TRIALS}
+    for node in sorted(suspects.keys() & tested.keys()):
+        model, own = seen.facts[node].model, tested[node]
+        like = [rates for other, rates in tested.items() if other not in suspects and seen.facts[other].model == model]
+        ratio = max(own) / median(map(max, like)) if like else 1.0
+        if ratio < SLOW_CPU and quantiles(own)[2] < median(quantiles(rates)[0] for rates in like):
+            share = max(trial[node].share for trial in seen.trials if node in trial)
+            words = (f"computes at {ratio:.0%} of its peers' speed, in the best of {len(own)} trials; "
+                     f"it got the CPU for {share:.0%} of the time at most")
+            yield Diagnosis("node-cpu", (seen.nodes[node],), True, words, ratio)
+
+
+def _computed(seen: SurveyEvidence) -> dict[int, list[float]]:
+    """The rates of every node, trial by trial."""
+    rates: dict[int, list[float]] = {}
+    for trial in seen.trials:
+        for node, computed in trial.items():
+            rates.setdefault(node, []).append(computed.rate)
+    return rates
+
+
+def _ratios(seen: SurveyEvidence, rates: Mapping[int, float]) -> dict[int, float]:
+    """Every node's rate to the median of the nodes with the same CPU."""
+    equal: dict[str, list[float]] = {}
+    for node, rate in rates.items():
+        equal.setdefault(seen.facts[node].model, []).append(rate)
+    usual = {model: median(found) for model, found in equal.items()}
+    return {node: rate / usual[seen.facts[node].model] for node, rate in rates.items()}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from hpc_mp.doctor.survey.compute import Computed
 from hpc_mp.doctor.survey.facts import NodeFacts
-from hpc_mp.doctor.survey.node_report import Look
+from hpc_mp.doctor.survey.node_report import NodeReport
 from hpc_mp.doctor.survey.probe import Probed
 
 Pair = tuple[int, int]
@@ -61,7 +61,7 @@ class Absence(NamedTuple):
 
 
 @dataclass(slots=True)
-class Evidence:
+class SurveyEvidence:
     """Of the nodes with an agent; a node is its index in ``nodes``.
 
     Attributes:
@@ -77,7 +77,7 @@ class Evidence:
     facts: tuple[NodeFacts, ...]
     absent: Mapping[str, Absence] = field(default_factory=dict)
     leaves: Mapping[str, str] = field(default_factory=dict)
-    looks: dict[int, Look] = field(default_factory=dict)
+    looks: dict[int, NodeReport] = field(default_factory=dict)
     legs: list[Leg] = field(default_factory=list)
     echoes: list[Echo] = field(default_factory=list)
     trials: list[Mapping[int, Computed]] = field(default_factory=list)

@@ -22,7 +22,7 @@ NOTHING = (58, 58, 58)  # no transfer succeeded
 
 
 @dataclass(frozen=True, slots=True)
-class Shade:
+class MatrixShade:
     """A ground and the ink that can be read on it, as ``#rrggbb``."""
 
     ground: str
@@ -30,14 +30,14 @@ class Shade:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class MatrixCell:
     """One direction of one pair: row = sender, column = receiver; ``text``: percent of the expected rate."""
 
     row: int
     column: int
     text: str
     tip: str
-    shade: Shade
+    shade: MatrixShade
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,22 @@ class Matrix:
     names: tuple[str, ...]
     marked: frozenset[str]
     side: float
-    cells: tuple[Cell, ...]
+    cells: tuple[MatrixCell, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class RateBar:
     """A node: the median rate of its transfers, its share of the expected one; None where none succeeded."""
 
     name: str
     rate: float | None
     share: float
     fault: str
-    shade: Shade
+    shade: MatrixShade
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafFigure:
     """A leaf switch with its nodes: (name, fault or ""). ``fault``: of its uplink."""
 
     name: str
@@ -74,7 +74,7 @@ class Leaf:
 class Switches:
     """The tree, with faults of links between two nodes beside it; ``left_out``: leaves without a fault that are not shown."""
 
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[LeafFigure, ...]
     links: tuple[tuple[str, str], ...]
     left_out: int
 
@@ -95,12 +95,12 @@ def matrix(report: Report) -> Matrix | None:
         share = None if worst is None else worst / expected
         words = "no transfer succeeded" if worst is None else f"{data_rate(worst)}, {share:.0%} of what is expected"
         text = "×" if share is None else f"{share * 100:.0f}"
-        cells.append(Cell(sender, receiver, text if side >= TEXT_FROM else "",
+        cells.append(MatrixCell(sender, receiver, text if side >= TEXT_FROM else "",
                           f"{seen.nodes[sender]} → {seen.nodes[receiver]}: {words}", shade(share)))
     return Matrix(seen.nodes, frozenset(faults_of(report.diagnoses)), side, tuple(cells))
 
 
-def bars(report: Report) -> tuple[Bar, ...]:
+def bars(report: Report) -> tuple[RateBar, ...]:
     """All nodes, or the slowest of many, in their order."""
     expected = _expected(report)
     if expected is None:
@@ -116,7 +116,7 @@ def bars(report: Report) -> tuple[Bar, ...]:
     for node in sorted(slowest):
         rate, name = usual[node], report.evidence.nodes[node]
         share = None if rate is None else rate / expected
-        found.append(Bar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
+        found.append(RateBar(name, rate, share or 0.0, faults.get(name, ""), shade(share)))
     return tuple(found)
 
 
@@ -126,7 +126,7 @@ def switches(report: Report) -> Switches:
     members: dict[str, list[str]] = {}
     for node in (*seen.nodes, *seen.absent):
         members.setdefault(seen.leaves.get(node, ""), []).append(node)
-    leaves = [Leaf(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
+    leaves = [LeafFigure(name, faults.get(name, ""), tuple((node, faults.get(node, "")) for node in sorted(nodes, key=_natural)))
               for name, nodes in members.items()]
     leaves.sort(key=lambda leaf: (not (leaf.fault or any(fault for _, fault in leaf.nodes)), _natural(leaf.name)))
     links = tuple((diagnosis.subject, diagnosis.code) for diagnosis in report.diagnoses if diagnosis.code.startswith("link"))
@@ -143,10 +143,10 @@ def faults_of(diagnoses: Sequence[Diagnosis]) -> dict[str, str]:
     return found
 
 
-def shade(share: float | None) -> Shade:
+def shade(share: float | None) -> MatrixShade:
     """The colour of a share of the expected rate; None: nothing came."""
     rgb = NOTHING if share is None else _mixed(share)
-    return Shade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
+    return MatrixShade(f"#{bytes(rgb).hex()}", "#ffffff" if _luminance(rgb) < 0.25 else "#111111")
 
 
 def _expected(report: Report) -> float | None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 
+from hpc_mp.doctor.survey.agents import Message
 from hpc_mp.doctor.survey.gpu_pair import WARM_UPS, PairSpec
-from hpc_mp.doctor.survey.protocol import Message
 
 PROGRAM = "hpc_mp.doctor.survey.gpu_pair"
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import median, mode
 
-from hpc_mp.doctor.localise import Sample
-from hpc_mp.doctor.survey.agents import Crew
+from hpc_mp.base.findings import Finding
+from hpc_mp.doctor.localise import RailSample
+from hpc_mp.doctor.survey.agents import AgentPool, Message
 from hpc_mp.doctor.survey.compute import Computed
-from hpc_mp.doctor.survey.evidence import Echo, Evidence, Leg, Pair, by_pair
-from hpc_mp.doctor.survey.node_report import COMPUTE_S, LOOK_S, Look
+from hpc_mp.doctor.survey.evidence import Echo, Leg, Pair, SurveyEvidence, by_pair
+from hpc_mp.doctor.survey.node_report import COMPUTE_S, REPORT_S, NodeReport
 from hpc_mp.doctor.survey.probe import Probed
-from hpc_mp.doctor.survey.protocol import Message
-from hpc_mp.doctor.survey.transfer import PACKET, Plan
+from hpc_mp.doctor.survey.transfer import PACKET, TransferPlan
 
 COUNTED_S = 0.4  # of a transfer
 PACED_S = 0.5
@@ -27,10 +28,10 @@ MOST_STREAMS = 8
 GIVEN_UP = 2  # orders that a node has not answered, one after the other
 
 
-class Instruments:
+class Measurements:
     """Measures with a crew. ``ranks``: the agent of every node in ``evidence.nodes``; ``load_seconds``: see ``look``."""
 
-    def __init__(self, crew: Crew, ranks: Sequence[int], evidence: Evidence, load_seconds: float = 0.0) -> None:
+    def __init__(self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, load_seconds: float = 0.0) -> None:
         self._crew, self.ranks, self.evidence, self._load_seconds = crew, ranks, evidence, load_seconds
         self._token = secrets.token_hex(8)
         self._missed: Counter[int] = Counter()
@@ -50,10 +51,10 @@ class Instruments:
     def look(self) -> None:
         """Every node by itself: its checks, its traits, and its devices under load where that is wanted."""
         everyone, order = range(len(self.evidence.nodes)), {"do": "look", "seconds": self._load_seconds}
-        answers = self.order(order, everyone, LOOK_S + (COMPUTE_S if self._load_seconds else 0.0))
-        self.evidence.looks.update({node: Look.read(answer["seen"]) for node, answer in answers.items()})
+        answers = self.order(order, everyone, REPORT_S + (COMPUTE_S if self._load_seconds else 0.0))
+        self.evidence.looks.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
 
-    def bandwidth(self, pairs: Sequence[Pair]) -> list[Sample]:
+    def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
         """One round of disjoint pairs at the same time: per rail the lower rate of the two directions. ``localise.Measure``."""
         legs = by_pair(self._transfer(pairs, COUNTED_S, 0))
         return [sample for pair in pairs for sample in samples_of(pair, legs[pair], self.rails)]
@@ -89,7 +90,7 @@ class Instruments:
 
     def _transfer(self, pairs: Sequence[Pair], seconds: float, packets: int) -> list[Leg]:
         nodes = [node for pair in pairs for node in pair]
-        plan = Plan(self._token, 0, seconds, PATIENCE_S, self._streams, packets)
+        plan = TransferPlan(self._token, 0, seconds, PATIENCE_S, self._streams, packets)
         order = {"do": "transfer", "pairs": [[self.ranks[node] for node in pair] for pair in pairs], "seconds": seconds,
                  "patience": PATIENCE_S, "streams": self._streams if not packets else 1, "packets": packets}
         answers = self.order(order, nodes, plan.within)
@@ -130,10 +131,56 @@ def _ends(answer: Message | None, rail: int, direction: int) -> list[Message]:
     return [end for end in answer["ends"] if (end["rail"], end["direction"]) == (rail, direction)] if answer else []
 
 
-def samples_of(pair: Pair, legs: Sequence[Leg], rails: int) -> list[Sample]:
+def samples_of(pair: Pair, legs: Sequence[Leg], rails: int) -> list[RailSample]:
     """The worse direction of every rail."""
     samples = []
     for rail in range(rails):
         rates = [leg.rate for leg in legs if leg.rail == rail]
-        samples.append(Sample(pair, rail, None if None in rates else min(rate for rate in rates if rate is not None)))
+        samples.append(RailSample(pair, rail, None if None in rates else min(rate for rate in rates if rate is not None)))
     return samples
+
+
+GPU_SIZE = 256 << 20  # bytes: NCCL reaches its full rate from some 64 MiB on
+GPU_MESSAGES = 10
+GPU_PATIENCE_S = 60.0  # torch and NCCL take their time to start
+
+
+@dataclass(frozen=True, slots=True)
+class Gpus:
+    """What to measure with: ``count`` GPUs of every node, over ``backend``."""
+
+    count: int
+    backend: str = "nccl"
+    size: int = GPU_SIZE
+    messages: int = GPU_MESSAGES
+
+
+class GpuMeasurements(Measurements):
+    """Measurements whose bandwidth is that between GPUs."""
+
+    def __init__(
+        self, crew: AgentPool, ranks: Sequence[int], evidence: SurveyEvidence, gpus: Gpus, load_seconds: float = 0.0
+    ) -> None:
+        super().__init__(crew, ranks, evidence, load_seconds)
+        self._gpus = gpus
+
+    @property
+    def rails(self) -> int:
+        return self._gpus.count
+
+    def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
+        """One round of disjoint pairs; GPU g of a node sends to GPU g of the other."""
+        nodes = [node for pair in pairs for node in pair]
+        ports = self.order({"do": "ports", "count": self.rails}, nodes, GPU_PATIENCE_S)
+        ready = [pair for pair in pairs if pair[0] in ports]
+        order = {"do": "gpus", **asdict(self._gpus), "patience": GPU_PATIENCE_S,
+                 "pairs": [[self.ranks[a], self.ranks[b], ports[a]["ports"]] for a, b in ready]}
+        answers = self.order(order, nodes, 2 * GPU_PATIENCE_S)
+        for node, answer in answers.items():
+            look = self.evidence.looks.get(node, NodeReport())
+            self.evidence.looks[node] = look.and_also(map(Finding.read, answer["found"]))
+        legs: list[Leg] = [leg for pair in pairs for rail in range(self.rails)
+                           for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), paced=False)]
+        self.evidence.legs += legs
+        grouped = by_pair(legs)
+        return [sample for pair in pairs for sample in samples_of(pair, grouped[pair], self.rails)]

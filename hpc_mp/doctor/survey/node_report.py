@@ -18,13 +18,13 @@ from hpc_mp.doctor.node import DEADLINE_S, diagnose
 # Not the control group: ours is that of a step with one task, and says nothing of what a job will be granted.
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
 TOLD: tuple[Severity, ...] = ("error", "warning")
-LOOK_S = 3 * DEADLINE_S
+REPORT_S = 3 * DEADLINE_S
 COMPUTE_S = 300.0
 """Beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class NodeReport:
     """One node. ``findings``: warnings and errors of its checks; ``traits``: see ``drift``; ``results``: of its devices."""
 
     findings: tuple[Finding, ...] = ()
@@ -46,7 +46,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class SharedFinding:
     """A finding, and the nodes that have it; ``finding`` is the first one's. ``who``: in words, ``n[1-3]`` or ``n2 cuda:5``."""
 
     who: str
@@ -54,15 +54,15 @@ class Noted:
     finding: Finding
 
 
-def look(node: str, seconds: float) -> Look:
+def look(node: str, seconds: float) -> NodeReport:
     """Of this node. ``seconds``: of load for each kind of work; 0: nothing is computed."""
     source = here()
     results = measure(devices_here(source), seconds, source=source) if seconds else ()
     findings = tuple(finding for finding in diagnose(source, CODES) if finding.severity in TOLD)
-    return Look(findings, traits(source), tuple(replace(result, host=node) for result in results))
+    return NodeReport(findings, traits(source), tuple(replace(result, host=node) for result in results))
 
 
-def conclusions(looks: Mapping[str, Look]) -> tuple[Noted, ...]:
+def conclusions(looks: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
     """What the nodes' checks say, equal findings together; how nodes differ; who computes slower, or something else.
 
     The gravest first.
@@ -74,15 +74,15 @@ def conclusions(looks: Mapping[str, Look]) -> tuple[Noted, ...]:
     own = []
     for found in grouped.values():
         nodes = tuple(dict.fromkeys(node for node, _ in found))
-        own.append(Noted(compress(nodes), nodes, _first([finding for node, finding in found if node == nodes[0]])))
+        own.append(SharedFinding(compress(nodes), nodes, _first([finding for node, finding in found if node == nodes[0]])))
     results = [result for seen in looks.values() for result in seen.results]
     together = [*drift({node: seen.traits for node, seen in looks.items()}), *judge(results)]
-    compared = [Noted(finding.subject, tuple(_named(finding, looks)), finding)
+    compared = [SharedFinding(finding.subject, tuple(_named(finding, looks)), finding)
                 for finding in together if finding.severity in TOLD]
     return tuple(sorted((*own, *compared), key=lambda noted: weight(noted.finding)))
 
 
-def faulty(noted: tuple[Noted, ...], nodes: int) -> Iterator[tuple[str, Finding]]:
+def faulty(noted: tuple[SharedFinding, ...], nodes: int) -> Iterator[tuple[str, Finding]]:
     """Nodes with an error that most do not have: what is so everywhere is no reason to avoid some of them."""
     for each in noted:
         if each.finding.severity == "error" and 2 * len(each.nodes) < nodes:
@@ -96,7 +96,7 @@ def _first(same: Sequence[Finding]) -> Finding:
     return replace(first, message=words + more)
 
 
-def _named(finding: Finding, looks: Mapping[str, Look]) -> Iterator[str]:
+def _named(finding: Finding, looks: Mapping[str, NodeReport]) -> Iterator[str]:
     """The nodes in a subject such as ``n3, n4`` or ``n3 cuda:5, n4 cpu``."""
     words = [part.partition(" ")[0] for part in finding.subject.split(", ")]
     return (node for node in dict.fromkeys(words) if node in looks)

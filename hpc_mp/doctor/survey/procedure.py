@@ -6,13 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.doctor.localise import Verdict, localise
-from hpc_mp.doctor.survey.classify import diagnose, suspected_loss
+from hpc_mp.doctor.localise import Localisation, localise
 from hpc_mp.doctor.survey.compute import WINDOW_S
-from hpc_mp.doctor.survey.cpus import suspected_cpus
-from hpc_mp.doctor.survey.diagnosis import Diagnosis
-from hpc_mp.doctor.survey.evidence import Evidence, Pair
-from hpc_mp.doctor.survey.measurements import Instruments
+from hpc_mp.doctor.survey.diagnosis import Diagnosis, diagnose, suspected_cpus, suspected_loss
+from hpc_mp.doctor.survey.evidence import Pair, SurveyEvidence
+from hpc_mp.doctor.survey.measurements import Measurements
 
 ALL_PAIRS = 16
 """Nodes up to which every pair is probed and measured."""
@@ -25,21 +23,21 @@ PASSES = 2  # a pair loses segments when it does so in several transfers
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SurveyState:
     """Where a survey is: ``step`` in words, and what it says so far. ``verdict``: None before the first round of pairs."""
 
     step: str
-    verdict: Verdict | None
+    verdict: Localisation | None
     diagnoses: tuple[Diagnosis, ...]
     complete: bool = False
 
 
-def survey(tools: Instruments) -> Iterator[State]:
+def survey(tools: Measurements) -> Iterator[SurveyState]:
     """Measure everything; a state after every step, the last one complete."""
     seen, nodes, verdict = tools.evidence, range(len(tools.evidence.nodes)), None
 
-    def now(step: str, complete: bool = False) -> State:
-        return State(step, verdict, diagnose(seen, verdict), complete)
+    def now(step: str, complete: bool = False) -> SurveyState:
+        return SurveyState(step, verdict, diagnose(seen, verdict), complete)
 
     before = tools.counters()
     tools.look()
@@ -83,7 +81,7 @@ def rounds(pairs: Sequence[Pair], most: int) -> list[list[Pair]]:
     return [one for one in made if one]
 
 
-def _others(seen: Evidence, suspects: Mapping[int, float]) -> list[int]:
+def _others(seen: SurveyEvidence, suspects: Mapping[int, float]) -> list[int]:
     """As many nodes that are not suspected: those that were tested most, so that they are the same ones again and again."""
     trials = Counter(node for trial in seen.trials for node in trial)
     well = [node for node in range(len(seen.nodes)) if node not in suspects]

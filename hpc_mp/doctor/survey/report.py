@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from hpc_mp.doctor.localise import Verdict
+from hpc_mp.doctor.localise import Localisation
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
-from hpc_mp.doctor.survey.evidence import Evidence
-from hpc_mp.doctor.survey.node_report import Noted, conclusions
+from hpc_mp.doctor.survey.evidence import SurveyEvidence
+from hpc_mp.doctor.survey.node_report import SharedFinding, conclusions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +26,13 @@ class Report:
     cluster: str | None
     time: float
     seconds: float
-    evidence: Evidence
-    verdict: Verdict | None
+    evidence: SurveyEvidence
+    verdict: Localisation | None
     diagnoses: tuple[Diagnosis, ...]
     complete: bool
 
     @property
-    def noted(self) -> tuple[Noted, ...]:
+    def noted(self) -> tuple[SharedFinding, ...]:
         """What the nodes' own checks say, how nodes differ, and what comes of their devices under load."""
         return conclusions({self.evidence.nodes[node]: seen for node, seen in sorted(self.evidence.looks.items())})
 

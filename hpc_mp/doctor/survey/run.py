@@ -5,41 +5,42 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.steps import is_queue_notice
 from hpc_mp.cluster.topology import SwitchTree, from_addresses, load_topology
-from hpc_mp.doctor.survey.agents import Crew
-from hpc_mp.doctor.survey.evidence import Absence, Evidence
+from hpc_mp.doctor.survey.agents import AgentPool
+from hpc_mp.doctor.survey.evidence import Absence, SurveyEvidence
 from hpc_mp.doctor.survey.facts import NodeFacts
-from hpc_mp.doctor.survey.gpu_instruments import GpuInstruments, Gpus
-from hpc_mp.doctor.survey.measurements import Instruments
-from hpc_mp.doctor.survey.procedure import State, survey
+from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
+from hpc_mp.doctor.survey.procedure import SurveyState, survey
 from hpc_mp.doctor.survey.report import Report
-from hpc_mp.doctor.survey.start import Start, Wish, plan, without
+from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest, out_of_service, plan, without
 
+ASK_S = 30.0  # between two questions to Slurm while the job is queued
 START_S = 60.0  # for the other agents after the first: Python from a slow file system
 ATTEMPTS = 3  # srun names a node that it cannot reach, or that tears its connection, and ends: it is started again without
 
-Show = Callable[[str, State | None], None]
+Show = Callable[[str, SurveyState | None], None]
 """Is told what is being done, in words, and what is known by then."""
 
 
-def run(wish: Wish, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
+def run(wish: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
     """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
 
     Raises:
         HpcMpError: no Slurm, no nodes, no such interface on any of them.
         RunFailed: no agent could be started.
     """
-    start: Start | None = plan(wish, environ)
+    start: AgentStart | None = plan(wish, environ)
     words: list[str] = []
     for _ in range(ATTEMPTS):
         if start is None or start.count < 1:
             break
-        with Crew([start()]) as crew:
+        with AgentPool([start()]) as crew:
             report, nodes = _with(crew, start, show)
         words, fewer = crew.words, without(start, crew.words, nodes)
         lost = report is not None and report.complete and not crew.alive  # srun gave up in the middle, and all agents with it
@@ -50,15 +51,24 @@ def run(wish: Wish, show: Show, environ: Mapping[str, str] = os.environ) -> Repo
     raise RunFailed("\n".join(["no agent could be started on the nodes", *(absent or words[-5:])]))
 
 
-def _with(crew: Crew, start: Start, show: Show) -> tuple[Report | None, tuple[str, ...]]:
+def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None, tuple[str, ...]]:
     """The report, None when srun could start no agent; and the nodes of the step, in srun's order."""
     moment, begin = time.time(), time.monotonic()
-    hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S,
-                           lambda words: show(words if is_queue_notice(words) else "starting agents", None))
+
+    @lru_cache(maxsize=1)
+    def missing(_period: int) -> str:
+        return out_of_service(start.wish)
+
+    def waiting(words: str) -> None:
+        """Say what srun says; while it queues, also which nodes are out of service, asked once in each period."""
+        down = missing(int(time.monotonic() / ASK_S)) if is_queue_notice(words) else ""
+        show(f"{words}: {down}" if down else words if is_queue_notice(words) else "starting agents", None)
+
+    hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S, waiting)
     if not crew.alive:
         return None, ()
     tools, cluster = _instruments(crew, hellos, start)
-    state = State("", None, ())
+    state = SurveyState("", None, ())
     try:
         for state in survey(tools):
             show(state.step, state)
@@ -68,7 +78,7 @@ def _with(crew: Crew, start: Start, show: Show) -> tuple[Report | None, tuple[st
     return report, expand(next(iter(hellos.values()))["slurm"]["nodelist"])
 
 
-def _instruments(crew: Crew, hellos: Mapping[int, Mapping[str, Any]], start: Start) -> tuple[Instruments, str | None]:
+def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start: AgentStart) -> tuple[Measurements, str | None]:
     """Raises HpcMpError when no agent has an interface to measure."""
     facts = {rank: NodeFacts.read(hello["facts"]) for rank, hello in sorted(hellos.items()) if "facts" in hello}
     lame = {hello["node"]: Absence("node-cut", hello["error"]) for hello in hellos.values() if "error" in hello}
@@ -84,10 +94,10 @@ def _instruments(crew: Crew, hellos: Mapping[int, Mapping[str, Any]], start: Sta
     leaves = {node: leaf for node in there if (leaf := tree.leaf(node)) is not None}
     if len(leaves) < len(there):  # as good as none: what lies between the others is not known
         leaves = {}
-    evidence = Evidence(tuple(one.node for one in facts.values()), tuple(facts.values()), absent | lame, leaves)
+    evidence = SurveyEvidence(tuple(one.node for one in facts.values()), tuple(facts.values()), absent | lame, leaves)
     gpus, seconds = start.wish.gpus, start.wish.load_seconds
-    tools = (GpuInstruments(crew, list(facts), evidence, Gpus(gpus), seconds) if gpus
-             else Instruments(crew, list(facts), evidence, seconds))
+    tools = (GpuMeasurements(crew, list(facts), evidence, Gpus(gpus), seconds) if gpus
+             else Measurements(crew, list(facts), evidence, seconds))
     return tools, slurm["cluster"]
 
 

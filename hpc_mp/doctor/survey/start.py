@@ -23,7 +23,7 @@ MINUTES = 20  # of a job of its own: it ends as soon as the survey does
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SurveyRequest:
     """Which nodes to survey.
 
     Attributes:
@@ -47,7 +47,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class AgentStart:
     """How agents are started.
 
     Attributes:
@@ -55,7 +55,7 @@ class Start:
         absent: nodes that are wanted and cannot be had, and why.
     """
 
-    wish: Wish
+    wish: SurveyRequest
     inside: bool
     environ: Mapping[str, str]
     absent: Mapping[str, str]
@@ -94,7 +94,7 @@ class Start:
                                 start_new_session=True)
 
 
-def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Start:
+def plan(wish: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> AgentStart:
     """How to start the agents.
 
     Raises:
@@ -111,10 +111,10 @@ def plan(wish: Wish, environ: Mapping[str, str] = os.environ, ask: Runner = ask)
         here = expand(environ["SLURM_JOB_NODELIST"])[: wish.nodes]
         wish = replace(wish, nodes=None, nodelist=here)
     environment = step_environment(environ) if inside else job_environment(environ)
-    return Start(wish, inside, environment, _not_ready(wish.nodelist, ask))
+    return AgentStart(wish, inside, environment, _not_ready(wish.nodelist, ask))
 
 
-def without(start: Start, words: Sequence[str], nodes: Sequence[str] = ()) -> Start | None:
+def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
     """The same without the nodes that srun could not reach, or has lost, by its words; None when it names none.
 
     Args:
@@ -124,7 +124,17 @@ def without(start: Start, words: Sequence[str], nodes: Sequence[str] = ()) -> St
     if not failed:
         return None
     fewer = replace(start.wish, nodes=start.wish.nodes - len(failed) if start.wish.nodes else None)
-    return Start(fewer, start.inside, start.environ, {**start.absent, **failed})
+    return AgentStart(fewer, start.inside, start.environ, {**start.absent, **failed})
+
+
+def out_of_service(wish: SurveyRequest, ask: Runner = ask) -> str:
+    """Why a survey waits in the queue: the nodes, of those it may take, that Slurm gives to nobody; empty where it names none."""
+    try:
+        states = node_states(wish.nodelist, wish.partition, ask)
+    except CommandFailed:
+        return ""
+    return ", ".join(f"{node} is {found.state}" + (f" ({found.reason})" if found.reason else "")
+                     for node, found in states.items() if not found.in_service)
 
 
 def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:

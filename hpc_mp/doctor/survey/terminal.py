@@ -11,7 +11,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from hpc_mp.base.text import data_rate
-from hpc_mp.doctor.survey.figures import Cell, Matrix, bars, matrix, switches
+from hpc_mp.doctor.survey.figures import Matrix, MatrixCell, bars, matrix, switches
 from hpc_mp.doctor.survey.report import Report
 
 MOST_COLUMNS = 24  # nodes of a matrix that a terminal can show
@@ -53,7 +53,7 @@ def _bars(report: Report) -> Table:
     return table
 
 
-def _cell(cell: Cell | None) -> Text:
+def _cell(cell: MatrixCell | None) -> Text:
     if cell is None:
         return Text("  ·  ", "dim")
     return Text(f"{cell.text:^5}", Style(color=cell.shade.ink, bgcolor=cell.shade.ground))

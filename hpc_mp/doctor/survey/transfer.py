@@ -31,7 +31,7 @@ HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: what is unread or unsent is 
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TransferPlan:
     """What both sides of a transfer know.
 
     Attributes:
@@ -92,7 +92,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class TransferEnd:
     """What one end of a connection has to say. ``sent``: None at a receiver; ``why``: what went wrong."""
 
     key: Key
@@ -100,18 +100,18 @@ class End:
     why: str = ""
 
 
-def call(plan: Plan, ways: Sequence[tuple[str, str, int]]) -> list[End]:
+def call(plan: TransferPlan, ways: Sequence[tuple[str, str, int]]) -> list[TransferEnd]:
     """Call the peer for both directions. ``ways``: own address, the peer's address and its port, for every rail."""
-    def one(key: Key) -> End:
+    def one(key: Key) -> TransferEnd:
         mine, theirs, port = ways[key.rail]
         with socket.create_connection((theirs, port), plan.patience, (mine, 0)) as connection:
             connection.settimeout(plan.pause)
             connection.sendall(HEADER.pack(plan.token.encode(), plan.order, key.rail, key.stream, key.direction))
             if key.direction:
                 _pull(connection, plan)
-                return End(key)
+                return TransferEnd(key)
             latency = median(_echoes(connection))
-            return End(key, replace(_push(connection, plan), latency=latency))
+            return TransferEnd(key, replace(_push(connection, plan), latency=latency))
 
     ends = []
     with ThreadPoolExecutor(len(ways) * plan.streams) as pool:
@@ -123,18 +123,18 @@ def call(plan: Plan, ways: Sequence[tuple[str, str, int]]) -> list[End]:
     return ends
 
 
-def answer(plan: Plan, listener: socket.socket, rails: int) -> list[End]:
+def answer(plan: TransferPlan, listener: socket.socket, rails: int) -> list[TransferEnd]:
     """Serve the peer's calls until all have come, or none has come for too long."""
-    def one(connection: socket.socket, key: Key) -> End:
+    def one(connection: socket.socket, key: Key) -> TransferEnd:
         with connection:
             if key.direction:
-                return End(key, _push(connection, plan))
+                return TransferEnd(key, _push(connection, plan))
             _echo(connection)
             _pull(connection, plan)
-            return End(key)
+            return TransferEnd(key)
 
     missing = set(_keys(rails, plan.streams))
-    served: list[tuple[Key, Future[End]]] = []
+    served: list[tuple[Key, Future[TransferEnd]]] = []
     with ThreadPoolExecutor(len(missing)) as pool:
         for connection, key in _calls(plan, listener):
             if key not in missing:
@@ -145,10 +145,10 @@ def answer(plan: Plan, listener: socket.socket, rails: int) -> list[End]:
             if not missing:
                 break
         ends = _gathered(served)
-    return [*ends, *(End(key, why="no call came") for key in missing)]
+    return [*ends, *(TransferEnd(key, why="no call came") for key in missing)]
 
 
-def _calls(plan: Plan, listener: socket.socket) -> Iterator[tuple[socket.socket, Key]]:
+def _calls(plan: TransferPlan, listener: socket.socket) -> Iterator[tuple[socket.socket, Key]]:
     """Those who call for this very transfer, until none does any more."""
     end = time.monotonic() + plan.patience + LATE_S
     while (left := end - time.monotonic()) > 0:
@@ -167,7 +167,7 @@ def _calls(plan: Plan, listener: socket.socket) -> Iterator[tuple[socket.socket,
         yield connection, Key(rail, stream, direction)
 
 
-def _push(connection: socket.socket, plan: Plan) -> Sent:
+def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
     """Send for as long as planned. Raises OSError when the receiver takes nothing any more."""
     connection.settimeout(plan.pause)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANG_UP)
@@ -189,13 +189,13 @@ def _push(connection: socket.socket, plan: Plan) -> Sent:
     return Sent(rate, last.segments, last.lost, last.limited)
 
 
-def _enough(looks: Sequence[tuple[float, Info]], plan: Plan) -> bool:
+def _enough(looks: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:
     passed = looks[-1][0] - looks[0][0]
     count = sum(look.rate is not None for _, look in looks)
     return passed >= plan.seconds and (plan.packets > 0 or count >= SAMPLES or passed >= LONGER * plan.seconds)
 
 
-def _pull(connection: socket.socket, plan: Plan) -> None:
+def _pull(connection: socket.socket, plan: TransferPlan) -> None:
     """Receive until the sender hangs up. Raises OSError when nothing comes."""
     connection.settimeout(plan.pause)
     buffer = bytearray(4 * BLOCK)
@@ -236,12 +236,12 @@ def _keys(rails: int, streams: int) -> list[Key]:
     return [Key(rail, stream, direction) for direction in (0, 1) for rail in range(rails) for stream in range(streams)]
 
 
-def _gathered(running: Sequence[tuple[Key, Future[End]]]) -> list[End]:
+def _gathered(running: Sequence[tuple[Key, Future[TransferEnd]]]) -> list[TransferEnd]:
     """What became of each; the words of an exception are what went wrong."""
     ends = []
     for key, future in running:
         try:
             ends.append(future.result())
         except OSError as error:
-            ends.append(End(key, why=error.strerror or str(error)))
+            ends.append(TransferEnd(key, why=error.strerror or str(error)))
     return ends

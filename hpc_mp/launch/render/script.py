@@ -11,15 +11,15 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import checks, container, values
-from hpc_mp.launch.render.site import Template, shipped
-from hpc_mp.launch.render.template import Script, fill
+from hpc_mp.launch.render.site import ScriptTemplate, shipped
+from hpc_mp.launch.render.template import JobScript, fill
 from hpc_mp.rundir import RunDirectory
 
-__all__ = ["Script", "render"]
+__all__ = ["JobScript", "render"]
 
 
 def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
-           template: Template | None = None) -> Script:
+           template: ScriptTemplate | None = None) -> JobScript:
     """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
 
     Args:

@@ -9,7 +9,8 @@ from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.render.values import rank_python
 from hpc_mp.launch.staging.archive import pack
 from hpc_mp.launch.staging.interpreter import interpreter
-from hpc_mp.rundir import RunDirectory, write_json
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.records import RankStatus, StagedEnvironment, write_record
 
 
 def stage_environment(spec: JobSpec, listener: Listener, *runs: RunDirectory) -> None:
@@ -24,9 +25,9 @@ def stage_environment(spec: JobSpec, listener: Listener, *runs: RunDirectory) ->
     shared = spec.model_copy(update={"environment": spec.environment.model_copy(update={"stage": False})})
 
     def show(done: int, size: int) -> None:
-        listener.update({"phase": "packing the Python environment", "detail": "", "done": done, "total": size}, ())
+        listener.update(RankStatus(0, "packing the Python environment", done=done, total=size), ())
 
     with listener.following(spec.train.steps):
         packed = pack(interpreter([rank_python(shared, sys.executable)]), runs[0].cache, show)
     for run in runs:
-        write_json(run.environment, {"archive": str(packed.archive), "prefix": str(packed.prefix), "bytes": packed.size})
+        write_record(run.environment, StagedEnvironment(str(packed.archive), str(packed.prefix), packed.size))

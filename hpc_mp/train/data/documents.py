@@ -19,7 +19,7 @@ PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Piece:
+class TextPiece:
     """A part of a document, whole if it is small."""
 
     source: Path
@@ -30,7 +30,7 @@ class Piece:
     replaced: int  # undecodable byte sequences that became U+FFFD
 
 
-def pieces(files: Iterable[Path]) -> Iterator[Piece]:
+def pieces(files: Iterable[Path]) -> Iterator[TextPiece]:
     """The documents of ``files`` in order.
 
     A text file is one document, UTF-8, undecodable bytes replaced and counted. A row of a JSON lines file is one
@@ -54,7 +54,7 @@ def unreadable(path: Path, error: OSError) -> HpcMpError:
                       "make it readable or name another file")
 
 
-def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
+def _text(path: Path, file: BinaryIO) -> Iterator[TextPiece]:
     head = file.read(8192)
     if b"\0" in head:
         raise HpcMpError(f"data.files: {path}", "is binary or not UTF-8 (it holds NUL bytes)",
@@ -64,7 +64,7 @@ def _text(path: Path, file: BinaryIO) -> Iterator[Piece]:
         yield _piece(path, raw, counts=True, last=last, size=len(raw))
 
 
-def _rows(path: Path, file: BinaryIO) -> Iterator[Piece]:
+def _rows(path: Path, file: BinaryIO) -> Iterator[TextPiece]:
     for number, line in enumerate(file, start=1):
         if line.isspace():
             continue
@@ -80,7 +80,7 @@ def _rows(path: Path, file: BinaryIO) -> Iterator[Piece]:
                 yield _piece(path, raw, counts=counts, last=last, size=len(line) if last else 0)
 
 
-READERS: dict[Kind, Callable[[Path, BinaryIO], Iterator[Piece]]] = {"text": _text, "jsonl": _rows}
+READERS: dict[Kind, Callable[[Path, BinaryIO], Iterator[TextPiece]]] = {"text": _text, "jsonl": _rows}
 
 
 def _parts(line: bytes) -> list[tuple[str, bool]]:
@@ -95,10 +95,10 @@ def _parts(line: bytes) -> list[tuple[str, bool]]:
     raise ValueError("it holds neither a text nor a prompt and a completion, as strings")
 
 
-def _piece(path: Path, raw: bytes, *, counts: bool, last: bool, size: int) -> Piece:
+def _piece(path: Path, raw: bytes, *, counts: bool, last: bool, size: int) -> TextPiece:
     text = raw.decode("utf-8", "replace")
     replaced = text.count("\ufffd") - raw.count("\ufffd".encode())
-    return Piece(path, text, counts, last, size, replaced)
+    return TextPiece(path, text, counts, last, size, replaced)
 
 
 def _cut(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:

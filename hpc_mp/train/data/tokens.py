@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import Kind, kind
 from hpc_mp.train.data.cache import entry, file_hash, key
-from hpc_mp.train.data.documents import Piece, pieces, unreadable
+from hpc_mp.train.data.documents import TextPiece, pieces, unreadable
 from hpc_mp.train.data.tokenizer import Tokenizer, resolve
 
 FORMAT = 1  # raised when the same text and tokenizer give other files
@@ -52,7 +52,7 @@ class TokenSet:
 
 
 @dataclass(frozen=True)
-class Source:
+class TokenizedFile:
     """A file that was tokenized."""
 
     path: Path
@@ -126,14 +126,14 @@ def _meta(directory: Path) -> dict[str, Any]:
         raise HpcMpError(f"token set {directory}", f"cannot be read ({error})", REBUILD) from None
 
 
-def _source(path: Path) -> Source:
+def _source(path: Path) -> TokenizedFile:
     try:
-        return Source(path, kind(path), path.stat().st_size, file_hash(path))
+        return TokenizedFile(path, kind(path), path.stat().st_size, file_hash(path))
     except OSError as error:
         raise unreadable(path, error) from None
 
 
-def _tokenize(made: Path, sources: Sequence[Source], tokenizer: Tokenizer,
+def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
               progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Write the token files into ``made`` and say what they are."""
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
@@ -165,7 +165,7 @@ def _tokenize(made: Path, sources: Sequence[Source], tokenizer: Tokenizer,
     }
 
 
-def _encode(stream: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tuple[Piece, list[int]]]]:
+def _encode(stream: Iterable[TextPiece], tokenizer: Tokenizer) -> Iterator[list[tuple[TextPiece, list[int]]]]:
     """Each piece with its ids, the last of a document with the end token too. A document without tokens has no end."""
     length = 0  # of the document so far
     for batch in _batches(stream):
@@ -179,8 +179,8 @@ def _encode(stream: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[list[tupl
         yield encoded
 
 
-def _batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
-    batch: list[Piece] = []
+def _batches(stream: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
+    batch: list[TextPiece] = []
     size = 0
     for piece in stream:
         batch.append(piece)
@@ -192,7 +192,7 @@ def _batches(stream: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _check_some(sources: Sequence[Source], tokenizer: Tokenizer, total: int, count: int, counted: int) -> None:
+def _check_some(sources: Sequence[TokenizedFile], tokenizer: Tokenizer, total: int, count: int, counted: int) -> None:
     value = f"data.files ({len(sources)} files, {total} bytes)"
     if count == 0:
         raise HpcMpError(value, f"give no token with the tokenizer {tokenizer.directory}",

@@ -27,7 +27,7 @@ from hpc_mp.train.engine.tensor import (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StageSpan:
     """Which part of the model a stage is: global layer numbers, and whether it holds the embedding and the head."""
 
     layers: range
@@ -61,7 +61,7 @@ class Stage(nn.Module):
     """
 
     def __init__(
-        self, config: PreTrainedConfig, family: Family, shape: ModelShape, part: Part, tensor: TensorGroup,
+        self, config: PreTrainedConfig, family: Family, shape: ModelShape, part: StageSpan, tensor: TensorGroup,
         dtype: torch.dtype, clock: DropoutClock,
     ) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.optimizer import Optimizer
 from hpc_mp.train.engine.pipeline import Pipeline
-from hpc_mp.train.engine.stage import Part, Stage, hugging_face_config
+from hpc_mp.train.engine.stage import Stage, StageSpan, hugging_face_config
 from hpc_mp.train.engine.tensor import TensorGroup
 from hpc_mp.train.engine.zero import PRECISIONS, shard
 from hpc_mp.train.rank.bootstrap import status
@@ -107,7 +107,7 @@ def assemble(
     number, stages = groups.mesh["pp"].get_local_rank(), spec.parallel.pipeline
     layers = stage_layers(spec, shape)
     begin = sum(layers[:number])
-    part = Part(range(begin, begin + layers[number]), number == 0, number == stages - 1)
+    part = StageSpan(range(begin, begin + layers[number]), number == 0, number == stages - 1)
     config = hugging_face_config(read_config(spec), family, spec.train.dropout)
 
     stage = Stage(config, family, shape, part, TensorGroup(groups.mesh["tp"]), precision.master, clock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
+from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 from hpc_mp.train.rank import mpi
 from hpc_mp.train.rank.failures import Seat
 from hpc_mp.train.rank.fencing import Claim, claim
@@ -26,7 +26,7 @@ from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class Bootstrap:
     """What a rank knows before it has met the others.
 
     Attributes:
@@ -48,7 +48,7 @@ class Start:
         return Seat(self.who, run, attempt, placement, self.claim, self.record, Log(run, self.who, collected))
 
 
-def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
+def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
     """Find out who and where this rank is.
 
     Raises:
@@ -72,7 +72,7 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Start:
         who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
     else:
         who = identity(environ)
-    return Start(who, where, mine, run, placement, record)
+    return Bootstrap(who, where, mine, run, placement, record)
 
 
 def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:
@@ -108,7 +108,7 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     return int(given)
 
 
-def take_seat(begun: Start, spec: JobSpec, shape: ModelShape, store: dist.Store) -> Seat:
+def take_seat(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: dist.Store) -> Seat:
     """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:
@@ -129,13 +129,12 @@ def _new_run(spec: JobSpec, shape: ModelShape, who: Identity, store: dist.Store)
 
 def announce(seat: Seat, device: str) -> None:
     """This rank's line in ``ranks.jsonl``. ``device``: its name."""
-    who, place_ = seat.who, seat.place
+    who, place_, task = seat.who, seat.place, os.environ.get("SLURM_PROCID", "")
     file = LineFile(seat.run.ranks)
-    file.write(json.dumps({
-        "attempt": seat.attempt, "rank": who.rank, "node": who.node, "host": os.uname().nodename, "pid": os.getpid(),
-        "local_rank": who.local_rank, "dp": place_.dp, "pp": place_.pp, "cp": place_.cp, "tp": place_.tp,
-        "token": seat.claim.token, "device": device, "time": time.time(),
-    }))
+    file.write(line_of(RankStart(
+        seat.attempt, who.rank, who.node, os.uname().nodename, time.time(), os.getpid(), who.local_rank,
+        place_.dp, place_.pp, place_.cp, place_.tp, seat.claim.token, device,
+        int(task) if task.isdigit() else None)))
     file.close()
 
 
@@ -143,5 +142,4 @@ def status(seat: Seat, phase: str, detail: str = "", done: int = 0, total: int =
     """What rank 0 is doing, for whoever watches."""
     if seat.who.rank == 0:
         with suppress(OSError):  # a full disk must not stop training
-            write_json(seat.run.status, {"attempt": seat.attempt, "phase": phase, "detail": detail,
-                                         "done": done, "total": total, "time": time.time()})
+            write_record(seat.run.status, RankStatus(seat.attempt, phase, detail, done, total, time.time()))

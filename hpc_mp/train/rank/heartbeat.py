@@ -22,7 +22,7 @@ from hpc_mp.train.rank.rendezvous import Rendezvous
 Lost = Callable[[NodeLost], None]
 
 
-class Part(Protocol):
+class HeartbeatSide(Protocol):
     """A thread's work: ``run`` returns after ``close`` was called from another thread."""
 
     def run(self) -> None: ...
@@ -58,7 +58,7 @@ def heartbeat(
 
 def _part(
     placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: dist.Store, timeout: float, lost: Lost,
-) -> Part | None:
+) -> HeartbeatSide | None:
     mine, first = placement.ranks[rank], placement.ranks[0]
     if rank == 0:
         hearing = Server(mine.node, names, where.token, timeout, lost)

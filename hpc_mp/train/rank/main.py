@@ -18,13 +18,14 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.rundir import cut_metrics
+from hpc_mp.rundir.records import RankMemory, RankTrace, TracedAction
 from hpc_mp.train.data import Samples
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import build, check_coordinates
 from hpc_mp.train.engine.memory import held_bytes, limit_bytes, peak_bytes, resident_noted
 from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
-from hpc_mp.train.rank.bootstrap import Start, announce, known_hosts, read_job, start, status, take_seat, threads
+from hpc_mp.train.rank.bootstrap import Bootstrap, announce, known_hosts, read_job, start, status, take_seat, threads
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.failures import NodeLost, Seat, cause_known, die, record_failure
 from hpc_mp.train.rank.fencing import Stale
@@ -34,7 +35,7 @@ from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.rank_env import check_place
 from hpc_mp.train.rank.rendezvous import meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Lookout, Pace, StopFlag, Stopped
-from hpc_mp.train.rank.trainer import Ended, Trainer, agree, write_trace
+from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog
 
 LINGER = 2 * GRACE  # seconds in which a rank that lost another lives on, so that the heartbeat can say which node it was
@@ -56,7 +57,7 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
         return 1
 
 
-def _run(job_file: Path, begun: Start, stop: StopFlag) -> int:
+def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
     who = begun.who
     try:
         torch.set_num_threads(threads())
@@ -124,7 +125,7 @@ def _introduce(seat: Seat, device: str) -> dict[int, str]:
 
 def _train(
     spec: JobSpec, shape: ModelShape, seat: Seat, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
-) -> Ended:
+) -> TrainingEnd:
     """Everything between meeting the others and leaving them."""
     pace, given = Pace(), seat.record
     lookout = Lookout(stop, pace, seat.run.stop, given.end if given else None, given.grace if given else 0.0)
@@ -157,7 +158,7 @@ def _train(
         stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
     except Stopped as stopped:
         _conclude(seat, str(stopped), "before the first step of this start")
-        return Ended(0, str(stopped))
+        return TrainingEnd(0, str(stopped))
     if seat.who.rank == 0:
         seat.claim.confirm()
         cut_metrics(seat.run.metrics, counters["step"])
@@ -166,9 +167,9 @@ def _train(
                       seat.log, stop, duties, pace)
 
     def traced(step: int, spans: list[Span]) -> None:
-        memory = held_bytes(optimizer) | {"peak": peak_bytes(device), "limit": limit_bytes(device, spec.job.ranks_per_node)}
-        write_trace(seat.run.trace(seat.who.rank), {"attempt": seat.attempt, "rank": seat.who.rank, "pp": seat.place.pp,
-                                                    "step": step, "actions": spans, "memory": memory})
+        memory = RankMemory(**held_bytes(optimizer), peak=peak_bytes(device), limit=limit_bytes(device, spec.job.ranks_per_node))
+        write_trace(seat.run.trace(seat.who.rank), RankTrace(
+            seat.attempt, seat.who.rank, step, tuple(TracedAction(*span) for span in spans), memory, seat.place.pp))
 
     status(seat, "training")
     seat.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import IGNORE, Samples, positions
 from hpc_mp.train.engine.dropout import DropoutClock
@@ -33,7 +33,7 @@ TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy 
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StepFacts:
     """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, why to stop
     (None: go on), and the largest peak memory."""
 
@@ -45,7 +45,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class TrainingEnd:
     """After which step training ended, and why before the last one; None when all steps are done."""
 
     step: int
@@ -79,7 +79,7 @@ class Trainer:
     duties: Sequence[Callable[[], None]]
     pace: Pace
 
-    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> Ended:
+    def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> TrainingEnd:
         """From ``counters["step"]`` to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
@@ -90,7 +90,7 @@ class Trainer:
         metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
         first, tokens = counters["step"], counters["tokens"]
         failed: checkpoint.SaveFailed | None = None
-        ended = Ended(first, None)
+        ended = TrainingEnd(first, None)
         for step in range(first, settings.steps):
             began = time.perf_counter()
             trace = step - first + 1 == TRACED_STEP or settings.steps - first == 1
@@ -98,12 +98,10 @@ class Trainer:
             seconds = self.pace.step = time.perf_counter() - began
             tokens += settings.global_batch * self.spec.data.sequence_length
             if metrics is not None:
-                metrics.write(json.dumps({
-                    "step": step + 1, "loss": facts.loss, "tokens": tokens, "step_time_s": seconds,
-                    "tokens_per_s": settings.global_batch * self.spec.data.sequence_length / seconds,
-                    "learning_rate": learning_rate(step, settings), "grad_norm": facts.norm,
-                    "peak_memory_bytes": facts.peak_bytes, "label_tokens": facts.labels, "attempt": self.attempt,
-                }))
+                speed = settings.global_batch * self.spec.data.sequence_length / seconds
+                metrics.write(line_of(StepMetrics(
+                    step + 1, facts.loss, tokens, seconds, speed, facts.norm, facts.peak_bytes, learning_rate(step, settings),
+                    facts.labels, self.attempt)))
             if trace:
                 traced(step + 1, spans)
             every = self.spec.checkpoint.every
@@ -113,7 +111,7 @@ class Trainer:
                                                 "tokens": tokens})
                 self._look_around()
                 stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
-            ended = Ended(step + 1, stop if step + 1 < settings.steps else None)
+            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else None)
             if stop:
                 break
         if metrics is not None:
@@ -126,7 +124,7 @@ class Trainer:
         for duty in self.duties:
             duty()
 
-    def _step(self, step: int, trace: bool) -> tuple[Facts, list[Span]]:
+    def _step(self, step: int, trace: bool) -> tuple[StepFacts, list[Span]]:
         """One optimizer step; returns what all ranks agree on, and the trace if it is asked for."""
         settings = self.spec.train
         mine = positions(step, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
@@ -157,7 +155,7 @@ class Trainer:
             spans.append(("OPTIMIZER", self.groups.mesh["pp"].get_local_rank(), -1, began, time.time()))
         return facts, spans
 
-    def _agree(self, loss: Tensor, labels: int) -> Facts:
+    def _agree(self, loss: Tensor, labels: int) -> StepFacts:
         """One message for all that ranks must know of each other; summed in rank order, so that all get the same bits."""
         # Tensor ranks hold the same loss: the first one's counts.
         mine = torch.stack((
@@ -170,7 +168,7 @@ class Trainer:
         dist.all_gather(list(everyone.unbind()), mine)
         squares, total, _, _ = everyone.sum(0).tolist()
         reason, peak = everyone[:, 2:].max(0).values.tolist()
-        return Facts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
+        return StepFacts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
 
     @cached_property
     def _data_rank(self) -> int:
@@ -214,10 +212,10 @@ def agree(flag: StopFlag, device: torch.device) -> str | None:
     return REASONS.get(int(reason))
 
 
-def write_trace(path: Path, document: dict[str, Any]) -> None:
+def write_trace(path: Path, trace: RankTrace) -> None:
     """A trace is a picture's raw material: when it cannot be written, training does not suffer."""
     try:
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(document), encoding="utf-8")
+        path.write_text(line_of(trace), encoding="utf-8")
     except OSError:
         pass

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.doctor.bench.events import Voice
 from hpc_mp.doctor.bench.ranks.measure import allocate, measure
 from hpc_mp.doctor.bench.ranks.network import Network
-from hpc_mp.doctor.bench.ranks.voice import Voice
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
 from hpc_mp.planner.busbw import COLLECTIVES, PLACED, Collective
 
@@ -50,7 +50,7 @@ def _connect(spec: BenchSpec, voice: Voice) -> Network:
         from hpc_mp.doctor.bench.ranks.mpi_network import MpiNetwork
 
         return MpiNetwork(spec)
-    from hpc_mp.doctor.bench.ranks.meeting import meet
+    from hpc_mp.doctor.bench.ranks.rendezvous import meet
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
 
     return TorchNetwork(spec, *meet(spec, voice, os.environ, sys.stdin))

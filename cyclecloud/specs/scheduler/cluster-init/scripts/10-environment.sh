@@ -16,16 +16,18 @@ fi
 [[ -n $python ]] || die "no Python 3.11 or newer with venv, and none could be installed: put one into the image"
 
 # hpc_mp.requirement is one requirement or several ("hpc-mp==0.1.0 torch==2.11.0"); a wheel in the spec's files stands for hpc-mp.
+# Nodes train, so the libraries of the rank half come with it.
 read -r -a requirements <<<"$(setting requirement hpc-mp==0.1.0)"
 wheels=("$CYCLECLOUD_SPEC_PATH"/files/hpc_mp-*.whl)
 if [[ -e ${wheels[0]} ]]; then
     [[ ${#wheels[@]} == 1 ]] || die "several wheels of hpc-mp in $CYCLECLOUD_SPEC_PATH/files: leave one"
     others=()
     for each in "${requirements[@]}"; do [[ $each == hpc[-_]mp* ]] || others+=("$each"); done
-    requirements=("${wheels[0]}" "${others[@]}")
+    requirements=("${wheels[0]}[train]" "${others[@]}")
     version=$(basename "${wheels[0]}" | cut -d- -f2)
 else
     wheels=()
+    requirements=("${requirements[@]/#hpc-mp==/hpc-mp[train]==}")
     version=$(grep -oPm1 '^hpc[-_]mp\S*==\K[0-9][\w.+]*' <<<"$(printf '%s\n' "${requirements[@]}")" || echo newest)
 fi
 index=$(setting torch_index "")

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.bench.events import TOLD
-from hpc_mp.doctor.bench.ranks.voice import Voice
+from hpc_mp.doctor.bench.events import TOLD, Voice
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.train.rank import mpi

@@ -1,0 +1,80 @@
+"""What is known after a round of the search, and the rounds that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+
+from hpc_mp.doctor.localise import rounds
+from hpc_mp.doctor.localise.analysis import NetworkState
+from hpc_mp.doctor.localise.fit import DecisionRule
+from hpc_mp.doctor.localise.groups import seeking
+from hpc_mp.doctor.localise.links import Links, Silence, links
+from hpc_mp.doctor.localise.load import EARLY
+from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Round, RoundLog
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known.
+
+    Attributes:
+        leaves: the nodes of every known leaf, in a random order; none where leaves are not known.
+        record: all rounds so far.
+        analysed: what they say about nodes and uplinks; None before the first one.
+        silence: who does not answer.
+    """
+
+    cluster: ClusterLayout
+    rule: DecisionRule
+    leaves: Sequence[Sequence[int]]
+    record: RoundLog
+    analysed: NetworkState | None
+    silence: Silence
+
+    @property
+    def state(self) -> NetworkState:
+        assert self.analysed is not None, "nothing was measured yet"
+        return self.analysed
+
+    @property
+    def active(self) -> list[int]:
+        """Nodes that answer."""
+        missing = self.silence.down | self.silence.aside
+        return [node for node in range(self.cluster.size) if node not in missing]
+
+    @property
+    def links(self) -> Links:
+        return links(self.state, self.cluster, self.rule)
+
+    def crowd(self, random: Random, turn: int = 0) -> list[Pair]:
+        """Pairs of all nodes; where crowds are slow, such that leaves are learnt and those known talk to others only."""
+        nodes = self.active
+        if len(nodes) % 2:
+            nodes.remove(nodes[turn % len(nodes)])
+        load = self.analysed.load if self.analysed is not None else None
+        if load is not None and load.score.size and len(np.unique(load.table.round)) >= EARLY:
+            return seeking(nodes, load.group, load.score, random)
+        return rounds.matching(nodes, random)
+
+    def crowded(self, pairs: Sequence[Pair]) -> Round:
+        """Many pairs: those inside a known leaf are undisturbed all the same."""
+        leaf = self.cluster.leaf
+        return Round(tuple(pairs), tuple(leaf is not None and bool(leaf[a] == leaf[b]) for a, b in pairs), leaf is None)
+
+    def undisturbed(self, pairs: Sequence[Pair]) -> Round:
+        """A few pairs: inside a leaf they count as alone; across known leaves only if both uplinks are cleared."""
+        leaf = self.cluster.leaf
+        if leaf is None:
+            return Round(tuple(pairs), (True,) * len(pairs))
+        clear = np.asarray(self.state.load.health.healthy.all(axis=1))
+        return Round(tuple(pairs), tuple(bool(leaf[a] == leaf[b] or (clear[leaf[a]] and clear[leaf[b]])) for a, b in pairs))
+
+    def only(self, round_: Round) -> Round:
+        """The round without those that do not answer."""
+        active = {*self.active}
+        kept = [(pair, alone) for pair, alone in zip(round_.pairs, round_.alone, strict=True) if active.issuperset(pair)]
+        return Round(tuple(pair for pair, _ in kept), tuple(alone for _, alone in kept), round_.full)

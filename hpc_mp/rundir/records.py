@@ -1,0 +1,187 @@
+"""What ranks write while a run goes on: one frozen value per document or line, and how it is written and read.
+
+A reader passes over keys that it does not know, so that a newer run can be read; a document that lacks a key, or has one of the
+wrong kind, is refused. ``failures.py``, ``outcome.py``, ``history.py``, ``attempt.py`` and ``plan.py`` hold the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from hpc_mp.base.files import read_json, read_lines, write_json
+
+Record = TypeVar("Record")
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, lt=32_503_680_000)]
+"""A duration or unix time, before the year 3000: what calendars and axes can show."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """A line of ``metrics.jsonl``: one optimizer step, written by rank 0.
+
+    Attributes:
+        step: from 1.
+        loss: the mean over all tokens of the global batch that count.
+        tokens: of all steps so far; ``label_tokens``: of this step, those that counted in the loss.
+        grad_norm: L2 over all parameters, before clipping.
+        peak_memory_bytes: the most over all ranks.
+        attempt: from 1.
+    """
+
+    step: Count
+    loss: float
+    tokens: Count
+    step_time_s: Seconds
+    tokens_per_s: float
+    grad_norm: float
+    peak_memory_bytes: Count
+    learning_rate: float = 0.0
+    label_tokens: Count = 0
+    attempt: Count = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """A line of ``ranks.jsonl``: one rank that came to life.
+
+    Attributes:
+        node: the scheduler's name; ``host``: the machine's own.
+        dp, pp, cp, tp: the rank's coordinates.
+        token: of the attempt that it belongs to.
+        device: its name.
+        task: Slurm's number of it, with which srun marks its lines; None where nobody numbers tasks.
+        time: unix seconds.
+    """
+
+    attempt: int
+    rank: int
+    node: str
+    host: str
+    time: Seconds
+    pid: int = 0
+    local_rank: int = 0
+    dp: int = 0
+    pp: int = 0
+    cp: int = 0
+    tp: int = 0
+    token: str = ""
+    device: str = ""
+    task: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """``status.json``: what rank 0 is doing, and how much of it is done; ``time`` in unix seconds."""
+
+    attempt: int
+    phase: str
+    detail: str = ""
+    done: Count = 0
+    total: Count = 0
+    time: Seconds = 0.0
+
+
+class TracedAction(NamedTuple):
+    """An action of a schedule as it was executed, in unix seconds; in a simulation, in seconds from its start."""
+
+    kind: str
+    stage: int
+    microbatch: int
+    start: Seconds
+    end: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Bytes of one rank. ``peak`` is the most it ever held, ``limit`` what it may hold (0: unknown)."""
+
+    parameters: Count
+    optimizer: Count
+    peak: Count
+    gradients: Count = 0
+    limit: Count = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """``trace/rank-00003.json``: one step of one rank."""
+
+    attempt: int
+    rank: int
+    step: Count
+    actions: tuple[TracedAction, ...]
+    memory: RankMemory | None = None
+    pp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StagedEnvironment:
+    """``environment.json``: the archive that nodes unpack, the directory that it was packed from, and the bytes unpacked."""
+
+    archive: str
+    prefix: str
+    bytes: int
+
+
+def line_of(record: Any) -> str:
+    """A record as a line of a JSON-lines file, without its newline."""
+    return json.dumps(asdict(record))
+
+
+def write_record(path: Path, record: Any) -> None:
+    """Publish a record as a document. Raises OSError."""
+    write_json(path, asdict(record))
+
+
+def read_record(path: Path, kind: type[Record]) -> Record:
+    """Raises OSError, or ValueError when it is no such document."""
+    return _understood(read_json(path), kind)
+
+
+def read_records(path: Path, kind: type[Record]) -> list[Record]:
+    """The lines of a JSON-lines file; an absent file is empty, and lines that are not understood are left out. Raises OSError."""
+    return [record for record in understood_lines(path, kind) if record is not None]
+
+
+def understood_lines(path: Path, kind: type[Record]) -> Iterator[Record | None]:
+    """The same with None for every line that is not understood."""
+    for document in read_lines(path):
+        yield record_of(document, kind)
+
+
+def record_of(document: Any, kind: type[Record]) -> Record | None:
+    """None for what is no such document."""
+    try:
+        return _understood(document, kind)
+    except ValueError:
+        return None
+
+
+def record_of_line(line: str, kind: type[Record]) -> Record | None:
+    """None for a line that is no such document."""
+    try:
+        return _understood(json.loads(line), kind)
+    except ValueError:
+        return None
+
+
+def _understood(document: Any, kind: type[Record]) -> Record:
+    """Raises ValueError with the number of keys that are wrong."""
+    try:
+        found: Record = _adapter(cast(Any, kind)).validate_python(document)
+    except ValidationError as error:
+        raise ValueError(f"{error.error_count()} wrong or missing keys") from None
+    return found
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
