@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hpc_mp.supervisor.signals import Signals
 
-LOOK = 0.5  # seconds between two looks
+POLL_S = 0.5  # between two looks
 LAG = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
@@ -48,7 +48,7 @@ def follow(
             since = time.monotonic()
         if time.monotonic() - since > LAG:
             return StepEnd(_force(step), True)
-        time.sleep(LOOK)
+        time.sleep(POLL_S)
     return StepEnd(step.returncode, False)
 
 
