@@ -28,6 +28,7 @@ from hpc_mp.doctor.drift import TRAITS  # noqa: E402
 from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import spec  # noqa: E402
+from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
 from hpc_mp.rundir.layout import FILES  # noqa: E402
@@ -89,17 +90,7 @@ def default(field: Any) -> str:
     value = field.get_default()
     if field.is_required() or value is None:
         return "–"
-    return f"`{_toml(value)}`"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return str(value)
+    return f"`{toml_value(value)}`"
 
 
 def job_file() -> str:
@@ -129,7 +120,7 @@ def checks() -> str:
     passive = [(f"`{check.code}`", check.reads, check.rule, check.remedy) for check in PASSIVE]
     inside = [(f"`{item.code}`", item.reads, f"{item.grave}: less of it than on the host", item.remedy) for item in ITEMS]
     drift = [(f"`drift-{trait}`", what, "warning: nodes differ", remedy) for trait, (what, remedy) in TRAITS.items()]
-    head = ("check", "reads", "complains unless", "what to do")
+    head = ("check", "reads", "complains", "what to do")
     return "\n".join(["## On a node", "", table(head, passive), "## Inside of a container", "", table(head, inside),
                       "## Nodes that differ", "", table(head, drift)])
 

@@ -12,6 +12,10 @@ class CommandFailed(Exception):
     """The program is absent, failed or took too long; the text says which, in the program's own words if it has any."""
 
 
+class TimedOut(CommandFailed):
+    """The program did not end within its time limit."""
+
+
 def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, str] | None = None) -> str:
     """Run ``argv`` and return what it wrote on stdout.
 
@@ -21,7 +25,7 @@ def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, 
         environ: its environment; None is our own.
 
     Raises:
-        CommandFailed: it is not there, exited with another code than 0, or did not answer in time.
+        CommandFailed: it is not there, exited with another code than 0, or (``TimedOut``) did not answer in time.
     """
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=environ,
@@ -31,7 +35,7 @@ def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, 
     except OSError as error:
         raise CommandFailed(f"{argv[0]} cannot be started ({error.strerror})") from None
     except subprocess.TimeoutExpired:
-        raise CommandFailed(f"{argv[0]} did not answer within {timeout:g} s") from None
+        raise TimedOut(f"{argv[0]} did not answer within {timeout:g} s") from None
     if done.returncode:
         raise CommandFailed(done.stderr.strip() or f"{argv[0]} exited with {done.returncode}")
     return done.stdout

@@ -175,6 +175,16 @@ class MachineType:
         return self.sockets is not None
 
     @property
+    def gpu_title(self) -> str:
+        """The GPU model as people write it, with its memory; empty without GPUs."""
+        return self.gpu.title if self.gpu else ""
+
+    @property
+    def gpu_vendor(self) -> str:
+        """``nvidia``, ``amd``; empty without GPUs."""
+        return self.gpu.vendor if self.gpu else ""
+
+    @property
     def quota_vcpus(self) -> int:
         """What one machine takes of a quota: a size with constrained cores, as HB120-16rs_v3, is counted as its whole machine.
 
@@ -185,7 +195,7 @@ class MachineType:
 
     @property
     def is_v100(self) -> bool:
-        return self.gpu is not None and self.gpu.title.startswith("V100")
+        return self.gpu_title.startswith("V100")
 
     @property
     def is_gone(self) -> bool:

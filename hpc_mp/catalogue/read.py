@@ -130,6 +130,9 @@ def _check_gpu(where: str, row: Row, gpus: Mapping[str, Row]) -> None:
         raise HpcMpError(f"gpu = {gpu!r} of {where}", "is no row of [gpu]", _meant(str(gpu), gpus))
     if bool(gpu) != bool(count):
         raise HpcMpError(f"gpus = {count} of {where}", f"does not go with gpu = {gpu!r}", "give both or none")
+    if "marks" in row and not gpu and not row["marks"].get("product"):
+        raise HpcMpError(f"marks of {where}", "fit any machine of that vendor",
+                         "give `product` too, as /sys/class/dmi/id/product_name has it")
 
 
 def _parse(path: Path) -> Row:

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from hpc_mp.base.files import text_of
+from hpc_mp.catalogue import catalogue
 from hpc_mp.cli.cloud_azure import render_azure
 from hpc_mp.cli.cloud_others import render_others
 from hpc_mp.cli.output import finish
 from hpc_mp.clouds import CLOUDS
 from hpc_mp.clouds.azure import lint, read_given, read_project
-from hpc_mp.clouds.azure.catalogue import load_machines
 
 
 @click.group(help="Write a Slurm cluster for Azure, AWS or Google Cloud, and check a template. Nobody is asked and nothing is "
@@ -61,7 +61,7 @@ def _of_cloud(sku: str | None) -> click.Command:
     """Azure's command asks on a terminal for what is missing. Of names that are not known those with a _ look like Azure's."""
     if sku is None:
         return render_azure
-    known = load_machines().size(sku) or load_machines().size(f"Standard_{sku}")
+    known = catalogue().machine(sku) or catalogue().machine(f"Standard_{sku}")
     return render_others if (known.cloud in CLOUDS if known else "_" not in sku) else render_azure
 
 

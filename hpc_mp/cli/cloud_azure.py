@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.catalogue import Catalogue, load_catalogue
+from hpc_mp.clouds.azure.offer import Offer, load_offer
 from hpc_mp.clouds.azure.render import (
     SERVER,
     Choices,
@@ -63,14 +63,14 @@ Answer = TypeVar("Answer")
 @click.option("--json", "json_", is_flag=True, help="Print one JSON document.")
 def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_workspace: bool, resource_group: str | None,
                    project_url: str | None, wheel: Path | None, json_: bool, **given: object) -> None:
-    catalogue = load_catalogue()
+    offer = load_offer()
     directory = output or Path(str(given["name"]))
     if sku is None or nodes is None:
         _refuse_without_terminal(sku, nodes, quiet=json_)
         refuse_full(directory)  # before somebody answers in vain
-        sku, nodes = _asked_machines(sku, nodes, catalogue)
+        sku, nodes = _asked_machines(sku, nodes, offer)
         as_workspace = as_workspace or _asked_workspace()
-        given |= _asked_rest(sku, nodes, catalogue, as_workspace=as_workspace)
+        given |= _asked_rest(sku, nodes, offer, as_workspace=as_workspace)
     choices = Choices(sku=sku, nodes=nodes, **given)  # type: ignore[arg-type]  # each option above is a field of that type
     workspace = None
     if as_workspace:
@@ -78,8 +78,8 @@ def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_wor
     elif resource_group or project_url:
         option = "--resource-group" if resource_group else "--project-url"
         raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
-    plan = settle(choices, catalogue)
-    found = told(plan, catalogue, SERVER if workspace else None)
+    plan = settle(choices, offer)
+    found = told(plan, offer, SERVER if workspace else None)
     written = write(directory, plan, found, workspace, wheel)
     if json_:
         click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(found)}))
@@ -95,26 +95,26 @@ def _refuse_without_terminal(sku: str | None, nodes: int | None, *, quiet: bool)
                          "give --sku SIZE and --nodes N, such as --sku Standard_ND96isr_H100_v5 --nodes 4")
 
 
-def _asked_machines(sku: str | None, nodes: int | None, catalogue: Catalogue) -> tuple[str, int]:
+def _asked_machines(sku: str | None, nodes: int | None, offer: Offer) -> tuple[str, int]:
     if sku is None:
-        for size in sizes_on_offer(catalogue):
+        for size in sizes_on_offer(offer):
             if size.gpus and size.rdma:
-                click.echo(f"  {size.name:32} {size.gpus} × {size.gpu_model}, {size.nics} × InfiniBand {size.rdma_gbps} Gb/s")
-        click.echo("  Standard_D8ads_v5                CPU, to try things out; other sizes: cyclecloud/catalogue.toml")
+                click.echo(f"  {size.name:32} {size.gpus} × {size.gpu_title}, {size.nics} × InfiniBand {size.rdma_gbps} Gb/s")
+        click.echo("  Standard_D8ads_v5                CPU, to try things out; other sizes: env/machines")
         sku = click.prompt("Size of the nodes that train", default="Standard_ND96isr_H100_v5",
-                           value_proc=_again(lambda answer: find_size(answer, catalogue).name))
-    size = find_size(sku, catalogue)
+                           value_proc=_again(lambda answer: find_size(answer, offer).name))
+    size = find_size(sku, offer)
     if nodes is None:
         nodes = click.prompt("How many of them at most (they start when jobs wait for them)",
                              default="1" if size.twin else str(size.nvlink_block or 2),
-                             value_proc=_again(lambda answer: _number(answer, size.name, catalogue)))
+                             value_proc=_again(lambda answer: _number(answer, size.name, offer)))
     return size.name, nodes
 
 
-def _number(answer: str, sku: str, catalogue: Catalogue) -> int:
+def _number(answer: str, sku: str, offer: Offer) -> int:
     if not answer.strip().isdecimal():
         raise HpcMpError(answer, "is no number of machines", "say how many machines the cluster may have at most")
-    return settle(Choices(sku, int(answer)), catalogue).choices.nodes
+    return settle(Choices(sku, int(answer)), offer).choices.nodes
 
 
 def _asked_workspace() -> bool:
@@ -125,14 +125,14 @@ def _asked_workspace() -> bool:
                              default=True)
 
 
-def _asked_rest(sku: str, nodes: int, catalogue: Catalogue, *, as_workspace: bool) -> dict[str, object]:
+def _asked_rest(sku: str, nodes: int, offer: Offer, *, as_workspace: bool) -> dict[str, object]:
     """Answers to what no option has said, by the names of Choices."""
     answers: dict[str, object] = {}
     if not _is_given("region"):
         empty = "" if as_workspace else " (empty: chosen in CycleCloud's form)"
         answers["region"] = click.prompt(
             f"Region, such as westeurope{empty}", default=None if as_workspace else "", show_default=False,
-            value_proc=_again(lambda answer: settle(Choices(sku, nodes, region=answer or None), catalogue).choices.region))
+            value_proc=_again(lambda answer: settle(Choices(sku, nodes, region=answer or None), offer).choices.region))
     if not any(map(_is_given, ("accounting", "database", "database_user"))):
         answers["accounting"] = click.confirm(
             "Is there a MySQL server to keep accounts of jobs in (else there is no sacct)?", default=True)

@@ -1,11 +1,16 @@
-"""The files of a cluster: every template of its cloud filled in, every script as it is."""
+"""The files of a cluster: every template of its cloud filled in, every script as it is; and the directory that they become."""
 
 from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 
 import jinja2
 
 from hpc_mp import __version__
 from hpc_mp.base.assets import asset
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.request import Wish
 from hpc_mp.clouds.summary import promise, resource
 
@@ -54,3 +59,27 @@ def _without_placement(wish: Wish) -> str:
     if "reservation" in wish.options:
         return "the reservation decides where its machines stand"
     return "a single node is close to itself"
+
+
+def write(directory: Path, files: Mapping[str, str]) -> None:
+    """
+    Raises:
+        HpcMpError: the directory exists, or cannot be made or filled; then nothing of it is left.
+    """
+    try:
+        directory.mkdir(parents=True)
+        _fill(directory, files)
+    except FileExistsError:
+        raise HpcMpError(f"--output {directory}", "exists", "give another directory, or move this one away") from None
+    except OSError as error:
+        raise HpcMpError(f"--output {directory}", f"cannot be written ({error.strerror})",
+                         "give a directory that does not exist yet, in one that you may write to") from None
+
+
+def _fill(directory: Path, files: Mapping[str, str]) -> None:
+    try:
+        for name, text in files.items():
+            (directory / name).write_text(text, encoding="utf-8")
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)  # half of a cluster would be in the way of the next try
+        raise

@@ -1,4 +1,4 @@
-"""What a user wants of a cluster: options as a table, checked before anything is written."""
+"""What a user asks for: a machine of a cloud, and options as a table, checked before anything is written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.catalogue import Size
-from hpc_mp.clouds.machine import CLOUDS
+from hpc_mp.base.text import did_you_mean
+from hpc_mp.catalogue import MachineType, catalogue
+
+CLOUDS = {"aws": "AWS", "gcp": "Google Cloud"}
+TOOLS = {"aws": "AWS ParallelCluster", "gcp": "Google's Cluster Toolkit"}
+_ELSEWHERE = {  # adapters whose software is part of an image that only Google's own blueprint builds
+    "TCPX": "examples/machine-learning/a3-highgpu-8g",
+    "TCPXO": "examples/machine-learning/a3-megagpu-8g",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +31,7 @@ class Field:
 class Wish:
     """``options``: those of ``FIELDS`` that were given. ``scratch_gib``: of the parallel file system, 0: none."""
 
-    size: Size
+    size: MachineType
     nodes: int
     name: str
     partition: str
@@ -63,7 +70,7 @@ _SCRATCH = {"aws": (1200, 2400, "1200 or a multiple of 2400 (FSx for Lustre, PER
             "gcp": (18000, 18000, "a multiple of 18000 (Managed Lustre at 500 MB/s per TiB)")}
 
 
-def usual_scratch(size: Size) -> int:
+def usual_scratch(size: MachineType) -> int:
     """GiB; none for machines to try things out on."""
     return _SCRATCH_DEFAULT[size.cloud] if size.gpus else 0
 
@@ -122,3 +129,35 @@ def _check_capacity(wish: Wish) -> None:
 def _match(option: str, value: str, pattern: str, words: str) -> None:
     if not re.fullmatch(pattern, value):
         raise HpcMpError(f"{option} {value}", "is not well formed", f"give {words}")
+
+
+def find_machine(sku: str) -> MachineType:
+    """By name, whatever its case.
+
+    Raises:
+        HpcMpError: there is none, it is Azure's, or no template is made for it.
+    """
+    size = catalogue().machine(sku)
+    if size is None:
+        here = [each.name for each in catalogue().of(*CLOUDS)]
+        names = [each.name for each in catalogue().of("azure", *CLOUDS)]
+        raise HpcMpError(f"--sku {sku}", "is not in the catalogue",
+                         f"{did_you_mean(sku, names)} Here are {', '.join(here)}".lstrip())
+    if size.cloud == "site":
+        raise HpcMpError(f"--sku {size.name}", "is a site's own machine", "name a machine of a cloud: see env/machines")
+    if size.cloud not in CLOUDS:
+        raise HpcMpError(f"--sku {size.name}", "is a size of Azure, whose clusters CycleCloud makes",
+                         "name a machine of AWS or Google Cloud")
+    if size.rdma in _ELSEWHERE:
+        raise HpcMpError(f"--sku {size.name}", f"needs an image with {size.rdma}, which Google's own blueprint builds",
+                         f"use {_ELSEWHERE[size.rdma]} of cluster-toolkit, and there `hpc-mp env --profile {size.profile}`; "
+                         "a3-ultragpu-8g and a4-highgpu-8g are rendered here")
+    return size
+
+
+def gres(machine: MachineType) -> str:
+    """What the cloud's tool tells Slurm of the GPUs of a node; empty without any."""
+    if not machine.gpus:
+        return ""
+    kind = f"{machine.gpu_title.split()[0].lower()}:" if machine.cloud == "aws" else ""  # EC2's name of the GPU
+    return f"gpu:{kind}{machine.gpus}"

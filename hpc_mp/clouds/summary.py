@@ -9,8 +9,7 @@ from typing import Any
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.text import data_rate
-from hpc_mp.clouds.machine import TOOLS
-from hpc_mp.clouds.request import Wish
+from hpc_mp.clouds.request import TOOLS, Wish, gres
 
 _QUOTAS = "cyclecloud/other-clouds/quotas.toml"
 
@@ -74,7 +73,7 @@ def promise(wish: Wish) -> Promise:
     size = wish.size
     return Promise(
         cloud=size.cloud, tool=TOOLS[size.cloud], sku=size.name, nodes=wish.nodes, partition=wish.partition,
-        node_names=_node_names(wish), gpus=size.gpus, gpu_model=size.gpu_model, gres=size.gres, adapters=size.nics,
+        node_names=_node_names(wish), gpus=size.gpus, gpu_model=size.gpu_title, gres=gres(size), adapters=size.nics,
         network=size.rdma or "Ethernet", adapter_gbps=size.rdma_gbps, vcpus=size.vcpus, memory_gib=size.memory_gib,
         placement_group=wish.placement, capacity=wish.capacity, quotas=_quotas(wish), profile=size.profile, fabric=size.fabric,
         busbw_node=size.busbw, busbw_pair=size.busbw_pair, job=_job(wish))

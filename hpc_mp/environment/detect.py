@@ -1,4 +1,8 @@
-"""Which platform a machine is, from what it shows: firmware, GPUs, network adapters and their link layers."""
+"""Which platform a machine is, from what it shows: firmware, GPUs, network adapters and their link layers.
+
+Types of machine are rows of the catalogue, which name their profile; a profile's own marks are those of any machine on such a
+network.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from hpc_mp.catalogue import MachineType, Marks, catalogue
 from hpc_mp.environment.machine import Shown
 from hpc_mp.environment.profiles import Detect, Profile, load_profiles
 
@@ -20,22 +25,38 @@ class Platform:
 
 
 def platform(machine: Shown, profiles: Sequence[Profile] | None = None) -> Platform:
-    """The first profile, by rank, all of whose marks the machine has."""
+    """The first by rank of the profiles all of whose marks the machine has, and of the catalogue's types that it is one of."""
     known = load_profiles() if profiles is None else profiles
+    names = {each.name for each in known}
     fitting = [(each.detect.rank, each.name) for each in known if each.detect is not None and fits(each.detect, machine)]
+    fitting += [(each.marks.rank, each.profile) for each in catalogue().machines.values()
+                if each.marks is not None and each.profile in names and is_one(each, each.marks, machine)]
     return Platform(min(fitting)[1] if fitting else None, tuple(_evidence(machine)))
 
 
 def fits(wanted: Detect, machine: Shown) -> bool:
-    drivers = Counter(machine.drivers)
     return all((
         wanted.vendor is None or re.match(wanted.vendor, machine.vendor),
         wanted.gpus is None or (bool(machine.gpus) and all(re.fullmatch(wanted.gpus, gpu) for gpu in machine.gpus)),
         len(machine.gpus) >= wanted.least_gpus,
-        all(drivers[name] >= least for name, least in wanted.drivers.items()),
         wanted.layer is None or bool(machine.devices(wanted.layer)),
         not wanted.efa or bool(machine.efa),
         not wanted.cxi or bool(machine.cxi),
+    ))
+
+
+def is_one(kind: MachineType, marks: Marks, machine: Shown) -> bool:
+    """Whether the machine is a whole one of that type: firmware, all its GPUs, and the marks of its network."""
+    drivers = Counter(machine.drivers)
+    devices = {f"{kind.gpu_vendor} {device}" for device in kind.gpu.pci} if kind.gpu else set()
+    return all((
+        re.match(marks.vendor, machine.vendor),
+        not marks.product or re.fullmatch(marks.product, machine.product),
+        len(machine.gpus) >= kind.gpus,
+        not devices or devices.issuperset(machine.gpus),
+        all(drivers[name] >= least for name, least in marks.drivers.items()),
+        not marks.layer or bool(machine.devices(marks.layer)),
+        not marks.efa or bool(machine.efa),
     ))
 
 

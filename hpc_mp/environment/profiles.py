@@ -73,14 +73,13 @@ class Script(Part):
 
 
 class Detect(Part):
-    """By what a machine is known; all that is given must hold.
+    """By what a machine of no type in the catalogue is known; all that is given must hold.
 
     Attributes:
         rank: profiles are tried in this order: the special before the general.
         vendor: of the firmware; a regular expression, from the beginning.
         gpus: every GPU, as ``nvidia 0x2330``; a regular expression.
         least_gpus: how many at least.
-        drivers: of network interfaces, and how many of them at least.
         layer: a link layer of an RDMA port.
         efa, cxi: Amazon's adapters, HPE Slingshot's.
     """
@@ -89,7 +88,6 @@ class Detect(Part):
     vendor: Text | None = None
     gpus: Text | None = None
     least_gpus: int = 0
-    drivers: dict[str, int] = {}
     layer: Literal["InfiniBand", "Ethernet"] | None = None
     efa: bool = False
     cxi: bool = False
@@ -103,7 +101,7 @@ class Profile(Part):
         cloud: whose network it is, by the table of clouds in ``env/harmful-variables.toml``; None for all others.
         requires: releases without which it does not work well.
         notes: what no variable says.
-        detect: None for one that is chosen by its name only.
+        detect: None for one that rows of the catalogue of machines name, or that is chosen by its name only.
     """
 
     name: str

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -146,3 +147,12 @@ def seconds_of(text: str) -> int | None:
     else:
         hours, (minutes, seconds) = 0, [*fields, 0][:2]
     return (int(days or 0) * 24 + hours) * 3600 + minutes * 60 + seconds or None
+
+
+def toml_value(value: Any) -> str:
+    """A value on one line, as a job file spells it: numbers, text, truth values, lists and tables."""
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {toml_value(each)}' for name, each in value.items())} }}" if value else "{}"
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(map(toml_value, value))}]"
+    return json.dumps(value, ensure_ascii=False)

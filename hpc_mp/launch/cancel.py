@@ -17,7 +17,7 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.launch.status import Overview, held, overview, seen
 from hpc_mp.rundir import RunDirectory, write_text
 
-LOOK = 0.5  # seconds between two looks at the run directory
+POLL_S = 0.5  # between two looks at the run directory
 KILL_S = 10.0  # until what was killed is gone
 
 
@@ -70,7 +70,7 @@ def _within(run: RunDirectory, slurm: bool, seconds: float) -> Overview | None:
             found = overview(run)
             if found.job is None or found.job.ended:
                 return found
-        time.sleep(LOOK)
+        time.sleep(POLL_S)
     return None
 
 

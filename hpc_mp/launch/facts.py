@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.query import SlurmPartition, partition_names, partitions, version
+from hpc_mp.cluster.slurm.query import SlurmPartition, partition_names, partitions, until_silent, version
 from hpc_mp.cluster.slurm.records import find_record, find_settings
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import srun_options
@@ -49,11 +49,12 @@ class ClusterFacts:
 
 
 def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
-    """Ask Slurm; nothing that it leaves unanswered is an error.
+    """Ask Slurm; nothing that it leaves unanswered is an error. A controller that is silent is asked once.
 
     Args:
         release: the version to write for, in place of the one found.
     """
+    ask = until_silent(ask)
     silence = partition = unknown = None
     seen: tuple[SlurmPartition, ...] = ()
     try:

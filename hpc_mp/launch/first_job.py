@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sysconfig
 from dataclasses import dataclass
-from typing import Any
 
 import jinja2
 
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine
+from hpc_mp.job.values import toml_value
 
 TEMPLATE = "slurm/job.toml.j2"
 TIME_LIMIT_S = 30 * 60
@@ -24,7 +23,7 @@ EMULATED = (((2, 4), (2, 2)), ((1, 2), (2, 1)), ((0, 0), (1, 1)))
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
+class ModelSize:
     """A GPT-2-style model and its sequences, in tokens; ``vocabulary`` also bounds the tokenizer trained for it."""
 
     layers: int
@@ -36,18 +35,18 @@ class Size:
     learning_rate: float
 
 
-SMALL = Size(layers=4, hidden=128, heads=4, vocabulary=2048, sequence=128, precision="fp32", learning_rate=1e-3)
-LARGE = Size(layers=12, hidden=1024, heads=16, vocabulary=8192, sequence=512, precision="bf16", learning_rate=3e-4)
+SMALL = ModelSize(layers=4, hidden=128, heads=4, vocabulary=2048, sequence=128, precision="fp32", learning_rate=1e-3)
+LARGE = ModelSize(layers=12, hidden=1024, heads=16, vocabulary=8192, sequence=512, precision="bf16", learning_rate=3e-4)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class FirstJob:
     """Where the ranks of a first job run, on what, and how they share the model."""
 
     nodes: int
     ranks_per_node: int
     device: str
-    size: Size
+    size: ModelSize
 
     @property
     def tensor(self) -> int:
@@ -63,32 +62,32 @@ class Start:
         return self.nodes * self.ranks_per_node // (self.tensor * self.pipeline)
 
 
-def choose(machine: ThisMachine, site: SlurmSite | None) -> Start:
+def choose(machine: ThisMachine, site: SlurmSite | None) -> FirstJob:
     """Two nodes of Slurm with a rank per GPU, or as many as a user may have; else the GPUs here; else emulated ranks."""
     if site is not None:
         mine = site.terms.quality.per_user if site.terms.quality else {}
         nodes = min(2, len(site.kind.nodes), max(1, mine.get("node", 2)))
         if gpus := min(site.kind.gpu_count, mine.get("gres/gpu", site.kind.gpu_count)):
-            return Start(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
-        return Start(nodes, min(2, site.cpus), "cpu", SMALL)
+            return FirstJob(min(nodes, mine.get("gres/gpu", 2 * gpus) // gpus), gpus, "auto", LARGE)
+        return FirstJob(nodes, min(2, site.cpus), "cpu", SMALL)
     if machine.gpus:
-        return Start(1, len(machine.gpus), "auto", LARGE)
+        return FirstJob(1, len(machine.gpus), "auto", LARGE)
     nodes, ranks = next(layout for (cores, gib), layout in EMULATED
                         if machine.cores >= cores and machine.memory >= gib * GIB)
-    return Start(nodes, ranks, "auto", SMALL)
+    return FirstJob(nodes, ranks, "auto", SMALL)
 
 
 def job_text(machine: ThisMachine, site: SlurmSite | None) -> str:
     """A commented job file for what was found; ``site`` is None without Slurm."""
     start = choose(machine, site)
-    jinja = jinja2.Environment(finalize=_toml, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+    jinja = jinja2.Environment(finalize=toml_value, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
                                keep_trailing_newline=True, autoescape=False)
     return jinja.from_string(asset(TEMPLATE).read_text(encoding="utf-8")).render(
         start=start, site=site, corpus=f"{sysconfig.get_paths()['stdlib']}/*.py",
         time_limit=_time_limit(site.terms.max_wall if site else None), extra=_extra(site, start) if site else {})
 
 
-def _extra(site: SlurmSite, start: Start) -> dict[str, str | int]:
+def _extra(site: SlurmSite, start: FirstJob) -> dict[str, str | int]:
     """All of the node that comes with its GPUs, shared out; without GPUs a CPU per rank and what a rank needs there."""
     if site.kind.gpu_count:
         return {"cpus-per-task": max(1, site.cpus // start.ranks_per_node), "mem": "0"}
@@ -98,9 +97,3 @@ def _extra(site: SlurmSite, start: Start) -> dict[str, str | int]:
 def _time_limit(most: str | None) -> str:
     """Half an hour, or the limit of the site where that is shorter."""
     return most if most and seconds(most) < TIME_LIMIT_S else "00:30:00"
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{ {', '.join(f'{name} = {_toml(each)}' for name, each in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)

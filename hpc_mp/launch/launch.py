@@ -17,8 +17,8 @@ from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import Plan, compose
-from hpc_mp.launch.render import Script, check_array, find_template, site_defaults
+from hpc_mp.launch.plan import JobPlan, compose
+from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
 from hpc_mp.launch.summary import describe
@@ -56,9 +56,9 @@ class LaunchRequest:
 class Preview:
     """What a launch would start: a plan for every element of an array, the first run's directory, the script of all."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[JobPlan, ...]
     run: Path
-    script: Script
+    script: JobScript
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -127,7 +127,7 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         return Preview(plans, run, script(plans[0], run, *others))
 
 
-def plan_job(request: LaunchRequest) -> tuple[Plan, ...]:
+def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
     """The plan of the job, or of every element of its array where the back end takes arrays; checked, but for what only
     transformers knows of its model.
 
@@ -166,7 +166,7 @@ def _shown(override: str) -> str:
 
 
 @contextmanager
-def _resumed(plan: Plan, request: LaunchRequest) -> Iterator[Resumed | None]:
+def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
     """The run to go on with, held; None for a new one."""
     if not request.resume:
         yield None
@@ -175,7 +175,7 @@ def _resumed(plan: Plan, request: LaunchRequest) -> Iterator[Resumed | None]:
         yield resumed
 
 
-def _check_models(plans: Sequence[Plan], listener: Listener) -> Callable[[], None]:
+def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[], None]:
     """What asks transformers about the models: it imports transformers, which takes seconds."""
 
     def check() -> None:

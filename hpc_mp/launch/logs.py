@@ -16,7 +16,7 @@ LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class LogSource:
     """A log file; of a node's only the lines of one task, where ``task`` is given. ``mark`` goes before each line."""
 
     path: Path
@@ -45,23 +45,23 @@ class Logs:
         self.files = run.of_attempt(self.attempt)
         self._ranks = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == self.attempt}
 
-    def main(self) -> list[Source]:
+    def main(self) -> list[LogSource]:
         """What rank 0 and the launcher say, and what Slurm and srun say."""
         slurm = sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
         return self._there([*slurm, self.files.srun_log, self.files.main_log])
 
-    def rank(self, rank: int) -> list[Source]:
+    def rank(self, rank: int) -> list[LogSource]:
         """The rank's own file, else its lines in that of its node."""
         start = self._ranks.get(rank)
         task = rank if start is None or start.task is None else start.task
-        by_node = Source(self.files.node_log(start.node if start else ""), task)
+        by_node = LogSource(self.files.node_log(start.node if start else ""), task)
         return self._there([self.files.rank_log(rank)]) or [by_node] * by_node.path.is_file()
 
-    def node(self, node: str) -> list[Source]:
+    def node(self, node: str) -> list[LogSource]:
         """By the node's name, or its host's: its own file, else those of its ranks."""
         mine = [start for start in self._ranks.values() if node in (start.node, start.host)]
         found = self._there([self.files.node_log(name) for name in dict.fromkeys([node, *(start.node for start in mine)])])
-        return found or [Source(source.path, mark=f"{start.rank}: ") for start in _by_rank(mine)
+        return found or [LogSource(source.path, mark=f"{start.rank}: ") for start in _by_rank(mine)
                          for source in self._there([self.files.rank_log(start.rank)])]
 
     def named(self, key: str) -> str:
@@ -69,8 +69,8 @@ class Logs:
         return ", ".join(map(str, dict.fromkeys(getattr(start, key) for start in _by_rank(self._ranks.values())))) or "none"
 
     @staticmethod
-    def _there(paths: Sequence[Path]) -> list[Source]:
-        return [Source(path) for path in paths if path.is_file()]
+    def _there(paths: Sequence[Path]) -> list[LogSource]:
+        return [LogSource(path) for path in paths if path.is_file()]
 
 
 def _by_rank(starts: Iterable[RankStart]) -> list[RankStart]:
@@ -81,9 +81,9 @@ class Follower:
     """Gives the complete lines of logs that it has not given yet."""
 
     def __init__(self) -> None:
-        self._files: dict[Source, NewLines] = {}
+        self._files: dict[LogSource, NewLines] = {}
 
-    def new(self, sources: Sequence[Source]) -> Iterator[str]:
+    def new(self, sources: Sequence[LogSource]) -> Iterator[str]:
         for source in sources:
             file = self._files.setdefault(source, NewLines(source.path))
             yield from source.lines(file.read())

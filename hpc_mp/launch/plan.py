@@ -15,7 +15,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
 from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import Template
+from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.planner.device import Device, check_memory
@@ -46,7 +46,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """A job with every choice made.
 
     Attributes:
@@ -69,11 +69,11 @@ class Plan:
     device: Device
     record: RunPlan
     facts: ClusterFacts
-    template: Template | None = None
+    template: ScriptTemplate | None = None
     measured: LinkRates | None = None
 
 
-def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> Plan:
+def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> JobPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
@@ -101,7 +101,7 @@ def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
     check_memory([each.total for each in state], gpus.device)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why))
-    return Plan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
+    return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
 
 
 def _layers(given: JobSpec, shape: ModelShape) -> ResolvedKey[tuple[int, ...]]:

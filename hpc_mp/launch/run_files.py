@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
-from hpc_mp.launch.plan import Plan
-from hpc_mp.launch.render import Script, render
+from hpc_mp.launch.plan import JobPlan
+from hpc_mp.launch.render import JobScript, render
 from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
@@ -28,7 +28,7 @@ def next_run(spec: JobSpec) -> Path:
     return base / f"{max(taken, default=0) + 1:04d}"
 
 
-def script(plan: Plan, *runs: Path) -> Script:
+def script(plan: JobPlan, *runs: Path) -> JobScript:
     """The job script of a plan, for its run, or for those of all elements of an array. Raises HpcMpError as ``render`` does."""
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
 
@@ -42,7 +42,7 @@ class Begun(NamedTuple):
 
 
 @contextmanager
-def begin(plan: Plan, resumed: Resumed | None) -> Iterator[Begun]:
+def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
     """Make a run directory, or take the resumed one into its next attempt, and write what ranks read.
 
     The run is held until the block ends.
@@ -66,7 +66,7 @@ def begin(plan: Plan, resumed: Resumed | None) -> Iterator[Begun]:
         yield Begun(run, 1, lock)
 
 
-def begin_array(plans: Sequence[Plan]) -> tuple[RunDirectory, ...]:
+def begin_array(plans: Sequence[JobPlan]) -> tuple[RunDirectory, ...]:
     """Make a run directory for each element of an array; the first one holds the script of all.
 
     Raises:
@@ -79,7 +79,7 @@ def begin_array(plans: Sequence[Plan]) -> tuple[RunDirectory, ...]:
     return runs
 
 
-def _write(plan: Plan, run: RunDirectory, *all_runs: RunDirectory) -> None:
+def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
     text = script(plan, *(each.path for each in all_runs)).text
     try:
         write_text(run.job, dump_job(plan.spec))

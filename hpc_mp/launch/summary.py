@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
 
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.plan import Plan
+from hpc_mp.job.values import toml_value
+from hpc_mp.launch.plan import JobPlan
 
 WIDTH = 120
 
@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def describe(plan: Plan, title: str) -> str:
+def describe(plan: JobPlan, title: str) -> str:
     """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default.
 
     Args:
@@ -63,13 +63,13 @@ def defaults(spec: JobSpec) -> str:
     for section in type(spec).model_fields:
         table = getattr(spec, section)
         values = {key: getattr(table, key) for key in type(table).model_fields if key not in table.model_fields_set}
-        shown = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, (), {})]
+        shown = [f"{key} = {toml_value(value)}" for key, value in values.items() if value not in (None, (), {})]
         if shown:
             sections.append(f"[{section}] {', '.join(shown)}")
     return " ".join(sections)
 
 
-def _state(plan: Plan) -> str:
+def _state(plan: JobPlan) -> str:
     state = [each.total for each in plan.record.state]
     low, high = memory_size(min(state)), memory_size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
@@ -84,12 +84,6 @@ def _state(plan: Plan) -> str:
 def _row(name: str, text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent=f"{name:<9} ", subsequent_indent=" " * 10, break_on_hyphens=False,
                          break_long_words=False)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    return f'"{value}"' if isinstance(value, str) else str(value)
 
 
 def without_effect(spec: JobSpec, place: str) -> str | None:

@@ -28,7 +28,7 @@ KINDS: dict[Kind, str] = {
 
 _JINJA = re.compile(r"\{%-?\s*(if|for|set|include|import|from|extends|block|macro|call|raw|filter|with)\b"
                     r"|(?<!\$)\{\{-?\s*[A-Za-z_][\w.]*(\s*\|[^{}]*)?\s*-?\}\}")
-_VARIABLE = re.compile(r"(?:(?:export|declare -x|setenv)\s+)?[A-Za-z_]\w*(?:=|\s+).*")
+_SETTING = re.compile(r"(?:(?:export|declare -x)\s+)?[A-Za-z_]\w*=.*|setenv\s+\w+\s.*|unset\s+\w+|export\s+[\w ]+")
 _SLURM_CONF = re.compile(r"^\s*(ClusterName|SlurmctldHost|NodeName|PartitionName)\s*=", re.MULTILINE | re.IGNORECASE)
 _RECIPE: tuple[tuple[Kind, Callable[[Path, str], object]], ...] = (  # the first that holds
     ("jinja", lambda path, text: path.suffix in (".j2", ".jinja", ".jinja2") or _JINJA.search(text)),
@@ -62,7 +62,7 @@ def _tables(text: str) -> dict[str, object]:
 
 
 def _only_variables(text: str) -> bool:
-    """Whether each line that is no comment sets or unsets a variable, and there is one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    return bool(lines) and all((_VARIABLE.fullmatch(line) and ("=" in line or line.startswith("setenv"))) or
-                               line.startswith("unset ") for line in lines)
+    """Whether each line that is no comment sets or unsets a variable, and there is one; functions in env do not count."""
+    plain = re.sub(r"^BASH_FUNC_.*?^}$", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line.strip() for line in plain.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    return bool(lines) and all(map(_SETTING.fullmatch, lines))

@@ -6,38 +6,31 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import read_measured
-from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
-from hpc_mp.job import JobSpec
-from hpc_mp.layout.placement import Placement
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
 from hpc_mp.rundir.history import AttemptEnd, history, record, saved_step
 from hpc_mp.rundir.plan import read_plan
+from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.switches import switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
 
-def begin(
-    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Runner = ask, srun: Sequence[str] = ()
-) -> tuple[AttemptRecord, str]:
-    """Make this start the run's current one, and write down what its ranks need; also why hosts are in this order.
-
-    Args:
-        srun: the ranks' command, by which nodes can be asked; none: they are not.
+def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
+    """Make a new attempt the run's current one, and write down what its ranks need.
 
     Raises:
         HpcMpError: the allocation has too few hosts, or the run directory cannot be written.
         OSError: the run directory cannot be written.
     """
-    hosts, why = _hosts(run, spec, placement, given, ask, srun)
+    run, spec, placement, given = waiting.run, waiting.spec, waiting.placement, waiting.allocation
+    hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
     if earlier is not None and earlier.attempt == run.attempt():  # nobody has put it away: Slurm started this script again
         _close(run, earlier, ask)
@@ -48,7 +41,7 @@ def begin(
         token, number, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
         given.end if given else None, spec.grace)
     write_attempt(run.attempt_record, attempt)
-    return attempt, why
+    return AttemptContext(run, spec, placement, given, waiting.command, record=attempt, host_order=why)
 
 
 def port(run: Path, token: str) -> int:
@@ -73,22 +66,21 @@ def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
                     f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 
-def _hosts(
-    run: RunDirectory, spec: JobSpec, placement: Placement, given: Allocation | None, ask: Runner, srun: Sequence[str]
-) -> tuple[tuple[str, ...], str]:
+def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     """A host for every node of the placement, and why; with ``rank_map = "auto"`` by measured rates and by switches."""
+    run, given, placement = waiting.run, waiting.allocation, waiting.placement
     if given is None:
         return (), "rank map: as MPI has it"
     if len(given.hosts) < placement.nodes:
         raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
     hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
-    plan, rank_map = read_plan(run), spec.parallel.rank_map
+    plan, rank_map = read_plan(run), waiting.spec.parallel.rank_map
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
-    tree, witness = switches(hosts, srun, ask)
+    tree, witness = switches(hosts, waiting.command, ask)
     measured = read_measured(run.measured)
     here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)

@@ -9,7 +9,7 @@ from typing import Literal
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.supervisor.diagnose import RootCause
 
-Action = Literal["done", "requeue", "fail"]
+RestartAction = Literal["done", "requeue", "fail"]
 IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too short for one step, or nobody lets it run
 
 
@@ -17,7 +17,7 @@ IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too
 class Decision:
     """``exclude``: nodes that the job must not get again; ``why``: one sentence for the log."""
 
-    action: Action
+    action: RestartAction
     exclude: tuple[str, ...]
     why: str
 

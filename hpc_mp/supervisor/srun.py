@@ -12,13 +12,13 @@ from pathlib import Path
 
 from hpc_mp.supervisor.signals import Signals
 
-LOOK = 0.5  # seconds between two looks
+POLL_S = 0.5  # between two looks
 LAG = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StepEnd:
     """``code`` as ``subprocess`` gives it; ``forced``: srun did not end by itself after a rank had failed."""
 
     code: int
@@ -28,7 +28,7 @@ class Ended:
 def follow(
     argv: Sequence[str], environ: Mapping[str, str], log: Path, signals: Signals | None,
     failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
-) -> Ended:
+) -> StepEnd:
     """Run srun to its end.
 
     Args:
@@ -47,9 +47,9 @@ def follow(
         if since > time.monotonic() and failed():
             since = time.monotonic()
         if time.monotonic() - since > LAG:
-            return Ended(_force(step), True)
-        time.sleep(LOOK)
-    return Ended(step.returncode, False)
+            return StepEnd(_force(step), True)
+        time.sleep(POLL_S)
+    return StepEnd(step.returncode, False)
 
 
 def _force(step: subprocess.Popen[bytes]) -> int:

@@ -10,9 +10,10 @@ from typing import Any
 
 from click.testing import CliRunner
 
+from hpc_mp.catalogue import MachineType
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure import Finding
-from hpc_mp.clouds.azure.catalogue import Size, load_catalogue
+from hpc_mp.clouds.azure.offer import load_offer
 from hpc_mp.clouds.azure.render import Choices, settle, told, words
 from hpc_mp.clouds.azure.render.parameters import parameters
 from hpc_mp.clouds.azure.render.write import as_json
@@ -21,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "cyclecloud"
 TEMPLATE = FOLDER / "templates" / "hpc-mp-slurm.txt"
 GOLDEN = Path(__file__).parents[1] / "golden" / "cyclecloud"
-CATALOGUE = load_catalogue()
+CATALOGUE = load_offer()
 H100 = Choices("Standard_ND96isr_H100_v5", 4, region="westeurope", subnet="group/net/subnet", credentials="azure",
                accounting=False)
 READY = re.compile(r"`(parameters/[\w-]+\.json)` \| `hpc-mp cloud (render [^`]+)`")
@@ -32,7 +33,7 @@ def grave(found: tuple[Finding, ...]) -> list[str]:
     return [f"{each.code} {each.file}:{each.line} {each.message}" for each in found if each.severity != "info"]
 
 
-def choices_of(size: Size) -> Choices:
+def choices_of(size: MachineType) -> Choices:
     """Two nodes; one of a size that has no InfiniBand where its twin has."""
     return Choices(size.name, 1 if size.twin else 2, region="westeurope", subnet="group/net/subnet", credentials="azure")
 
@@ -41,7 +42,7 @@ def values_of(choices: Choices) -> dict[str, Any]:
     return parameters(settle(choices, CATALOGUE))
 
 
-def record_of(size: Size) -> str:
+def record_of(size: MachineType) -> str:
     """What a golden file holds: the file of parameters, and what is told."""
     plan = settle(choices_of(size), CATALOGUE)
     return f"{as_json(parameters(plan))}\n" + "\n".join(words(told(plan, CATALOGUE))) + "\n"

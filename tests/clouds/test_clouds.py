@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,16 @@ from other_clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.catalogue import MachineType, catalogue
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds import promise, render, write
-from hpc_mp.clouds.azure.catalogue import Size, load_catalogue, load_machines
+from hpc_mp.clouds.azure.offer import load_offer
+from hpc_mp.clouds.request import gres
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.job import resolve
 from hpc_mp.planner.fabrics import fabric
 
-OTHERS = [size for size in load_machines().sizes.values() if size.cloud != "azure"]
-FIGURES = {field.name: field.default for field in fields(Size) if field.name not in ("name", "sources", "cloud")}
+OTHERS = list(catalogue().of("aws", "gcp"))
 AWS_FORMS = [name for name in FORMS if wish(name).size.cloud == "aws"]
 GCP_FORMS = [name for name in FORMS if wish(name).size.cloud == "gcp"]
 DENIED = {  # aws-parallelcluster 3.16.1, slurm_settings_validator.py
@@ -52,19 +52,15 @@ def given(options: dict[str, str]) -> list[str]:
 
 
 def test_the_linter_of_azures_templates_sees_azures_sizes_alone() -> None:
-    assert {size.cloud for size in load_catalogue().sizes.values()} == {"azure"}
-    assert load_catalogue().size("p5.48xlarge") is None and load_machines().size("P5.48xlarge") is not None
-    assert len(load_machines().sizes) == len(load_catalogue().sizes) + len(OTHERS)
+    assert {size.cloud for size in load_offer().sizes.values()} == {"azure"}
+    assert load_offer().size("p5.48xlarge") is None and catalogue().machine("P5.48xlarge") is not None
     assert {(size.cloud, bool(size.gpus)) for size in OTHERS} == {("aws", True), ("aws", False), ("gcp", True), ("gcp", False)}
 
 
 @pytest.mark.parametrize("size", OTHERS, ids=lambda size: size.name)
-def test_every_figure_has_a_source_and_fits_the_others(size: Size) -> None:
-    given = {figure for figure, none in FIGURES.items() if getattr(size, figure) not in (none, 0, ())}
-    assert given <= set(size.sources) <= set(FIGURES)
-    assert set(size.sources.values()) <= set(load_machines().sources)
-    assert len({bool(each) for each in (size.gpus, size.gpu_model, size.gres, size.nics, size.rdma, size.rdma_gbps)}) == 1
-    assert not size.gpus or size.gres in (f"gpu:{size.gpus}", f"gpu:{size.gpu_model.split()[0].lower()}:{size.gpus}")
+def test_the_figures_of_a_machine_fit_each_other(size: MachineType) -> None:
+    assert len({bool(each) for each in (size.gpus, size.gpu, gres(size), size.nics, size.rdma, size.rdma_gbps)}) == 1
+    assert not size.gpus or gres(size) in (f"gpu:{size.gpus}", f"gpu:{size.gpu_title.split()[0].lower()}:{size.gpus}")
     assert size.profile in profile_names() and (not size.fabric or fabric(size.fabric).gpus == size.gpus)
     if size.fabric:
         assert fabric(size.fabric).nics * fabric(size.fabric).nic * 8 == pytest.approx(size.nics * size.rdma_gbps)

@@ -18,7 +18,7 @@ from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
 from hpc_mp.environment.profiles import APPLIED, load_profile, profile_names
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import choose_profile
-from hpc_mp.launch.render import Template, render
+from hpc_mp.launch.render import ScriptTemplate, render
 from hpc_mp.lint.sbatch import lint
 
 # In place of the launching interpreter: notes what it got.
@@ -171,7 +171,7 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
 
 
 def test_a_template_that_passes_over_the_profile_is_refused(tmp_path: Path) -> None:
-    own = Template(tmp_path / "job.sbatch.j2", "srun true {# why #}\n")
+    own = ScriptTemplate(tmp_path / "job.sbatch.j2", "srun true {# why #}\n")
     with pytest.raises(HpcMpError, match=r"environment\.profile: has no effect with the template .*Take over the lines"):
         render(with_profile("azure-ndv4"), RUN, facts((24, 11)), python=PYTHON, template=own)
     assert render(with_profile(None), RUN, facts((24, 11)), python=PYTHON, template=own).text == "srun true\n"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -17,9 +18,9 @@ from pathlib import Path
 
 from hpc_mp.job import load_job
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.watch import Ended, watch
-from hpc_mp.launch.emulator.emulator import Emulator, Task
-from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.backends.watch import RanksEnd, watch
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
+from hpc_mp.launch.listener import Teller
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.records import StepMetrics, line_of
@@ -170,15 +171,15 @@ DEEDS: dict[str, Callable[[Path], int]] = {f.__name__: f for f in (
     multiply)}
 
 
-def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> Ended:
+def emulate(run: RunDirectory, ranks: int, environment: Mapping[str, str], more: Sequence[str] = ()) -> RanksEnd:
     """Start fake ranks and follow them to their end; ``more``: what else is imported before they are forked."""
     modules = (ENTRY.partition(":")[0], *more)
     with (Emulator(modules, environment) as emulator, Interrupts() as interrupts, open(run.path / ".lock", "w") as lock,
           socket.create_server(("127.0.0.1", 0)) as listener):
         port = str(listener.getsockname()[1])
-        tasks = [Task(run.rank_log(n), {"SLURM_PROCID": str(n), "MASTER_PORT": port}) for n in range(ranks)]
+        tasks = [EmulatedRank(run.rank_log(n), {"SLURM_PROCID": str(n), "MASTER_PORT": port}) for n in range(ranks)]
         emulator.start(tasks, run.job, listener, lock.fileno(), ENTRY)
-        return watch(emulator, ranks, AttemptReader(run, 1), interrupts, Listener())
+        return watch(emulator, AttemptReader(run, 1), interrupts, Teller(functools.partial(print, file=sys.stderr, flush=True)))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ import pytest
 from launching import environment, mark, marked, until
 
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.watch import Ended, Exit
+from hpc_mp.launch.backends.watch import RanksEnd
+from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.rundir import RunDirectory, create_run
 
 HERE = Path(__file__).parent
@@ -34,17 +35,17 @@ def run(tmp_path: Path) -> RunDirectory:
     return create_run(tmp_path, "job")
 
 
-def emulate(run: RunDirectory, ranks: int, mark: str, path: Path | None = None, **deeds: str) -> Ended:
+def emulate(run: RunDirectory, ranks: int, mark: str, path: Path | None = None, **deeds: str) -> RanksEnd:
     return emulated.emulate(run, ranks, environment(mark, path, **deeds))
 
 
-def seconds(ended: Ended) -> float:
+def seconds(ended: RanksEnd) -> float:
     """From the first rank's end to the last one's."""
     times = [end.time for end in ended.exits]
     return max(times) - min(times)
 
 
-def by_rank(ended: Ended) -> dict[int, Exit]:
+def by_rank(ended: RanksEnd) -> dict[int, Exit]:
     return {end.rank: end for end in ended.exits}
 
 
@@ -165,10 +166,10 @@ class Launcher:
     def zygote(self) -> psutil.Process:
         return next(p for p in psutil.Process(self.process.pid).children() if "hpc_mp.launch.emulator.zygote" in p.cmdline())
 
-    def ended(self, seconds: float = 5.0) -> Ended:
+    def ended(self, seconds: float = 5.0) -> RanksEnd:
         assert self.process.wait(seconds) == 0, self.err.read_text()
         document = json.loads(self.out.read_text())
-        return Ended(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
+        return RanksEnd(tuple(Exit(**end) for end in document["exits"]), document["asked"], document["broken"])
 
 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "Ctrl-C"])

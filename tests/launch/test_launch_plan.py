@@ -21,8 +21,9 @@ from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.watch import Ended, Exit
-from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
+from hpc_mp.launch.backends.watch import RanksEnd
+from hpc_mp.launch.emulator.emulator import Exit
+from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import compose
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
@@ -42,9 +43,9 @@ def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *ov
 # --- the environment of a rank ------------------------------------------------------------------------------
 
 
-def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, 2, 4, '[environment]\nset = { WORD = "a b", SLURM_PROCID = "0", MASTER_ADDR = "10.0.0.1" }\n')
-    told = rank_environments(spec, place(Degrees(data=8), "DPT", 4), job_id=77, port=1234)
+def test_a_rank_is_told_what_srun_tells() -> None:
+    step = {"SLURM_JOB_NAME": "t", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234", "WORD": "a b", "SLURM_PROCID": "0"}
+    told = srun_environments(in_blocks(2, 4), "77", step)
     assert [one["SLURM_PROCID"] for one in told] == [str(rank) for rank in range(8)]
     assert told[5] == {
         "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "1", "SLURM_NTASKS": "8", "SLURM_NPROCS": "8",
@@ -55,21 +56,21 @@ def test_a_rank_is_told_what_srun_tells(tmp_path: Path) -> None:
     }
 
 
-def test_one_node_is_written_without_brackets(tmp_path: Path) -> None:
-    (told,) = rank_environments(spec_of(tmp_path, 1, 1), place(Degrees(), "DPT", 1), job_id=1, port=2)
+def test_one_node_is_written_without_brackets() -> None:
+    (told,) = srun_environments([TaskPlace(0, 0)], "1", {})
     assert (told["SLURM_STEP_NODELIST"], told["SLURM_TASKS_PER_NODE"]) == ("node0", "1")
 
 
 def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, 2, 2, '[environment]\nset = { HF_HUB_OFFLINE = "0" }\n')
-    shared = shared_environment(spec, {"PATH": "/bin", "SLURM_JOB_ID": "9", "RANK": "3", "RANKING": "kept"}, cores=9)
+    shared = shared_environment(spec, {"PATH": "/bin", "SLURM_JOB_ID": "9", "RANK": "3", "RANKING": "kept"}, 9, EMULATED)
     assert shared == {
         "PATH": "/bin", "RANKING": "kept", "OMP_NUM_THREADS": "2", "HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }
-    assert shared_environment(spec, {}, cores=3)["OMP_NUM_THREADS"] == "1"
-    assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, cores=9)["OMP_NUM_THREADS"] == "7"
+    assert shared_environment(spec, {}, 3, {})["OMP_NUM_THREADS"] == "1"
+    assert shared_environment(spec, {"OMP_NUM_THREADS": "7"}, 9, {})["OMP_NUM_THREADS"] == "7"
 
 
 # --- where --------------------------------------------------------------------------------------------------
@@ -273,7 +274,7 @@ def test_the_first_cause(tmp_path: Path, words: dict[int, tuple[str, float]], ex
     run = create_run(tmp_path, "job")
     for who, (what, when) in words.items():
         said(run, who, what, when)
-    found, cause = judge(Ended(tuple(exits)), AttemptReader(run, 1), PLACED)
+    found, cause = judge(RanksEnd(tuple(exits)), AttemptReader(run, 1), PLACED)
     assert found == state
     assert (cause and cause.kind, cause and cause.rank) == (kind, rank)
 
@@ -282,22 +283,22 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     said(run, 1, "peer", 2.0)
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
-    assert judge(Ended(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
-    assert judge(Ended(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
+    assert judge(RanksEnd(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(RanksEnd(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
     killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
-    assert judge(Ended(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
+    assert judge(RanksEnd(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
 
 
 def test_causes_say_who_where_why(tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     attempt = AttemptReader(run, 1)
-    _, cause = judge(Ended((end(3, -9),)), attempt, PLACED)
+    _, cause = judge(RanksEnd((end(3, -9),)), attempt, PLACED)
     assert cause == Cause("signal", "rank 3 (dp 3, pp 0, tp 0) on node1 was killed by SIGKILL (the system ran out of memory, or "
                           "somebody killed it)", 3, "node1", str(run.rank_log(3)), cause.time if cause else 0.0)
     run.failure(1, 3).unlink()
     with open(run.rank_log(3), "a") as log:
         log.write("training\nterminate called\n\n")
-    _, cause = judge(Ended((end(3, 1),)), attempt, PLACED)
+    _, cause = judge(RanksEnd((end(3, 1),)), attempt, PLACED)
     assert cause and cause.message.endswith("on node1 ended with exit code 1; its last words: terminate called")
     assert ending(-64) == "was killed by SIGRTMAX" and "SIGSEGV" in ending(-11)
 

@@ -21,7 +21,7 @@ from hpc_mp.cluster.slurm.releases import Version, differences, releases
 from hpc_mp.job import resolve, under
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import Template, check_array, find_template, render, site_defaults
+from hpc_mp.launch.render import ScriptTemplate, check_array, find_template, render, site_defaults
 from hpc_mp.launch.render.values import gpu_request
 
 # --- the text ---------------------------------------------------------------------------------------------------------
@@ -265,8 +265,8 @@ def test_elements_of_an_array_share_their_script() -> None:
 # --- a site's own files -----------------------------------------------------------------------------------------------
 
 
-def template(content: str) -> Template:
-    return Template(Path("/site/job.sbatch.j2"), content)
+def template(content: str) -> ScriptTemplate:
+    return ScriptTemplate(Path("/site/job.sbatch.j2"), content)
 
 
 def test_a_template_line_without_a_reason_stays_and_says_so() -> None:

@@ -20,7 +20,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import directive, literal
-from hpc_mp.launch.render import Template, render
+from hpc_mp.launch.render import ScriptTemplate, render
 
 # What a value must survive. `touch x` leaves a file behind wherever it is run.
 NASTY = ("a b", "$(touch x)", "`touch x`", "; touch x;", "&& touch x", "it's", 'a"b', "#1", "ünï→", "*", "$HOME", "%j",
@@ -67,7 +67,7 @@ def test_unquoted_values_would_not(tmp_path: Path) -> None:
     source = asset("slurm/job.sbatch.j2").read_text(encoding="utf-8").replace("={{ value }}", "={{ value | verbatim }}")
     spec = job(environment={"set": {"V": "$(touch x)"}}, slurm={"python": rank_at(tmp_path / "rank")})
     with pytest.raises(AssertionError, match="was executed"):
-        run_it(tmp_path, spec, template=Template(Path("mine"), source))
+        run_it(tmp_path, spec, template=ScriptTemplate(Path("mine"), source))
 
 
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.too_slow])
@@ -195,7 +195,7 @@ def test_without_its_unset_lines_the_shell_would_show(tmp_path: Path) -> None:
     lines = asset("slurm/job.sbatch.j2").read_text(encoding="utf-8").splitlines(keepends=True)
     source = "".join(line for line in lines if not line.startswith("unset "))
     spec = job(job=CPU, slurm={"python": rank_at(tmp_path / "rank")})
-    seen = run_it(tmp_path, spec, template=Template(Path("mine"), source), environ={"NCCL_P2P_DISABLE": "1", "RANK": "3"})
+    seen = run_it(tmp_path, spec, template=ScriptTemplate(Path("mine"), source), environ={"NCCL_P2P_DISABLE": "1", "RANK": "3"})
     assert (seen["env"]["NCCL_P2P_DISABLE"], seen["env"]["RANK"]) == ("1", "3")
 
 

@@ -18,8 +18,8 @@ from slurm_lab.lab import Lab
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.launch.submit import backends as hands
-from hpc_mp.launch.submit.api import Job
+from hpc_mp.launch.submit import backends
+from hpc_mp.launch.submit.api import SubmittedJob
 
 
 def where() -> tuple[int, str, str]:
@@ -140,7 +140,7 @@ def there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"on": "slurm", "directory": lab.share / "calls"}
 
 
-def ended(lab: Lab, job: Job) -> str:
+def ended(lab: Lab, job: SubmittedJob) -> str:
     return lab.wait_job(int(job.id), timeout=30)["JobState"]
 
 
@@ -178,9 +178,9 @@ def test_a_job_that_is_killed_does_not_hang(lab: Lab, there: dict[str, Any]) -> 
 @pytest.mark.parametrize("trap", [True, False])
 def test_an_early_signal_does_not_kill(lab: Lab, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, trap: bool) -> None:
     if not trap:  # submitit's own way
-        monkeypatch.setattr(hands, "PYTHON", sys.executable)
+        monkeypatch.setattr(backends, "PYTHON", sys.executable)
 
-    def signalled(turn: int) -> Job:
+    def signalled(turn: int) -> SubmittedJob:
         begun = lab.share / f"begun-{trap}-{turn}"
         job = hpc_mp.submit(early, slurm={"setup": [f"touch {begun}"]}, **there)
         until(begun.exists)

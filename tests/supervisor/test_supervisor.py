@@ -23,6 +23,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
 from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
@@ -205,25 +206,25 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     run, job = create_run(tmp_path, "a"), spec(rank_map="block")
     placement = place(Degrees(data=2), "DPT", 1)
     run.main_log.write_text("first\n")
-    first, _ = begin(run, job, placement, GIVEN, Slurm())
+    first = begin(SupervisedRun(run, job, placement, GIVEN), Slurm()).record
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
     assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
-    second, _ = begin(run, job, placement, replace(GIVEN, restart=1), Slurm(sinfo="n2\n"))
+    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), Slurm(sinfo="n2\n")).record
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text() == "first\n"
     [ended] = history.history(run)
     assert (ended.kind, ended.token, ended.nodes) == ("vanished", "7.0.1", ("n2",))
 
     history.record(run, end(token="7.1.2"))
-    begin(run, job, placement, replace(GIVEN, restart=2), Slurm(sinfo="n2\n"))
+    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), Slurm(sinfo="n2\n"))
     assert len(history.history(run)) == 2  # that start had said how it ended
 
 
 def test_too_few_hosts_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     run = create_run(tmp_path, "a")
     with pytest.raises(HpcMpError, match="are fewer than job"):
-        begin(run, spec(), place(Degrees(data=2), "DPT", 1), replace(GIVEN, hosts=("n1",)), Slurm())
+        begin(SupervisedRun(run, spec(), place(Degrees(data=2), "DPT", 1), replace(GIVEN, hosts=("n1",))), Slurm())
     assert not run.attempt_record.exists()
 
 

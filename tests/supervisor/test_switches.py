@@ -21,6 +21,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run
 from hpc_mp.rundir.plan import RunPlan, Traffic, write_plan
+from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.switches import PATTERN, switches
 
@@ -110,7 +111,8 @@ def test_a_start_says_who_told_its_order(tmp_path: Path, monkeypatch: pytest.Mon
     def why(spec: JobSpec) -> tuple[tuple[str, ...], str]:
         run = create_run(tmp_path, "a")
         write_plan(run, RING)
-        record, words = begin(run, spec, place(Degrees(data=4), "DPT", 1), given, Says(None))
+        begun = begin(SupervisedRun(run, spec, place(Degrees(data=4), "DPT", 1), given), Says(None))
+        record, words = begun.record, begun.host_order
         return record.hosts, words
 
     assert why(four) == (HOSTS, "rank map: in Slurm's order of hosts")
@@ -131,7 +133,8 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
         """A ring of four replicas, n1–n2 at 10 % of the others."""
         rates = tuple((i, j, 0.1 if (i, j) == (0, 1) else 1.0) for i, j in combinations(range(4), 2))
         write_measured(run.measured, LinkRates(cluster, time.time(), HOSTS, rates))
-        record, words = begin(run, four, ring, given, Says(None))
+        begun = begin(SupervisedRun(run, four, ring, given), Says(None))
+        record, words = begun.record, begun.host_order
         return record.hosts, words
 
     assert hosts("another") == (HOSTS, "rank map: in Slurm's order of hosts")  # its n1 is another machine
@@ -145,7 +148,7 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
     write_plan(run, RING)
     run.measured.write_text("{")
     with pytest.warns(UserWarning, match="measured bandwidths are not known"):
-        assert begin(run, four, ring, given, Says(None))[0].hosts == ("n1", "n3", "n2", "n4")  # by the switches
+        assert begin(SupervisedRun(run, four, ring, given), Says(None)).record.hosts == ("n1", "n3", "n2", "n4")  # switches
 
 
 IN_A_JOB = """

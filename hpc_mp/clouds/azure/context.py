@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hpc_mp.clouds.azure.catalogue import Catalogue, load_catalogue
 from hpc_mp.clouds.azure.evaluate import Known
+from hpc_mp.clouds.azure.offer import Offer, load_offer
 from hpc_mp.clouds.azure.parameters import Given, Parameter, declared, values
 from hpc_mp.clouds.azure.parse import parse
 from hpc_mp.clouds.azure.partitions import Partition, partitions
@@ -32,7 +32,7 @@ class Case:
     parameters: tuple[Parameter, ...]
     values: Mapping[str, Known]
     clusters: tuple[Cluster, ...]
-    catalogue: Catalogue
+    offer: Offer
     given: Given | None
     project: Project | None
 
@@ -52,11 +52,11 @@ class Case:
 
     @property
     def partitions(self) -> Iterator[Partition]:
-        return (each for cluster in self.clusters for each in partitions(cluster, self.catalogue))
+        return (each for cluster in self.clusters for each in partitions(cluster, self.offer))
 
 
 def read_case(text: str, *, file: str = "template", given: Given | None = None, project: Project | None = None) -> Case:
     parsed = parse(text)
     parameters = declared(parsed.template)
     known = values(parameters, given)
-    return Case(file, text, parsed, parameters, known, clusters(parsed.template, known), load_catalogue(), given, project)
+    return Case(file, text, parsed, parameters, known, clusters(parsed.template, known), load_offer(), given, project)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hpc_mp.clouds.azure.catalogue import Catalogue, Size
+from hpc_mp.catalogue import MachineType
+from hpc_mp.clouds.azure.offer import Offer
 from hpc_mp.clouds.azure.resolve import Cluster, Node, Setting
 
 SCALE_SET_DEFAULT = 40  # Azure.MaxScalesetSize where it is left out
@@ -25,7 +26,7 @@ class Partition:
     name: str
     line: int
     machine: Setting | None
-    sizes: tuple[Size, ...]
+    sizes: tuple[MachineType, ...]
 
     @property
     def hpc(self) -> Setting | None:
@@ -55,16 +56,16 @@ class Partition:
         return SCALE_SET_DEFAULT if found is None else found.number
 
 
-def sizes_of(node: Node, catalogue: Catalogue) -> tuple[Size, ...]:
+def sizes_of(node: Node, offer: Offer) -> tuple[MachineType, ...]:
     """The sizes of a node that are in the catalogue."""
     machine = node.get("MachineType")
-    found = (catalogue.size(word) for word in (machine.words if machine else ()))
+    found = (offer.size(word) for word in (machine.words if machine else ()))
     return tuple(size for size in found if size)
 
 
-def partitions(cluster: Cluster, catalogue: Catalogue) -> tuple[Partition, ...]:
+def partitions(cluster: Cluster, offer: Offer) -> tuple[Partition, ...]:
     """Node arrays with settings of Slurm for a partition, unless slurm.autoscale is false."""
-    return tuple(_partition(node, catalogue) for node in cluster.real if _is_partition(node))
+    return tuple(_partition(node, offer) for node in cluster.real if _is_partition(node))
 
 
 def _is_partition(node: Node) -> bool:
@@ -74,7 +75,7 @@ def _is_partition(node: Node) -> bool:
     return node.is_array and not node.is_false("slurm.autoscale") and works
 
 
-def _partition(node: Node, catalogue: Catalogue) -> Partition:
+def _partition(node: Node, offer: Offer) -> Partition:
     named = node.configured("slurm.partition")
     name, line = (named.written, named.line) if named and named.written else (node.name, node.line)
-    return Partition(node, name, line, node.get("MachineType"), sizes_of(node, catalogue))
+    return Partition(node, name, line, node.get("MachineType"), sizes_of(node, offer))

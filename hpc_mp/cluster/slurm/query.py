@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.base.command import CommandFailed, Runner, TimedOut, ask
 from hpc_mp.cluster.slurm.nodelist import expand
 
 
@@ -53,6 +53,26 @@ def why_silent(ask: Runner = ask) -> str | None:
     except CommandFailed as error:
         return str(error).splitlines()[-1]  # scontrol ends with the verdict
     return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping says nothing"
+
+
+def until_silent(ask: Runner = ask) -> Runner:
+    """A runner that asks a silent controller once: after it, whatever asks the controller fails at once with the same words.
+
+    A program's own ``--version`` or ``--help`` is answered without a controller.
+    """
+    silent: list[CommandFailed] = []
+
+    def runner(argv: Sequence[str]) -> str:
+        alone = tuple(argv[1:]) in (("--version",), ("--help",))
+        if silent and not alone:
+            raise silent[0]
+        try:
+            return ask(argv)
+        except CommandFailed as error:
+            if not alone and (isinstance(error, TimedOut) or "contact slurm controller" in str(error)):
+                silent.append(error)
+            raise
+    return runner
 
 
 def version(ask: Runner = ask) -> tuple[int, int] | None:

@@ -26,13 +26,12 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
-from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.doctor.bench.events import TOLD, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
-from hpc_mp.launch.backends.mpi import family
+from hpc_mp.launch.backends.mpi import family, mpirun_environment
 from hpc_mp.launch.backends.mpi import patient as ask_mpirun
-from hpc_mp.launch.emulator.emulator import Emulator, Task
-from hpc_mp.launch.emulator.slurm_env import node_name
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
+from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"
@@ -50,47 +49,31 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
     """
     if spec.backend == "mpi":
         raise HpcMpError("--backend mpi", "needs ranks that MPI has started, and emulated ones are forked", "add --on mpi")
-    kept = {name: value for name, value in environ.items() if not FOREIGN.match(name)}
-    shared = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **kept, "HPC_MP_EMULATED": "1"}
+    shared = {"OMP_NUM_THREADS": "1", **inherited(environ), **EMULATED}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hpc-mp-bench-")))
         (folder / "spec.json").write_text(dump_spec(spec), encoding="utf-8")
         emulator = stack.enter_context(Emulator((f"{PROGRAM}.torch_network", entry.partition(":")[0]), shared))
         lock = stack.enter_context(open(folder / "lock", "w"))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.world)))
-        tasks = [Task(folder / f"rank-{rank}.log", _told(spec, rank, listener.getsockname()[1])) for rank in range(spec.world)]
-        emulator.start(tasks, folder / "spec.json", listener, lock.fileno(), entry)
-        yield from _follow_emulator(emulator, [task.log for task in tasks])
-
-
-def _told(spec: BenchSpec, rank: int, port: int) -> dict[str, str]:
-    """What srun would tell this rank."""
-    node, local_rank = divmod(rank, spec.ranks_per_node)
-    return {"SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0", "SLURM_NTASKS": str(spec.world),
-            "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local_rank), "SLURM_NODEID": str(node),
-            "SLURMD_NODENAME": node_name(node), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        step = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
+        told = srun_environments(in_blocks(spec.nodes, spec.ranks_per_node), str(os.getpid()), step)
+        ranks = [EmulatedRank(folder / f"rank-{rank}.log", each) for rank, each in enumerate(told)]
+        emulator.start(ranks, folder / "spec.json", listener, lock.fileno(), entry)
+        yield from _follow_emulator(emulator, [rank.log for rank in ranks])
 
 
 def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
     said = [NewLines(log) for log in logs]
-    failed: dict[int, int] = {}
-    with selectors.DefaultSelector() as selector:
-        selector.register(emulator, selectors.EVENT_READ)
-        alive = True
-        while alive:
-            if selector.select(POLL_S):
-                try:
-                    for event in emulator.events():
-                        if event["event"] == "broken":
-                            raise RunFailed(f"what ranks need cannot be imported ({event['why']})")
-                        if event["code"] and not event["ours"]:
-                            failed.setdefault(event["rank"], event["code"])
-                except EOFError:
-                    alive = False
-            for lines in said:
-                yield from _unless_refused(events(lines.read()))
+    while emulator.running:
+        emulator.hear(POLL_S)
+        for lines in said:
+            yield from _unless_refused(events(lines.read()))
+    if emulator.broken is not None:
+        raise RunFailed(emulator.broken)
+    failed = [end for end in emulator.exits if end.code and not end.ours]
     if failed:
-        rank, code = next(iter(failed.items()))
+        rank, code = failed[0].rank, failed[0].code
         last = logs[rank].read_text(errors="replace").splitlines()[-KEPT:] if logs[rank].exists() else []
         raise RunFailed("\n".join([f"rank {rank} {ending(code)}", *last]))
 
@@ -113,10 +96,8 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
     """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
     words = family(ask, "put another one first on PATH")
-    kept = {name: value for name, value in environ.items() if not FOREIGN.match(name) or name.startswith("OMPI_MCA_")}
-    told = {"OMP_NUM_THREADS": "1", **kept, "HPC_MP_MPI": "1"}
-    if os.geteuid() == 0:  # Open MPI wants to be told that this is meant
-        told |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
+    told = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
     names = sorted(name for name in told if NETWORKS.match(name))
     command = ["mpirun", *words(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
     return _follow(command, told, None)

@@ -75,9 +75,13 @@ _COOL = "look at the node's fans, cooling loop and room; compare with its neighb
 CHECKS = (
     row("gpu-throttle", throttle, "none slowed down by heat or power supply",
         f"error: event reasons & {HALVED:#x}; warning: & {SLOWED:#x} (a mask)", _COOL),
-    row("gpu-clocks", application_clocks, "application clocks are not lowered", "not below the default", "nvidia-smi -rac"),
-    row("gpu-persistence", persistence, "persistence mode is on", "enabled", "systemctl enable --now nvidia-persistenced"),
-    row("gpu-power-limit", power_limit, "power limit is the default or above", "not below the default", "nvidia-smi -pl WATTS"),
-    row("gpu-temperature", temperature, "below the temperature where they slow down", "below the GPU's own limit", _COOL),
-    row("gpu-memory-temperature", memory_temperature, "memory below its limit", "below the GPU's own limit", _COOL),
+    row("gpu-clocks", application_clocks, "application clocks are not lowered",
+        "warning unless: not below the default", "nvidia-smi -rac"),
+    row("gpu-persistence", persistence, "persistence mode is on",
+        "warning unless: enabled", "systemctl enable --now nvidia-persistenced"),
+    row("gpu-power-limit", power_limit, "power limit is the default or above",
+        "warning unless: not below the default", "nvidia-smi -pl WATTS"),
+    row("gpu-temperature", temperature, "below the temperature where they slow down",
+        "error unless: below the GPU's own limit", _COOL),
+    row("gpu-memory-temperature", memory_temperature, "memory below its limit", "error unless: below the GPU's own limit", _COOL),
 )

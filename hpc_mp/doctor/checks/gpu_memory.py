@@ -113,7 +113,8 @@ def _sram_uncorrected(gpu: GpuReport, since: str) -> float:
 
 
 CHECKS = (
-    row("gpu-ecc-mode", ecc_mode, "ECC is enabled", "enabled, and no change pending", "nvidia-smi --ecc-config=1, then reboot"),
+    row("gpu-ecc-mode", ecc_mode, "ECC is enabled",
+        "warning unless: enabled, and no change pending", "nvidia-smi --ecc-config=1, then reboot"),
     row("gpu-ecc-sram", sram, "no uncorrected error of SRAM",
         f"error: any since the driver was loaded, over {MOST_CORRECTED_SRAM} corrected ones, or the GPU's own limit", RESET),
     row("gpu-ecc-dram", dram, "no uncorrected error of DRAM since the driver was loaded", f"error: over {MOST_DRAM}",

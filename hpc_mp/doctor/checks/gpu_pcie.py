@@ -128,15 +128,19 @@ def _nvidia(gpus: Sequence[PciGpu]) -> list[PciGpu]:
 _SEAT = "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced"
 
 CHECKS = (
-    Check("gpu-bus", read_gpus, on_bus, "/sys/bus/pci/devices/*/current_link_width", "registers that can be read",
+    Check("gpu-bus", read_gpus, on_bus, "/sys/bus/pci/devices/*/current_link_width", "error unless: registers that can be read",
           "drain and power-cycle the node; have the GPU replaced when it does not come back"),
-    Check("gpu-pcie-width", read_lanes, width, "/sys/bus/pci/devices/*/{current,max}_link_width", "all lanes", _SEAT),
+    Check("gpu-pcie-width", read_lanes, width, "/sys/bus/pci/devices/*/{current,max}_link_width",
+          "error unless: all lanes", _SEAT),
     row("gpu-pcie-speed", speed, "PCIe at full speed, or lowered while idle (it says nothing but under load)",
-        f"greatest speed while {BUSY:.0f} % busy or more; slot as fast as the GPU", _SEAT),
-    Check("gpu-pcie-replay", ask_smi, replays, "nvidia-smi -q -x, /proc/uptime", f"at most {MOST_REPLAYS:.0f} a minute", _SEAT),
-    Check("gpu-pcie-payload", read_payloads, payload, "lspci -vv", f"equal on all GPUs, at least {LEAST_PAYLOAD} bytes",
+        f"error unless: greatest speed while {BUSY:.0f} % busy or more; slot as fast as the GPU", _SEAT),
+    Check("gpu-pcie-replay", ask_smi, replays, "nvidia-smi -q -x, /proc/uptime",
+          f"error unless: at most {MOST_REPLAYS:.0f} a minute", _SEAT),
+    Check("gpu-pcie-payload", read_payloads, payload, "lspci -vv",
+          f"error unless: equal on all GPUs, at least {LEAST_PAYLOAD} bytes",
           "look at the BIOS setting Max Payload Size, and at pci=pcie_bus_perf in /proc/cmdline"),
-    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by", "no lanes missing at boot", _SEAT),
-    Check("gpu-numa", read_gpus, numa, "/sys/bus/pci/devices/*/numa_node", "known for all GPUs or for none",
+    Check("gpu-pcie-limited", read_log_with_gpus, limited, "kernel log: limited by",
+          "warning unless: no lanes missing at boot", _SEAT),
+    Check("gpu-numa", read_gpus, numa, "/sys/bus/pci/devices/*/numa_node", "warning unless: known for all GPUs or for none",
           "look at the BIOS's or hypervisor's NUMA settings"),
 )

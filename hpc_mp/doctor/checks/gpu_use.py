@@ -62,11 +62,11 @@ def memory_held(holders: Holders) -> Iterator[Finding]:
 
 
 CHECKS = (
-    row("gpu-mig", mig, "MIG is off", "disabled, no change pending", "nvidia-smi -mig 0, then reset the GPU"),
+    row("gpu-mig", mig, "MIG is off", "warning unless: disabled, no change pending", "nvidia-smi -mig 0, then reset the GPU"),
     row("gpu-compute-mode", compute_mode, "compute mode Default", "Default; error: Prohibited", "nvidia-smi -c 0"),
     Check("gpu-leftover", read_holders, leftovers, "nvidia-smi --query-compute-apps, /proc/PID",
-          "programs that hold a GPU belong to a job of Slurm", "end it, or drain the node and look at its epilog"),
+          "error unless: programs that hold a GPU belong to a job of Slurm", "end it, or drain the node and look at its epilog"),
     Check("gpu-memory-held", read_holders, memory_held, "nvidia-smi --query-gpu=memory.used",
-          f"no more than {memory_size(IDLE_MEMORY_MIB * 2**20)} in use without a program",
+          f"warning unless: no more than {memory_size(IDLE_MEMORY_MIB * 2**20)} in use without a program",
           "drain the node, then nvidia-smi --gpu-reset -i GPU"),
 )

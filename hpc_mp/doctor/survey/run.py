@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
@@ -17,8 +18,9 @@ from hpc_mp.doctor.survey.facts import NodeFacts
 from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus, Measurements
 from hpc_mp.doctor.survey.procedure import SurveyState, survey
 from hpc_mp.doctor.survey.report import Report
-from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest, plan, without
+from hpc_mp.doctor.survey.start import AgentStart, SurveyRequest, out_of_service, plan, without
 
+ASK_S = 30.0  # between two questions to Slurm while the job is queued
 START_S = 60.0  # for the other agents after the first: Python from a slow file system
 ATTEMPTS = 3  # srun names a node that it cannot reach, or that tears its connection, and ends: it is started again without
 
@@ -52,8 +54,17 @@ def run(wish: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ
 def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None, tuple[str, ...]]:
     """The report, None when srun could start no agent; and the nodes of the step, in srun's order."""
     moment, begin = time.time(), time.monotonic()
-    hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S,
-                           lambda words: show(words if is_queue_notice(words) else "starting agents", None))
+
+    @lru_cache(maxsize=1)
+    def missing(_period: int) -> str:
+        return out_of_service(start.wish)
+
+    def waiting(words: str) -> None:
+        """Say what srun says; while it queues, also which nodes are out of service, asked once in each period."""
+        down = missing(int(time.monotonic() / ASK_S)) if is_queue_notice(words) else ""
+        show(f"{words}: {down}" if down else words if is_queue_notice(words) else "starting agents", None)
+
+    hellos = crew.assemble(lambda hello: len(expand(hello["slurm"]["nodelist"])), START_S, waiting)
     if not crew.alive:
         return None, ()
     tools, cluster = _instruments(crew, hellos, start)

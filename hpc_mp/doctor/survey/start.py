@@ -127,6 +127,16 @@ def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) 
     return AgentStart(fewer, start.inside, start.environ, {**start.absent, **failed})
 
 
+def out_of_service(wish: SurveyRequest, ask: Runner = ask) -> str:
+    """Why a survey waits in the queue: the nodes, of those it may take, that Slurm gives to nobody; empty where it names none."""
+    try:
+        states = node_states(wish.nodelist, wish.partition, ask)
+    except CommandFailed:
+        return ""
+    return ", ".join(f"{node} is {found.state}" + (f" ({found.reason})" if found.reason else "")
+                     for node, found in states.items() if not found.in_service)
+
+
 def _not_ready(nodes: tuple[str, ...], ask: Runner) -> dict[str, str]:
     """Those that Slurm would let us wait for; none where it does not say."""
     try:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.plan import Plan, Target
+from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.resume import Resumed
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir.follow import AttemptReader
@@ -25,14 +25,14 @@ class Launch:
         listener: hears where the run lies and how it goes.
     """
 
-    plans: tuple[Plan, ...]
+    plans: tuple[JobPlan, ...]
     resumed: Resumed | None
     wait: bool
     check: Callable[[], None]
     listener: Listener
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> JobPlan:
         return self.plans[0]
 
 

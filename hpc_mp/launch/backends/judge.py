@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.backends.watch import Ended, Exit
+from hpc_mp.launch.backends.watch import RanksEnd
+from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
@@ -14,7 +15,7 @@ from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
 from hpc_mp.rundir.waits import read_standings
 
 
-def judge(ended: Ended, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
+def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
     """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record."""
     bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
     if ended.broken is not None:

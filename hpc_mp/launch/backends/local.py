@@ -16,15 +16,15 @@ from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.judge import judge
 from hpc_mp.launch.backends.watch import watch
 from hpc_mp.launch.choices import GpuRequest, as_given
-from hpc_mp.launch.emulator.emulator import ENTRY, Emulator, Task
-from hpc_mp.launch.emulator.slurm_env import rank_environments, shared_environment
+from hpc_mp.launch.emulator.emulator import ENTRY, EmulatedRank, Emulator
+from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments
 from hpc_mp.launch.facts import ClusterFacts, outside
-from hpc_mp.launch.plan import Target
+from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import local_device
 from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir import LineFile
+from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
@@ -53,7 +53,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     plan, listener = launch.plan, launch.listener
     spec = plan.spec
     modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)
-    environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)))
+    environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)
     with ExitStack() as stack:
         emulator = stack.enter_context(Emulator(modules, environment))
         launch.check()
@@ -61,15 +61,22 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         run, number, lock = stack.enter_context(begin(plan, launch.resumed))
         listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.ranks)))
-        told = rank_environments(spec, plan.placement, os.getpid(), server.getsockname()[1])
         attempt = AttemptReader(run, number)
-        tasks = [Task(run.rank_log(rank), environment) for rank, environment in enumerate(told)]
-        emulator.start(tasks, run.job, server, lock, entry)
+        emulator.start(_ranks(plan, run, server.getsockname()[1]), run.job, server, lock, entry)
         with listener.following(spec.train.steps):
-            ended = watch(emulator, spec.ranks, attempt, interrupts, listener)
+            ended = watch(emulator, attempt, interrupts, listener)
     state, cause = judge(ended, attempt, plan.placement)
     if cause is not None:
         log = LineFile(run.main_log)
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
         log.close()
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
+
+
+def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
+    """All ranks in their order; rank 0 listens on ``port`` of this machine."""
+    step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            **plan.spec.environment.set}
+    places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]
+    told = srun_environments(places, str(os.getpid()), step)
+    return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(told)]

@@ -23,17 +23,16 @@ from hpc_mp.rundir import TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
 patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
-Words = Callable[[int, int, list[str]], list[str]]
+MpirunOptions = Callable[[int, int, list[str]], list[str]]
 # What mpirun says of itself, and its words for: this many processes, filling one host after the other, more than there are
 # cores if need be, with these variables.
-FAMILIES: tuple[tuple[str, Words], ...] = (
+FAMILIES: tuple[tuple[str, MpirunOptions], ...] = (
     (r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
         "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
         *(word for name in names for word in ("-x", name))]),
     (r"HYDRA|MPICH|Intel\(R\) MPI", lambda ranks, per_node, names: [
         "-n", str(ranks), "-ppn", str(per_node), "-genvlist", ",".join([*names, "PATH", "LD_LIBRARY_PATH"])]),
 )
-EMULATOR_ONLY = ("HPC_MP_EMULATED", "GLOO_SOCKET_IFNAME")
 
 
 def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
@@ -50,7 +49,7 @@ def start(launch: Launch) -> Outcome:
         HpcMpError: there is no mpirun, or none that we know; the run directory cannot be written.
     """
     launch.check()
-    environ = _environment(launch.plan.spec)
+    environ = shared_environment(launch.plan.spec, os.environ, len(os.sched_getaffinity(0)), mpirun_environment())
     options = mpirun(launch.plan.spec)
     with begin(launch.plan, launch.resumed) as begun:
         rank = [sys.executable, "-P", "-m", "hpc_mp", "train", str(begun.run.job)]
@@ -64,7 +63,7 @@ def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:
     return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
 
 
-def family(ask: Runner, otherwise: str) -> Words:
+def family(ask: Runner, otherwise: str) -> MpirunOptions:
     """How options are given to the mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))
@@ -78,12 +77,10 @@ def family(ask: Runner, otherwise: str) -> Words:
     return words
 
 
-def _environment(spec: JobSpec) -> dict[str, str]:
-    shared = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)))
-    kept = {name: value for name, value in shared.items() if name not in EMULATOR_ONLY or name in spec.environment.set}
-    if os.geteuid() == 0:  # Open MPI wants to be told that this is meant
-        kept |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return kept | {"HPC_MP_MPI": "1"}
+def mpirun_environment() -> dict[str, str]:
+    """What every process under mpirun must have: we look for its ranks, and Open MPI wants to be told that root is meant."""
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+    return {"HPC_MP_MPI": "1", **root}
 
 
 def _told(spec: JobSpec) -> list[str]:

@@ -13,7 +13,7 @@ from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
-from hpc_mp.launch.plan import Plan, Target
+from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.stage_in import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
@@ -55,7 +55,7 @@ def _job(launch: Launch) -> Outcome:
         return Outcome(run.path, "submitted", jobs[0])
     try:
         with listener.following(plan.spec.train.steps):
-            end = wait(jobs, _Shown([attempt], listener))[jobs[0]]
+            end = wait(jobs, _QueueWatcher([attempt], listener))[jobs[0]]
     except KeyboardInterrupt:
         listener.say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
         return _ended(launch, attempt, jobs[0], None)
@@ -81,7 +81,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     if launch.wait:
         try:
             with listener.following(plans[0].spec.train.steps):
-                ends = wait(ids, _Shown(attempts, listener))
+                ends = wait(ids, _QueueWatcher(attempts, listener))
         except KeyboardInterrupt:
             listener.say(f"no longer waiting: job {submission.job_id} goes on, scancel {submission.job_id} ends it")
     return tuple(_ended(launch, attempt, job_id, ends.get(job_id)) for attempt, job_id in zip(attempts, ids, strict=True))
@@ -94,7 +94,7 @@ def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | 
     return concluded(launch, attempt, job_id, lambda: _guess(end, attempt, launch.plan.spec.train.steps))
 
 
-def _submit(plan: Plan, run: RunDirectory, listener: Listener) -> list[str]:
+def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
     """The ids of the job and of those behind it. Raises RunFailed."""
     jobs: list[str] = []
     for _ in range(1 + plan.spec.slurm.chain):
@@ -115,7 +115,7 @@ def _submit(plan: Plan, run: RunDirectory, listener: Listener) -> list[str]:
     return jobs
 
 
-class _Shown:
+class _QueueWatcher:
     """Between two looks at the queue: progress from the run directories, and why a job waits whenever that is new."""
 
     def __init__(self, attempts: Sequence[AttemptReader], listener: Listener) -> None:

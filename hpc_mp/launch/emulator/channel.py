@@ -11,7 +11,7 @@ CHUNK = 1 << 16
 FILES = 8  # how many open files one message may carry
 
 
-class Channel:
+class EventChannel:
     """One end of the socket. Received files gather in ``files``, in the order in which they were sent."""
 
     def __init__(self, end: socket.socket) -> None:

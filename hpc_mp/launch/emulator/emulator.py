@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import subprocess
 import sys
@@ -10,21 +11,36 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hpc_mp.base.exit_codes import ending
-from hpc_mp.launch.emulator.channel import Channel
+from hpc_mp.launch.emulator.channel import EventChannel
 
 ENTRY = "hpc_mp.train.rank.main:main"
 STDERR = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EmulatedRank:
     """One rank to be started: where what it prints goes, and what its environment has beyond the shared one."""
 
     log: Path
     environment: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """How one rank ended.
+
+    Attributes:
+        code: as ``subprocess`` gives it: negative for a signal.
+        time: unix seconds.
+        ours: killed by a signal that the emulator sent.
+    """
+
+    rank: int
+    code: int
+    time: float
+    ours: bool
 
 
 class Emulator:
@@ -34,6 +50,11 @@ class Emulator:
         modules: what the ranks need, imported once before they are forked; it begins at once, beside the caller's work.
         environment: of the zygote, and so of every rank. What libraries read when they are imported
             (``OMP_NUM_THREADS``, ``HF_HUB_OFFLINE``) has an effect only here.
+
+    Attributes:
+        exits: the ranks that have ended so far, in the order in which they did.
+        running: whether any rank may still live.
+        broken: why not all ranks could be started and followed; None as long as all is well.
     """
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -45,32 +66,48 @@ class Emulator:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "hpc_mp.launch.emulator.zygote", *modules], stdin=theirs.fileno(), stdout=STDERR,
                 env={**environment, "PYTHONPATH": path}, start_new_session=True)
-        self._channel = Channel(ours)
-        self._started = False
+        self._channel = EventChannel(ours)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._ranks = 0
+        self.exits: list[Exit] = []
+        self.running = True
+        self.broken: str | None = None
 
     def start(
-        self, tasks: Sequence[Task], job_file: Path, listener: socket.socket, lock: int, entry: str = ENTRY
+        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket, lock: int, entry: str = ENTRY
     ) -> None:
-        """Fork the ranks as soon as the imports are done; if they failed, ``events`` says so.
+        """Fork the ranks as soon as the imports are done; if they failed, ``broken`` says so.
 
         Args:
-            tasks: rank n is the n-th.
+            ranks: rank n is the n-th.
             job_file: the entry's one argument.
             listener: a listening socket for rank 0, which finds its number in ``HPC_MP_LISTEN_FD``.
             lock: the open lock file of the run, held as long as one rank lives.
             entry: ``"module:function"``, returning the exit code.
         """
-        self._started = True
-        ranks = [{"log": str(task.log), "environment": dict(task.environment)} for task in tasks]
+        self._ranks = len(ranks)
+        order = [{"log": str(rank.log), "environment": dict(rank.environment)} for rank in ranks]
         with suppress(ConnectionError):
-            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": ranks}, [listener.fileno(), lock])
+            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order}, [listener.fileno(), lock])
 
-    def events(self) -> list[dict[str, Any]]:
-        """Wait for news (see ``hpc_mp.launch.emulator.zygote``). Raises EOFError when there will be none any more."""
-        return self._channel.receive()
+    def hear(self, seconds: float | None = 0.0) -> None:
+        """Take note of the ranks that have ended since; wait for news for so many seconds, None: until there are some."""
+        try:
+            while self.running and self._selector.select(seconds):
+                seconds = 0.0
+                for event in self._channel.receive():  # see hpc_mp.launch.emulator.zygote
+                    if event["event"] == "exit":
+                        self.exits.append(Exit(event["rank"], event["code"], event["time"], event["ours"]))
+                    else:
+                        self.broken = f"what ranks need cannot be imported ({event['why']})"
+        except EOFError:
+            self.running = False
+            if len(self.exits) < self._ranks and self.broken is None:
+                self.broken = f"the process that forked the ranks {ending(self._process.wait())}"
 
     def fileno(self) -> int:
-        """Readable when ``events`` will not wait."""
+        """Readable when there is news for ``hear``."""
         return self._channel.fileno()
 
     def command(self, name: str) -> None:
@@ -78,15 +115,13 @@ class Emulator:
         with suppress(ConnectionError):  # it has ended already
             self._channel.send({"command": name})
 
-    def wait(self) -> str:
-        """Once there are no more events: how the zygote ended, in words."""
-        return ending(self._process.wait())
-
     def __enter__(self) -> Emulator:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.running = False
+        self._selector.close()
         self._channel.close()  # ranks that still live are killed
-        if not self._started:
+        if not self._ranks:
             self._process.kill()  # it may be importing, and there is no rank yet
         self._process.wait()

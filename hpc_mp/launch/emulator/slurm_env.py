@@ -1,32 +1,50 @@
-"""The environment of emulated ranks: the names that srun sets, and what the ranks share."""
+"""The environment of emulated ranks: the names that srun sets, and what all ranks share. It is said here once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.placement import Placement
+
+EMULATED = {"HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo"}  # of ranks that share one machine
+
+
+class TaskPlace(NamedTuple):
+    """Where a task runs: the number of its node, and its own number on that node; both from 0."""
+
+    node: int
+    local: int
 
 
 def node_name(node: int) -> str:
     return f"node{node}"
 
 
-def shared_environment(spec: JobSpec, environ: Mapping[str, str], cores: int) -> dict[str, str]:
-    """What is the same in every rank and read by libraries as they are imported.
+def in_blocks(nodes: int, per_node: int) -> list[TaskPlace]:
+    """The places of all tasks, where each node is filled before the next one."""
+    return [TaskPlace(*divmod(task, per_node)) for task in range(nodes * per_node)]
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """The launching process's own environment, without what a scheduler or another launcher has set."""
+    return {name: value for name, value in environ.items() if not FOREIGN.match(name)}
+
+
+def shared_environment(spec: JobSpec, environ: Mapping[str, str], cores: int, ours: Mapping[str, str]) -> dict[str, str]:
+    """What is the same in every rank of a job outside of Slurm, and read by libraries as they are imported.
 
     Args:
-        environ: the launcher's own environment; of it, what another scheduler set is left out.
+        environ: the launching process's own environment.
         cores: how many this machine has for all ranks.
+        ours: what the back end adds; ``environment.set`` goes before it.
     """
-    inherited = {name: value for name, value in environ.items() if not FOREIGN.match(name)}
     return {
         "OMP_NUM_THREADS": str(max(1, cores // spec.ranks)),
-        **inherited,
-        "HPC_MP_EMULATED": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
+        **inherited(environ),
+        **ours,
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # a library that asks for GPUs as it is imported would else spoil the fork
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -35,35 +53,34 @@ def shared_environment(spec: JobSpec, environ: Mapping[str, str], cores: int) ->
     }
 
 
-def rank_environments(spec: JobSpec, placement: Placement, job_id: int, port: int) -> list[dict[str, str]]:
-    """What srun would tell each rank, by rank. ``environment.set`` goes before what they share, not before its own.
+def srun_environments(places: Sequence[TaskPlace], job_id: str, step: Mapping[str, str]) -> list[dict[str, str]]:
+    """What srun would tell each task, by task.
 
     Args:
+        places: of all tasks; every node has as many.
         job_id: stands for Slurm's.
-        port: where rank 0 listens, on this machine.
+        step: what else all tasks are told; it goes before the names of the step, and not before those of a task.
     """
-    nodes, per_node = placement.nodes, placement.ranks_per_node
+    nodes = 1 + max(place.node for place in places)
+    per_node = len(places) // nodes
     names = compress(map(node_name, range(nodes)))
-    ranks = str(len(placement.ranks))
-    step = {
-        "SLURM_NTASKS": ranks,
-        "SLURM_NPROCS": ranks,
+    tasks = str(len(places))
+    shared = {
+        "SLURM_NTASKS": tasks,
+        "SLURM_NPROCS": tasks,
         "SLURM_NNODES": str(nodes),
         "SLURM_JOB_NUM_NODES": str(nodes),
         "SLURM_STEP_NODELIST": names,
         "SLURM_JOB_NODELIST": names,
         "SLURM_TASKS_PER_NODE": str(per_node) if nodes == 1 else f"{per_node}(x{nodes})",
         "SLURM_STEP_ID": "0",
-        "SLURM_JOB_ID": str(job_id),
-        "SLURM_JOB_NAME": spec.job.name,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "SLURM_JOB_ID": job_id,
+        **step,
     }
     return [{
-        **step,
-        **spec.environment.set,
-        "SLURM_PROCID": str(place.rank),
-        "SLURM_LOCALID": str(place.local_rank),
+        **shared,
+        "SLURM_PROCID": str(task),
+        "SLURM_LOCALID": str(place.local),
         "SLURM_NODEID": str(place.node),
         "SLURMD_NODENAME": node_name(place.node),
-    } for place in placement.ranks]
+    } for task, place in enumerate(places)]

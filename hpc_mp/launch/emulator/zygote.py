@@ -3,7 +3,7 @@
 Importing torch and transformers takes seconds, a fork milliseconds. Before the forks nothing but imports happens here:
 threads of OpenMP, rayon and CUDA do not survive one.
 
-Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a ``Channel`` as standard input. It says
+Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a ``EventChannel`` as standard input. It says
 
     {"event": "broken", "why"}                            a module could not be imported
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.launch.emulator.channel import Channel
+from hpc_mp.launch.emulator.channel import EventChannel
 
 ORDERLY = (os.EX_OK, os.EX_TEMPFAIL)  # done, and stopped by a signal after saving
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -44,7 +44,7 @@ ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second 
 
 
 def main(modules: Sequence[str]) -> int:
-    channel = Channel(socket.socket(fileno=0))
+    channel = EventChannel(socket.socket(fileno=0))
     gc.disable()  # what imports make stays: to look for garbage in it takes a fifth of their time
     try:
         for module in modules:
@@ -119,7 +119,7 @@ def redirect(log: Path) -> None:
 class Ranks:
     """The living ranks: reports their ends, passes commands on, and ends the others after an abnormal exit."""
 
-    def __init__(self, channel: Channel, pids: Sequence[int]) -> None:
+    def __init__(self, channel: EventChannel, pids: Sequence[int]) -> None:
         self.channel = channel
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()

@@ -12,14 +12,14 @@ from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.profile import check_shown, profile_lines
-from hpc_mp.launch.render.site import Template, shipped
-from hpc_mp.launch.render.template import Script, fill
+from hpc_mp.launch.render.site import ScriptTemplate, shipped
+from hpc_mp.launch.render.template import JobScript, fill
 
-__all__ = ["Script", "render"]
+__all__ = ["JobScript", "render"]
 
 
 def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
-           template: Template | None = None) -> Script:
+           template: ScriptTemplate | None = None) -> JobScript:
     """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
 
     Args:

@@ -21,17 +21,17 @@ SECTIONS = ("slurm", "environment")  # of the job file: what a site may decide
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ScriptTemplate:
     path: Path
     text: str
 
 
-def shipped() -> Template:
+def shipped() -> ScriptTemplate:
     """``slurm/job.sbatch.j2``."""
     return _read(asset(f"slurm/{TEMPLATE}"))
 
 
-def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> Template:
+def find_template(project: Path, environ: Mapping[str, str] = os.environ) -> ScriptTemplate:
     """The template in use for job files in the directory ``project``.
 
     Raises:
@@ -66,8 +66,8 @@ def _find(name: str, project: Path, environ: Mapping[str, str]) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def _read(path: Path) -> Template:
+def _read(path: Path) -> ScriptTemplate:
     try:
-        return Template(path, path.read_text(encoding="utf-8"))
+        return ScriptTemplate(path, path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise HpcMpError(f"template {path}", f"cannot be read ({error})", "mend or remove it") from None

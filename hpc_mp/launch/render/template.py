@@ -10,7 +10,7 @@ import jinja2
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.quoting import Verbatim, directive, literal, shell
-from hpc_mp.launch.render.site import Template
+from hpc_mp.launch.render.site import ScriptTemplate
 
 _MARK = "\0"  # while filling in, stands between a line and its reason: no script can hold it
 _CONTROL = re.compile(r"\s*\{[%#].*[%#]\}")  # a template line that leaves no line in the script
@@ -18,7 +18,7 @@ _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class JobScript:
     """A rendered script, why its lines are there, and where its template lies.
 
     ``explanations``: (line, why) in order, without empty lines.
@@ -29,14 +29,14 @@ class Script:
     template: str
 
 
-def fill(template: Template, values: Mapping[str, object]) -> Script:
+def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
     """Raises HpcMpError when the template is not Jinja, or names a value that there is not."""
     try:
         filled = _jinja().from_string(_marked(template.text)).render(values)
     except jinja2.TemplateError as error:
         raise HpcMpError(f"template {template.path}", f"cannot be filled in ({error})", "mend it") from None
     lines = re.findall(rf"(.*?){_MARK}(.*?)\n", filled, re.DOTALL)
-    return Script("".join(f"{line}\n" for line, _ in lines),
+    return JobScript("".join(f"{line}\n" for line, _ in lines),
                   tuple((line.strip(), why) for line, why in lines if line.strip()), str(template.path))
 
 

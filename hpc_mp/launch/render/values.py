@@ -20,7 +20,7 @@ ENVIRONMENT_PYTHON = Verbatim('"$HPC_MP_LOCAL/env/bin/python"')  # where slurm/n
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobComponent:
     """Nodes of one kind: the whole job, or a component of a heterogeneous one.
 
     Attributes:
@@ -44,18 +44,18 @@ class Part:
         return not {"mem", "mem-per-cpu", "mem-per-gpu"} & self.extra.keys()
 
 
-def parts(spec: JobSpec, facts: ClusterFacts) -> list[Part]:
+def parts(spec: JobSpec, facts: ClusterFacts) -> list[JobComponent]:
     """The job's parts, in order: one, unless ``slurm.components`` says otherwise."""
     slurm, gpus, cpus = spec.slurm, gpu_request(spec), cpus_per_task(spec, facts)
     common = {name: value for name, value in slurm.extra.items() if name != "cpus-per-task"}
     if not slurm.components:
-        return [Part(spec.job.nodes, slurm.partition, slurm.constraint, gpus, cpus, common)]
+        return [JobComponent(spec.job.nodes, slurm.partition, slurm.constraint, gpus, cpus, common)]
     repeated = {name: value for name, value in options_of(spec, "component").items() if name != "cpus-per-task"}
     found = []
     for number, one in enumerate(slurm.components):
         own = {name: value for name, value in one.extra.items() if name != "cpus-per-task"}
         asks_itself = {"gres", "gpus-per-node"} & one.extra.keys()
-        found.append(Part(one.nodes, one.partition or slurm.partition, one.constraint or slurm.constraint,
+        found.append(JobComponent(one.nodes, one.partition or slurm.partition, one.constraint or slurm.constraint,
                           None if asks_itself else gpus, _whole(one.extra.get("cpus-per-task")) or cpus,
                           {**(repeated if number else common), **own}))
     return found

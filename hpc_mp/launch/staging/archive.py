@@ -23,7 +23,7 @@ from hpc_mp.launch.staging.members import Member, members, write_tar
 FORMAT = 1  # raised when the same environment gives another archive
 COMPRESS = ("zstd", "-q", "-T0", "-3")
 
-Show = Callable[[int, int], None]  # bytes packed so far, in all
+PackedBytes = Callable[[int, int], None]  # bytes packed so far, in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Packed:
     size: int
 
 
-def pack(python: Interpreter, cache: Path, show: Show) -> Packed:
+def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:
     """The archive of the environment of ``python``, made unless it is there.
 
     Args:

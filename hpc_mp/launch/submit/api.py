@@ -6,24 +6,23 @@ import pickle
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.job import FINAL
-from hpc_mp.launch.submit.worker import Task, failure_file
+from hpc_mp.launch.submit.worker import SubmittedCall, failure_file
 from hpc_mp.rundir import read_json
 
-LOOK = 0.1  # seconds between two looks at the files
-LATE = 5.0  # seconds that a result may appear on a shared file system after the job has ended
+POLL_S = 0.1  # between two looks at the files
+LATE_S = 5.0  # in which a result may appear on a shared file system after the job has ended
 
 
 def submit(
     function: Callable[..., Any], /, *arguments: Any, on: Literal["auto", "slurm", "local"] = "auto", nodes: int = 1,
     tasks_per_node: int = 1, directory: str | Path = "submitted", slurm: Mapping[str, Any] | None = None, **keywords: Any,
-) -> Job:
+) -> SubmittedJob:
     """Call ``function(*arguments, **keywords)`` in ``nodes * tasks_per_node`` processes, and return at once.
 
     Each has ``SLURM_PROCID`` and the other names of srun, and ``RANK``, ``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``
@@ -42,6 +41,8 @@ def submit(
     for name, value in (("nodes", nodes), ("tasks_per_node", tasks_per_node)):
         if value < 1:
             raise HpcMpError(f"{name} = {value}", "must be at least 1", "give a positive number")
+    if on not in ("auto", "slurm", "local"):
+        raise HpcMpError(f'on = "{on}"', "is no place where a callable can run", 'use "auto", "slurm" or "local"')
     where = decide(on)
     if where.place == "step":
         raise HpcMpError(f'on = "{on}"', f"not built yet for a callable {where.why}",
@@ -51,13 +52,14 @@ def submit(
     base.mkdir(parents=True, exist_ok=True)
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-    from hpc_mp.launch.submit.backends import OnEmulator, OnSlurm  # submitit takes a while to import
+    from hpc_mp.launch.submit.backends import SUBMIT_BACKENDS  # submitit takes a while to import
 
-    start = partial(OnSlurm, options=slurm or {}) if where.place == "slurm" else OnEmulator
-    return Job(start(Task(function, arguments, keywords), folder, nodes, tasks_per_node), folder, nodes * tasks_per_node)
+    call = SubmittedCall(function, arguments, keywords)
+    backend = SUBMIT_BACKENDS[where.place](call, folder, nodes, tasks_per_node, slurm or {})
+    return SubmittedJob(backend, folder, nodes * tasks_per_node)
 
 
-class Job:
+class SubmittedJob:
     """A submitted callable.
 
     Attributes:
@@ -65,10 +67,10 @@ class Job:
         words: what the site had to say when the job was handed in; mostly empty.
     """
 
-    def __init__(self, hand: Any, folder: Path, tasks: int) -> None:
-        self._hand, self.folder, self.tasks = hand, folder, tasks
-        self.id: str = hand.id
-        self.words: str = hand.words
+    def __init__(self, backend: Any, folder: Path, tasks: int) -> None:
+        self._backend, self.folder, self.tasks = backend, folder, tasks
+        self.id: str = backend.id
+        self.words: str = backend.words
 
     @property
     def state(self) -> str:
@@ -76,7 +78,7 @@ class Job:
 
         Of a Slurm job as it was half a minute ago at most.
         """
-        state: str = self._hand.state()
+        state: str = self._backend.state()
         return state
 
     @property
@@ -98,13 +100,13 @@ class Job:
             now = time.monotonic()
             if ended is None and self.state in FINAL:
                 ended = now
-            if ended is not None and now > ended + LATE:
+            if ended is not None and now > ended + LATE_S:
                 self._check()
                 missing = [str(task) for task in range(self.tasks) if not self._result(task).exists()]
-                raise RunFailed(f"{self._hand.why()}; no result of task {', '.join(missing)}; logs are in {self.folder}")
+                raise RunFailed(f"{self._backend.why()}; no result of task {', '.join(missing)}; logs are in {self.folder}")
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"job {self.id} is {self.state} after {timeout:g} s")
-            time.sleep(LOOK)
+            time.sleep(POLL_S)
         self._check()
         return [self._load(task) for task in range(self.tasks)]
 
@@ -114,7 +116,7 @@ class Job:
 
     def cancel(self) -> None:
         """End it. Raises RunFailed: Slurm refuses."""
-        self._hand.cancel()
+        self._backend.cancel()
 
     def _check(self) -> None:
         """Raise RunFailed for the earliest failure that a task has noted."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import selectors
 import shlex
 import socket
 import sys
@@ -22,12 +21,9 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
-from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.cluster.slurm.variables import FOREIGN
-from hpc_mp.launch.emulator.emulator import Emulator
-from hpc_mp.launch.emulator.emulator import Task as Emulated
-from hpc_mp.launch.emulator.slurm_env import node_name
-from hpc_mp.launch.submit.worker import Task
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
+from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, node_name, srun_environments
+from hpc_mp.launch.submit.worker import SubmittedCall
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
 # A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored
@@ -36,8 +32,8 @@ PYTHON = shlex.join(["sh", "-c", 'trap "" USR2; exec "$@"', "-", sys.executable]
 SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site's --export=NONE reaches the tasks
 
 
-class Hand(Protocol):
-    """What a ``Job`` needs from the place where its tasks run."""
+class SubmitBackend(Protocol):
+    """What a ``SubmittedJob`` needs from the place where its tasks run."""
 
     id: str
     words: str
@@ -51,7 +47,7 @@ class Hand(Protocol):
     def cancel(self) -> None: ...
 
 
-class OnSlurm(Hand):
+class SlurmBackend(SubmitBackend):
     """A Slurm job. submitit renders and pickles; we hand in, ask and end, for it cannot without accounting.
 
     Raises:
@@ -59,7 +55,7 @@ class OnSlurm(Hand):
         RunFailed: sbatch refuses.
     """
 
-    def __init__(self, task: Task, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, call: SubmittedCall, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
         executor = _Executor(folder, python=PYTHON)
         path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
         ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True}  # sites refuse wckeys that they do not know
@@ -71,7 +67,7 @@ class OnSlurm(Hand):
         except (ValueError, TypeError, NameError) as error:
             raise HpcMpError(f"slurm = {dict(options)}", str(error).replace("\n", " "),
                              "name those, or others in additional_parameters") from None
-        self.id = executor.submit(task).job_id
+        self.id = executor.submit(call).job_id
         self.words = executor.words
         self._seen, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
 
@@ -105,69 +101,45 @@ class _Executor(submitit.SlurmExecutor):
         return submitit.SlurmJob(self.folder, submission.job_id, tasks=list(range(self._num_tasks())))
 
 
-class OnEmulator(Hand):
-    """Processes here, one per task, with the names that srun sets; they live no longer than this object."""
+class EmulatedBackend(SubmitBackend):
+    """Processes here, one per task, with the names that srun sets; they live no longer than this object. ``options`` are
+    Slurm's alone."""
 
-    def __init__(self, task: Task, folder: Path, nodes: int, tasks_per_node: int) -> None:
+    def __init__(self, call: SubmittedCall, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
         self.id, self.words = str(1 + secrets.randbelow(10**9)), ""
-        self._exits: dict[int, int] = {}
-        self._broken, self._cancelled, self._tasks = "", False, nodes * tasks_per_node
-        self._per_node = tasks_per_node
-        DelayedSubmission(task).dump(JobPaths(folder, job_id=self.id).submitted_pickle)
-        shared = {name: value for name, value in os.environ.items() if not FOREIGN.match(name)}
-        names = {"HPC_MP_EMULATED": "1", "SUBMITIT_EXECUTOR": "slurm", "GLOO_SOCKET_IFNAME": "lo"}
-        logs = [JobPaths(folder, job_id=self.id, task_id=rank).stdout for rank in range(self._tasks)]
+        self._cancelled, self._tasks, self._per_node = False, nodes * tasks_per_node, tasks_per_node
+        DelayedSubmission(call).dump(JobPaths(folder, job_id=self.id).submitted_pickle)
+        shared = {**inherited(os.environ), **EMULATED, "SUBMITIT_EXECUTOR": "slurm"}
         self._stack = ExitStack()
-        self._emulator = self._stack.enter_context(Emulator([ENTRY.partition(":")[0], "submitit.core.submission"],
-                                                            shared | names))
+        self._emulator = self._stack.enter_context(Emulator([ENTRY.partition(":")[0], "submitit.core.submission"], shared))
+        told = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
+        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(told)]
         with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / ".lock", "w") as lock:
-            self._emulator.start([Emulated(log, _slurm_names(self.id, rank, nodes, tasks_per_node))
-                                  for rank, log in enumerate(logs)], folder, listener, lock.fileno(), ENTRY)
+            self._emulator.start(tasks, folder, listener, lock.fileno(), ENTRY)
 
     def state(self) -> str:
-        self._hear()
-        if len(self._exits) < self._tasks and not self._broken:
+        exits = self._heard()
+        if len(exits) < self._tasks and self._emulator.broken is None:
             return "RUNNING"
         self._stack.close()
         if self._cancelled:
             return "CANCELLED"
-        return "FAILED" if self._broken or any(self._exits.values()) else "COMPLETED"
+        return "FAILED" if self._emulator.broken or any(end.code for end in exits) else "COMPLETED"
 
     def why(self) -> str:
-        ends = "; ".join(f"task {rank} on {node_name(rank // self._per_node)} {ending(code)}"
-                         for rank, code in self._exits.items() if code)
-        return self._broken or ends or f"it is {self.state()}"
+        ends = "; ".join(f"task {end.rank} on {node_name(end.rank // self._per_node)} {ending(end.code)}"
+                         for end in self._heard() if end.code)
+        return self._emulator.broken or ends or f"it is {self.state()}"
 
     def cancel(self) -> None:
         if self.state() not in FINAL:
             self._cancelled = True
             self._emulator.command("kill")
 
-    def _hear(self) -> None:
-        """Take what has come, without waiting."""
-        with selectors.DefaultSelector() as selector:
-            while len(self._exits) < self._tasks and not self._broken:
-                if not selector.get_map():
-                    selector.register(self._emulator, selectors.EVENT_READ)
-                if not selector.select(0):
-                    return
-                try:
-                    for event in self._emulator.events():
-                        if event["event"] == "exit":
-                            self._exits[event["rank"]] = event["code"]
-                        else:
-                            self._broken = f"what tasks need cannot be imported ({event['why']})"
-                except EOFError:
-                    self._broken = self._broken or f"the process that forked the tasks {self._emulator.wait()}"
+    def _heard(self) -> list[Exit]:
+        """All ends of tasks so far; does not wait."""
+        self._emulator.hear()
+        return self._emulator.exits
 
 
-def _slurm_names(job_id: str, rank: int, nodes: int, per_node: int) -> dict[str, str]:
-    """What srun tells a task."""
-    hosts = compress(map(node_name, range(nodes)))
-    return {
-        "SLURM_JOB_ID": job_id, "SLURM_STEP_ID": "0", "SLURM_JOB_NODELIST": hosts, "SLURM_STEP_NODELIST": hosts,
-        "SLURM_NTASKS": str(nodes * per_node), "SLURM_NNODES": str(nodes), "SLURM_JOB_NUM_NODES": str(nodes),
-        "SLURM_TASKS_PER_NODE": str(per_node) if nodes == 1 else f"{per_node}(x{nodes})",
-        "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank % per_node), "SLURM_NODEID": str(rank // per_node),
-        "SLURMD_NODENAME": node_name(rank // per_node),
-    }
+SUBMIT_BACKENDS: dict[str, type[SlurmBackend | EmulatedBackend]] = {"slurm": SlurmBackend, "local": EmulatedBackend}

@@ -17,7 +17,7 @@ MEET_S = 300.0  # until task 0 must have said where it is: a shared file system 
 
 
 @dataclass(frozen=True)
-class Task:
+class SubmittedCall:
     """A call to be made once per task. Pickled by submitit; its result, or its failure, comes back through files."""
 
     function: Callable[..., Any]

@@ -8,7 +8,8 @@ from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
-from hpc_mp.clouds.azure.catalogue import Catalogue, Heads, Image, Size, load_machines
+from hpc_mp.catalogue import MachineType, catalogue
+from hpc_mp.clouds.azure.offer import Heads, Image, Offer
 
 Storage = Literal["nfs", "external", "amlfs"]
 MOST_NODES = 1000  # machines of a partition that CycleCloud's form allows
@@ -63,7 +64,7 @@ class Plan:
     """
 
     choices: Choices
-    size: Size
+    size: MachineType
     image: str | None
     known: Image | None
     heads: Heads
@@ -75,49 +76,49 @@ class Plan:
         return bool(self.size.rdma)
 
 
-def settle(choices: Choices, catalogue: Catalogue) -> Plan:
+def settle(choices: Choices, offer: Offer) -> Plan:
     """
     Raises:
         HpcMpError: the size is unknown or gone, there are too many or too few nodes, the image does not fit the size, or a
             name cannot be one.
     """
-    size = find_size(choices.sku, catalogue)
+    size = find_size(choices.sku, offer)
     _check_nodes(choices, size)
     _check_names(choices)
     image = choices.image or size.image or None
-    known = catalogue.image(image) if image else None
+    known = offer.image(image) if image else None
     if known:
         _check_image(known, size)
-    heads = catalogue.heads[size.arch]
+    heads = offer.heads[size.arch]
     plain = (known.plain if known else "") or heads.image
     return Plan(choices, size, image, known, heads, plain, size.placement_group_max if size.rdma else NO_GROUP)
 
 
-def sizes_on_offer(catalogue: Catalogue) -> tuple[Size, ...]:
+def sizes_on_offer(offer: Offer) -> tuple[MachineType, ...]:
     """Every size that a cluster can be made of."""
-    return tuple(size for size in catalogue.sizes.values() if not size.is_gone)
+    return tuple(size for size in offer.sizes.values() if not size.is_gone)
 
 
-def find_size(sku: str, catalogue: Catalogue) -> Size:
+def find_size(sku: str, offer: Offer) -> MachineType:
     """
     Raises:
         HpcMpError: there is no such size, or none any more.
     """
-    found = catalogue.size(sku) or catalogue.size(f"Standard_{sku}")
+    found = offer.size(sku) or offer.size(f"Standard_{sku}")
     if found is None:
-        if load_machines().size(sku):
+        if catalogue().machine(sku):
             raise HpcMpError(f"--sku {sku}", "is a machine of another cloud", "name a size of Azure")
-        names = [size.name for size in sizes_on_offer(catalogue)]
-        fast = ", ".join(size.name for size in sizes_on_offer(catalogue) if size.gpus and size.rdma)
+        names = [size.name for size in sizes_on_offer(offer)]
+        fast = ", ".join(size.name for size in sizes_on_offer(offer) if size.gpus and size.rdma)
         hint = did_you_mean(sku, names, f"for training there are {fast}.", likeness=0.5, most=3)
-        raise HpcMpError(f"--sku {sku}", "is no size in the catalogue", f"{hint} All of them are in cyclecloud/catalogue.toml")
+        raise HpcMpError(f"--sku {sku}", "is no size in the catalogue", f"{hint} All of them are in env/machines")
     if found.is_gone:
         raise HpcMpError(f"--sku {found.name}", f"was retired on {found.retired}: no such machine can be started",
                          "choose a size that exists, such as Standard_ND96isr_H100_v5")
     return found
 
 
-def _check_nodes(choices: Choices, size: Size) -> None:
+def _check_nodes(choices: Choices, size: MachineType) -> None:
     nodes = f"--nodes {choices.nodes}"
     if choices.nodes < 1:
         raise HpcMpError(nodes, "must be at least 1", "say how many machines the cluster may have at most")
@@ -164,10 +165,10 @@ def _check_names(choices: Choices) -> None:
                          "leave out one of the two")
 
 
-def _check_image(image: Image, size: Size) -> None:
+def _check_image(image: Image, size: MachineType) -> None:
     name = f"--image {image.name}"
     wanted = {"amd": "rocm", "nvidia": "nvidia-v100" if size.is_v100 else "nvidia"}
-    kind = f"{size.gpu_model} on {size.arch}" if size.gpus else size.arch
+    kind = f"{size.gpu_title} on {size.arch}" if size.gpus else size.arch
     better = f"take {size.image}" if size.image else "take one built for arm64 with NVIDIA's drivers"
     if image.arch not in (size.arch, "unknown"):
         raise HpcMpError(name, f"is for {image.arch}, and {size.name} is {size.arch}", better)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpc_mp.clouds.azure.catalogue import Size
+from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.render.options import Choices, Plan
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -42,7 +42,7 @@ def parameters(plan: Plan) -> dict[str, Any]:
     }
 
 
-def topology(size: Size) -> str:
+def topology(size: MachineType) -> str:
     """What is written once nodes exist: NVLink blocks, the tree of InfiniBand's switches, or nothing."""
     return "block" if size.nvlink_block else "tree" if size.rdma else "off"
 

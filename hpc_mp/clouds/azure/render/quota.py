@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hpc_mp.clouds.azure.catalogue import Catalogue, Size
+from hpc_mp.catalogue import MachineType
+from hpc_mp.clouds.azure.offer import Offer
 from hpc_mp.clouds.azure.render.options import Plan
 
 
@@ -19,15 +20,15 @@ class Quota:
     machines: str
 
 
-def quotas(plan: Plan, catalogue: Catalogue, server: str | None) -> tuple[Quota, ...]:
+def quotas(plan: Plan, offer: Offer, server: str | None) -> tuple[Quota, ...]:
     """One for each family, all machines running; the family of those that train first.
 
     Args:
         server: size of the machine that is made for CycleCloud itself, if one is.
     """
-    wanted: dict[str, list[tuple[Size, int, str]]] = {}
+    wanted: dict[str, list[tuple[MachineType, int, str]]] = {}
     for name, count, role in _machines(plan, server):
-        size = catalogue.sizes[name.casefold()]
+        size = offer.sizes[name.casefold()]
         if count:
             wanted.setdefault(size.quota or f"of {size.name}", []).append((size, count, role))
     return tuple(_quota(each) for each in wanted.values())
@@ -42,7 +43,7 @@ def _machines(plan: Plan, server: str | None) -> Iterable[tuple[str, int, str]]:
         yield server, 1, "CycleCloud"
 
 
-def _quota(machines: list[tuple[Size, int, str]]) -> Quota:
+def _quota(machines: list[tuple[MachineType, int, str]]) -> Quota:
     sizes = dict.fromkeys(size.name for size, _, _ in machines)
     return Quota(machines[0][0].quota, ", ".join(sizes), sum(size.quota_vcpus * count for size, count, _ in machines),
                  " + ".join(f"{count} {role} × {size.quota_vcpus}" for size, count, role in machines))

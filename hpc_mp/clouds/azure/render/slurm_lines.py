@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hpc_mp.clouds.azure.catalogue import Size
+from hpc_mp.catalogue import MachineType
 
 DAMPEN = 5  # per cent of the memory that is held back: the template's default, and azslurm's
 _LEAST_HELD = 1024  # MiB
@@ -21,7 +21,7 @@ class Lines:
     memory: int
 
 
-def slurm_lines(cluster: str, array: str, size: Size, nodes: int, *, default: bool, one_thread: bool) -> Lines:
+def slurm_lines(cluster: str, array: str, size: MachineType, nodes: int, *, default: bool, one_thread: bool) -> Lines:
     """As slurmcc/partition.py and slurmcc/cli.py of Azure/cyclecloud-slurm compute them.
 
     Args:
@@ -36,13 +36,13 @@ def slurm_lines(cluster: str, array: str, size: Size, nodes: int, *, default: bo
         partition=f"PartitionName={array} Nodes={names} Default={'YES' if default else 'NO'} "
                   f"DefMemPerCPU={memory // size.vcpus} MaxTime=INFINITE State=UP",
         node=f"Nodename={names} Feature=cloud STATE=CLOUD CPUs={size.vcpus} ThreadsPerCore={threads} RealMemory={memory}"
-             + (f" Gres={size.gres}" if size.gres else ""),
+             + (f" Gres=gpu:{size.gpus}" if size.gpus else ""),
         gres=f"Nodename={names} Name=gpu Count={size.gpus} File={_devices(size)}" if size.gpus else "",
         memory=memory,
     )
 
 
-def _devices(size: Size) -> str:
+def _devices(size: MachineType) -> str:
     if size.gpu_vendor == "amd":
         numbers = [str(128 + 8 * at) for at in range(size.gpus)]
         return f"/dev/dri/renderD{numbers[0] if len(numbers) == 1 else '[' + ','.join(numbers) + ']'}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpc_mp.base.text import data_rate
-from hpc_mp.clouds.azure.catalogue import Catalogue
+from hpc_mp.clouds.azure.offer import Offer
 from hpc_mp.clouds.azure.render.notes import notes, unverified
 from hpc_mp.clouds.azure.render.options import Plan
 from hpc_mp.clouds.azure.render.parameters import parameters, topology
@@ -58,17 +58,17 @@ class Told:
     unverified: tuple[str, ...]
 
 
-def told(plan: Plan, catalogue: Catalogue, server: str | None = None) -> Told:
+def told(plan: Plan, offer: Offer, server: str | None = None) -> Told:
     """``server``: size of the machine that is made for CycleCloud itself, if one is."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
-    arrays, asked = [hpc], quotas(plan, catalogue, server)
+    arrays, asked = [hpc], quotas(plan, offer, server)
     if choices.htc_nodes:
-        of_htc = catalogue.sizes[plan.heads.htc.casefold()]
+        of_htc = offer.sizes[plan.heads.htc.casefold()]
         arrays.append(slurm_lines(choices.name, "htc", of_htc, choices.htc_nodes, default=False, one_thread=True))
     return Told(
         cluster=choices.name, partition="hpc", nodes=choices.nodes, sku=size.name, image=plan.image,
-        gpus=size.gpus, gpu_model=size.gpu_model, vcpus=size.vcpus, memory_gib=size.memory_gib, slurm_memory_mib=hpc.memory,
+        gpus=size.gpus, gpu_model=size.gpu_title, vcpus=size.vcpus, memory_gib=size.memory_gib, slurm_memory_mib=hpc.memory,
         nics=size.nics, nic_gbps=size.rdma_gbps, network=size.rdma, node_busbw=size.busbw or None,
         network_gbytes=size.nics * size.rdma_gbps / 8 or None, placement_group=plan.group if plan.infiniband else None,
         topology=topology(size), profile=size.profile, quota=asked, regional_vcpus=sum(each.vcpus for each in asked),

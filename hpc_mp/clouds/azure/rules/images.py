@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.clouds.azure.catalogue import Image, Size
+from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.context import Case
+from hpc_mp.clouds.azure.offer import Image
 from hpc_mp.clouds.azure.partitions import sizes_of
 from hpc_mp.clouds.azure.resolve import Node, Setting
 from hpc_mp.clouds.azure.vocabulary import meant
@@ -16,40 +17,40 @@ def _image(node: Node) -> Setting | None:
     return next((each for name in ("ImageName", "Image") if (each := node.get(name)) and each.text), None)
 
 
-def _pairs(case: Case) -> Iterator[tuple[Setting, Image, Size]]:
+def _pairs(case: Case) -> Iterator[tuple[Setting, Image, MachineType]]:
     """Images that the catalogue knows with the sizes that they are to run on."""
     for node in case.real:
         each = _image(node)
-        image = case.catalogue.image(each.text) if each else None
+        image = case.offer.image(each.text) if each else None
         if each and image:
-            yield from ((each, image, size) for size in sizes_of(node, case.catalogue))
+            yield from ((each, image, size) for size in sizes_of(node, case.offer))
 
 
-def _where(wrong: Callable[[Image, Size], bool], advice: Callable[[Image, Size], str] = lambda image, size: size.name
-           ) -> Callable[[Case], Iterable[Hit]]:
+def _where(wrong: Callable[[Image, MachineType], bool],
+           advice: Callable[[Image, MachineType], str] = lambda image, size: size.name) -> Callable[[Case], Iterable[Hit]]:
     return lambda case: (Hit(each.line, f"{each.text}{each.via}", advice(image, size))
                          for each, image, size in _pairs(case) if wrong(image, size))
 
 
-def _other_processor(image: Image, size: Size) -> bool:
+def _other_processor(image: Image, size: MachineType) -> bool:
     return image.arch not in (size.arch, "unknown")
 
 
-def _wrong_driver(image: Image, size: Size) -> bool:
+def _wrong_driver(image: Image, size: MachineType) -> bool:
     """An NVIDIA driver that does not know this GPU."""
     return size.gpu_vendor == "nvidia" and image.drivers == ("nvidia" if size.is_v100 else "nvidia-v100")
 
 
-def _driver_advice(image: Image, size: Size) -> str:
+def _driver_advice(image: Image, size: MachineType) -> str:
     older = ", which needs the older driver" if size.is_v100 else ", and the driver is the older one, for V100"
-    return f"{size.name} has {size.gpu_model}{older}"
+    return f"{size.name} has {size.gpu_title}{older}"
 
 
-def _other_maker(image: Image, size: Size) -> bool:
+def _other_maker(image: Image, size: MachineType) -> bool:
     return (size.gpu_vendor, image.drivers) in (("nvidia", "rocm"), ("amd", "nvidia"), ("amd", "nvidia-v100"))
 
 
-def _bare(image: Image, size: Size) -> bool:
+def _bare(image: Image, size: MachineType) -> bool:
     return bool(size.gpus or size.rdma) and image.drivers == "none"
 
 
@@ -59,7 +60,7 @@ def _each(case: Case) -> Iterator[tuple[Setting, Image | None]]:
         each = _image(node)
         if each and each.line not in seen:
             seen.add(each.line)
-            yield each, case.catalogue.image(each.text)
+            yield each, case.offer.image(each.text)
 
 
 def _ended(case: Case) -> Iterable[Hit]:
@@ -67,7 +68,7 @@ def _ended(case: Case) -> Iterable[Hit]:
 
 
 def _unknown(case: Case) -> Iterable[Hit]:
-    known = [image.name for image in case.catalogue.images.values() if ":" not in image.name]
+    known = [image.name for image in case.offer.images.values() if ":" not in image.name]
     for each, image in _each(case):
         if image is None and each.text.casefold().startswith(("cycle.", "almalinux")) and ":" not in each.text:
             near = meant(each.text, known, 0.6)
@@ -84,7 +85,7 @@ def _without_slurm(case: Case) -> Iterable[Hit]:
 
 def _different(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
-        arms = {size.arch for node in cluster.real for size in sizes_of(node, case.catalogue)}
+        arms = {size.arch for node in cluster.real for size in sizes_of(node, case.offer)}
         heads = [node for node in cluster.real if (role := node.configured("slurm.role")) and role.text.casefold() == "scheduler"]
         for node in heads if len(arms) > 1 else ():
             yield Hit(node.line, node.name, " and ".join(sorted(arms)))
@@ -97,7 +98,7 @@ RULES: tuple[Rule[Case], ...] = (
     Rule("CC602", "error", _where(_wrong_driver, _driver_advice),
          "The NVIDIA driver in {it} is not for this GPU: {advice}.",
          "Use microsoft-dsvm:ubuntu-hpc:2204-v100 for V100, microsoft-dsvm:ubuntu-hpc:2204 or :2404 for all later ones."),
-    Rule("CC603", "error", _where(_other_maker, lambda image, size: f"{size.name} has {size.gpu_model}"),
+    Rule("CC603", "error", _where(_other_maker, lambda image, size: f"{size.name} has {size.gpu_title}"),
          "{it} has the drivers of another maker's GPUs: {advice}, and no program sees them.",
          "Use an image with -rocm in its name for AMD's GPUs, one without for NVIDIA's."),
     Rule("CC604", "warning", _where(_bare),

@@ -146,7 +146,7 @@ def _nothing_to_scale(case: Case) -> Iterable[Hit]:
 def _never_scales(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
         found = cluster.attributes.get("autoscale")
-        scaled = [each for each in partitions(cluster, case.catalogue) if each.node.is_true("slurm.autoscale")]
+        scaled = [each for each in partitions(cluster, case.offer) if each.node.is_true("slurm.autoscale")]
         if scaled and (found is None or found.is_false):
             yield Hit(found.line if found else cluster.line, ", ".join(each.name for each in scaled))
 
@@ -200,7 +200,7 @@ def _public(case: Case) -> Iterable[Hit]:
 
 def _no_scheduler(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
-        if partitions(cluster, case.catalogue) and not any(map(_schedules, cluster.real)):
+        if partitions(cluster, case.offer) and not any(map(_schedules, cluster.real)):
             yield Hit(cluster.line, cluster.name)
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.clouds.azure.catalogue import Size
+from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.partitions import SCALE_SET_DEFAULT, Partition
 from hpc_mp.clouds.azure.resolve import Setting
@@ -16,7 +16,7 @@ _PROXIMITY = tuple(f"{owner}ProximityPlacementGroup{end}" for owner in ("", "Azu
 _FAST = re.compile(r"(?i)standard_(n[cd]|h)")
 
 
-def _machines(case: Case) -> Iterator[tuple[Setting, str, Size | None]]:
+def _machines(case: Case) -> Iterator[tuple[Setting, str, MachineType | None]]:
     """Every size that a node names, once a line."""
     seen: set[tuple[int, str]] = set()
     for node in case.real:
@@ -24,7 +24,7 @@ def _machines(case: Case) -> Iterator[tuple[Setting, str, Size | None]]:
         for word in machine.words if machine else ():
             if machine and (machine.line, word) not in seen:
                 seen.add((machine.line, word))
-                yield machine, word, case.catalogue.size(word)
+                yield machine, word, case.offer.size(word)
 
 
 def _form(case: Case) -> Iterable[Hit]:
@@ -33,7 +33,7 @@ def _form(case: Case) -> Iterable[Hit]:
 
 
 def _misspelt(case: Case) -> Iterable[Hit]:
-    known = [size.name for size in case.catalogue.sizes.values()]
+    known = [size.name for size in case.offer.sizes.values()]
     for each, word, size in _machines(case):
         if size is None and _FAST.match(word) and (near := meant(word, known, 0.9)):
             yield Hit(each.line, f"{word}{each.via}", near)
@@ -142,7 +142,7 @@ def _small_head(case: Case) -> Iterable[Hit]:
     for node in case.real:
         role = node.configured("slurm.role")
         machine = node.get("MachineType")
-        size = case.catalogue.size(machine.text) if machine else None
+        size = case.offer.size(machine.text) if machine else None
         if role and role.text.casefold() == "scheduler" and size and machine and (size.vcpus < 4 or size.gpus):
             what = f"has {size.gpus} GPUs, which a scheduler never uses" if size.gpus else f"has {size.vcpus} vCPUs"
             yield Hit(machine.line, f"{size.name}{machine.via} {what}")

@@ -25,7 +25,7 @@ _GRES = re.compile(r"(?i)gres=gpu(?::[a-z][\w.\-]*)?:(\d{1,4})")
 
 def _many_defaults(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
-        found = [each for each in partitions(cluster, case.catalogue) if each.node.is_true("slurm.default_partition")]
+        found = [each for each in partitions(cluster, case.offer) if each.node.is_true("slurm.default_partition")]
         for each in found[1:]:
             line = each.node.configuration["slurm.default_partition"].line
             yield Hit(line, each.name, f"{found[0].name}, line {found[0].node.configuration['slurm.default_partition'].line}")
@@ -33,7 +33,7 @@ def _many_defaults(case: Case) -> Iterable[Hit]:
 
 def _no_default(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
-        found = partitions(cluster, case.catalogue)
+        found = partitions(cluster, case.offer)
         given = [each.node.configured("slurm.default_partition") for each in found]
         if len(found) > 1 and not any(each and (each.is_true or not each.known) for each in given):
             yield Hit(cluster.line, ", ".join(each.name for each in found))
@@ -42,7 +42,7 @@ def _no_default(case: Case) -> Iterable[Hit]:
 def _same_partition(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
         first: dict[str, Partition] = {}
-        for each in partitions(cluster, case.catalogue):
+        for each in partitions(cluster, case.offer):
             other = first.setdefault(each.name.casefold(), each)
             if other is not each and not (each.is_dynamic and other.is_dynamic):
                 yield Hit(each.line, each.name, f"{other.node.name} and {each.node.name}")
@@ -62,7 +62,7 @@ def _accounting(cluster: Cluster) -> Setting | None:
 def _no_accounting(case: Case) -> Iterable[Hit]:
     for cluster in case.clusters:
         found = _accounting(cluster)
-        if partitions(cluster, case.catalogue) and (found is None or found.is_false):
+        if partitions(cluster, case.offer) and (found is None or found.is_false):
             yield Hit(found.line if found else cluster.line, f"off{found.via}" if found else "not set")
 
 
@@ -228,7 +228,7 @@ def _no_execute(case: Case) -> Iterable[Hit]:
         ran = {node.name: {name.removeprefix(_PROJECT).split(":")[0] for kind, name in node.parts
                            if kind == "cluster-init" and name.startswith(_PROJECT)} for node in cluster.real}
         if any(specs.intersection(_ROLES) for specs in ran.values()):
-            yield from (Hit(each.node.line, each.name) for each in partitions(cluster, case.catalogue)
+            yield from (Hit(each.node.line, each.name) for each in partitions(cluster, case.offer)
                         if "execute" not in ran[each.node.name])
 
 

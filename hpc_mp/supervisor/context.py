@@ -1,0 +1,73 @@
+"""What the supervisor knows of the run, and of the attempt, that it looks after: one value that all its parts are given."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedRun:
+    """A run, before an attempt of it begins.
+
+    Attributes:
+        allocation: of Slurm; None outside of it.
+        command: what starts the ranks, ``srun …`` or ``mpirun …``; by it nodes can be asked too. Empty: they are not.
+    """
+
+    run: RunDirectory
+    spec: JobSpec
+    placement: Placement
+    allocation: Allocation | None
+    command: Sequence[str] = ()
+
+    @property
+    def job_id(self) -> str | None:
+        """Of the Slurm job whose allocation this is."""
+        return self.allocation.job_id if self.allocation else None
+
+    def say(self, text: str) -> None:
+        """Into the log of the job script and into that of the run."""
+        line = f"{datetime.now():%H:%M:%S} {text}"
+        with suppress(OSError):
+            print(f"hpc-mp: {line}", flush=True)
+        main = LineFile(self.run.main_log)
+        main.write(line)
+        main.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptContext(SupervisedRun):
+    """A run and the attempt of it that goes on.
+
+    Attributes:
+        record: what its ranks were told: number, token, hosts, meeting place.
+        host_order: why its hosts stand in their order.
+    """
+
+    record: AttemptRecord
+    host_order: str
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """The environment of everything that is started for this attempt."""
+        return os.environ | {TOKEN: self.record.token, "MASTER_ADDR": self.record.address, "MASTER_PORT": str(self.record.port)}
+
+    def is_current(self) -> bool:
+        """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""
+        if read_attempt(self.run.attempt_record).token == self.record.token:
+            return True
+        print(f"hpc-mp: start {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)
+        return False
+
+    def has_failed(self) -> bool:
+        """Whether a rank has said by now that it failed."""
+        return bool(self.run.failure.found(self.record.attempt))

@@ -1,0 +1,62 @@
+"""Pages opened in a real browser without a screen: what is drawn, how large, and what the browser complains of."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="no browser: apt-get install chromium")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--hide-scrollbars",
+         "--allow-file-access-from-files", "--disable-web-security", "--virtual-time-budget=3000", "--dump-dom")
+# The page is looked at from a frame around it, so that nothing in it is changed: its scripts run under its own policy.
+FRAME = """<!doctype html><body style="margin: 0"><pre id="measured"></pre>
+<iframe id="page" width="{width}" height="900" style="border: 0" src="{page}"></iframe>
+<script>document.getElementById("page").addEventListener("load", event => {{
+  const inside = event.target.contentDocument, root = inside.documentElement;
+  const size = one => {{ const box = one.getBoundingClientRect(); return [box.width, box.height]; }};
+  document.getElementById("measured").textContent = JSON.stringify({{
+    figures: [...inside.querySelectorAll("svg:not(.defs), .nodes, .tree")].map(
+      one => [one.classList[0] || one.tagName, ...size(one)]),
+    width: root.clientWidth, needed: root.scrollWidth, text: inside.body.innerText}});
+}});</script></body>"""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a browser shows. ``figures``: (class or tag, width, height) in pixels; ``complaints``: of its console."""
+
+    figures: tuple[tuple[str, float, float], ...]
+    width: int
+    needed: int
+    text: str
+    complaints: tuple[str, ...]
+
+    @property
+    def overflows(self) -> bool:
+        """Whether the page is wider than its window. A wide figure may lie in a box of its own that scrolls."""
+        return self.needed > self.width
+
+
+def opened(page: Path, width: int = 1280) -> Opened:
+    """Open ``page`` in a window of that many pixels."""
+    assert PROGRAM is not None
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        frame = Path(folder, "frame.html")
+        frame.write_text(FRAME.format(width=width, page=page.resolve().as_uri()), encoding="utf-8")
+        command = [PROGRAM, *FLAGS, f"--user-data-dir={folder}/profile", f"--window-size={width},900", frame.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    measured = re.search(r'<pre id="measured">(.+?)</pre>', done.stdout, re.DOTALL)
+    assert measured, f"the page did not load: {done.stderr[-2000:]}"
+    found = json.loads(unescape(measured[1]))
+    complaints = tuple(line for line in done.stderr.splitlines() if "CONSOLE" in line)
+    return Opened(tuple(map(tuple, found["figures"])), found["width"], found["needed"], found["text"], complaints)
