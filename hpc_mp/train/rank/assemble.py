@@ -57,7 +57,7 @@ def tokens_of(
             store.set(key, json.dumps({"stopped": str(stopped)}))
             raise
         store.set(key, json.dumps({"directory": str(tokens.directory)}))
-    store.wait([key], FILES_TIMEOUT)
+    seat.waits.behind(key, 0, lambda: store.wait([key], FILES_TIMEOUT))
     answer = json.loads(store.get(key))
     if "stopped" in answer:
         raise Stopped(answer["stopped"])
@@ -73,7 +73,8 @@ def _near(directory: Path, spec: JobSpec, seat: Seat, store: dist.Store) -> Path
     if seat.who.local_rank == 0:
         stage_directory(directory, root)
         store.set(key, "")
-    store.wait([key], FILES_TIMEOUT)
+    first = next(place.rank for place in seat.placement.ranks if (place.node, place.local_rank) == (seat.place.node, 0))
+    seat.waits.behind(key, first, lambda: store.wait([key], FILES_TIMEOUT))
     return staged(directory, root)
 
 

@@ -23,6 +23,7 @@ from hpc_mp.train.rank.fencing import Claim, claim
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import Identity, at_place, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
+from hpc_mp.train.rank.waits import Waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,13 @@ class Bootstrap:
     run: RunDirectory | None
     placement: Placement | None
     record: AttemptRecord | None
+    waits: Waits
 
     def seat(self, run: RunDirectory, placement: Placement) -> Seat:
         """``run``, ``placement``: this start's own, or those that rank 0 made."""
         attempt = self.record.attempt if self.record else run.attempt()
         collected = self.record is not None  # srun labels what ranks print and writes it to a file per node
-        return Seat(self.who, run, attempt, placement, self.claim, self.record, Log(run, self.who, collected))
+        return Seat(self.who, run, attempt, placement, self.claim, self.record, Log(run, self.who, collected), self.waits)
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
@@ -72,7 +74,7 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
         who = at_place(placement, hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")
     else:
         who = identity(environ)
-    return Bootstrap(who, where, mine, run, placement, record)
+    return Bootstrap(who, where, mine, run, placement, record, Waits(who.rank))
 
 
 def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:

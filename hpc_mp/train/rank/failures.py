@@ -19,6 +19,7 @@ from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failu
 from hpc_mp.train.rank.fencing import Claim
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.waits import Waits
 
 LAST_WORDS = 5.0  # seconds in which a file system must take them: one behind a lost link never does
 
@@ -39,6 +40,7 @@ class Seat:
     claim: Claim
     record: AttemptRecord | None
     log: Log
+    waits: Waits
 
     @property
     def place(self) -> RankPlace:
@@ -64,10 +66,16 @@ class Hung(Exception):
     """No step was finished in time."""
 
 
+class PeerGone(Exception):
+    """Another rank, of whose failure all know, has gone."""
+
+
+MISUSE = "enforce fail"  # gloo: the ranks of a message do not mean the same one
 # What an error or its cause is; of several the first one holds.
 ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (NodeLost, "lost"),
     (Hung, "hang"),
+    (PeerGone, "peer"),
     (MemoryError, "memory"),
     (torch.OutOfMemoryError, "memory"),
     (dist.DistError, "peer"),
@@ -75,14 +83,17 @@ ERRORS: tuple[tuple[type[BaseException], str], ...] = (
 
 
 def failure_kind(error: BaseException) -> str:
-    """A key of ``rundir.failures.KINDS``: by what an error or its cause is, else by what it says."""
+    """A key of ``rundir.failures.KINDS``: by what an error or its cause is, else by what it says, else by where it came from."""
     if isinstance(error, HpcMpError):
         return "user"
     chain = [e for e in (error, error.__cause__, error.__context__) if e is not None]
     for types, known in ERRORS:
         if any(isinstance(e, types) for e in chain):
             return known
-    return next((kind for e in chain if (kind := kind_of(str(e))) is not None), "error")
+    told = next((kind for e in chain if (kind := kind_of(str(e))) is not None), None)
+    if told is None and any(hasattr(e, "waited") for e in chain) and not any(MISUSE in str(e) for e in chain):
+        return "peer"  # whatever a wait breaks off with
+    return told or "error"
 
 
 def record_failure(seat: Seat, error: BaseException) -> str:
@@ -97,7 +108,7 @@ def record_failure(seat: Seat, error: BaseException) -> str:
     place = seat.place
     failure = RankFailure(
         who.rank, who.node, kind, message, time.time(), seat.attempt, os.uname().nodename, os.getpid(), coordinates(place), trace,
-        **getattr(error, "facts", {}))
+        standing=seat.waits.standing(error=error), **getattr(error, "facts", {}))
     try:
         write_failure(run, failure)
     except OSError as full:

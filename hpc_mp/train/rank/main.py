@@ -27,7 +27,7 @@ from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
 from hpc_mp.train.rank.bootstrap import Bootstrap, announce, known_hosts, read_job, start, status, take_seat, threads
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
-from hpc_mp.train.rank.failures import NodeLost, Seat, cause_known, die, record_failure
+from hpc_mp.train.rank.failures import NodeLost, PeerGone, Seat, cause_known, die, record_failure
 from hpc_mp.train.rank.fencing import Stale
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE
@@ -36,6 +36,7 @@ from hpc_mp.train.rank.rank_env import check_place
 from hpc_mp.train.rank.rendezvous import meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Lookout, Pace, StopFlag, Stopped
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
+from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog
 
 LINGER = 2 * GRACE  # seconds in which a rank that lost another lives on, so that the heartbeat can say which node it was
@@ -51,7 +52,9 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
     os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
     try:
-        return _run(job_file, start(job_file), stop)
+        begun = start(job_file)
+        with begun.waits.listening():
+            return _run(job_file, begun, stop)
     except Stale as stale:
         print(f"hpc-mp: {stale}; it ends", file=sys.stderr, flush=True)
         return 1
@@ -70,15 +73,16 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         record_failure(begun.seat(begun.run, begun.placement), error)
         return 2
     try:
-        store = meet(who, begun.where, backend)
+        store = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
     except dist.DistError as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
         record_failure(begun.seat(begun.run, begun.placement), error)
         return 1
-    seat = take_seat(begun, spec, shape, store)
+    seat = begun.waits.behind("the run directory", 0, lambda: take_seat(begun, spec, shape, store))
     seat.log.capture()
     with ExitStack() as beating:
+        beating.enter_context(noted(seat.waits, seat.run, seat.attempt, spec.job.step_timeout))
         beating.enter_context(resident_noted(seat.run.memory(who.rank)))
         try:
             _check_seat(seat, spec)
@@ -150,7 +154,8 @@ def _train(
         tokens = tokens_of(spec, shape, seat, store, asked)
         status(seat, "building model")
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
-        groups = build(seat.placement, spec.shard_degree, device, backend, shape.tied, timeout)
+        groups = seat.waits.together("the making of process groups", range(seat.who.world), lambda: build(
+            seat.placement, spec.shard_degree, device, backend, shape.tied, timeout))
         clock = DropoutClock(spec.train.seed)
         stage, pipeline, optimizer = assemble(spec, shape, groups, device, clock)
         stop_if_asked()
@@ -164,7 +169,7 @@ def _train(
         cut_metrics(seat.run.metrics, counters["step"])
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
     trainer = Trainer(spec, seat.run, seat.attempt, seat.claim, stage, pipeline, optimizer, groups, clock, samples, device,
-                      seat.log, stop, duties, pace)
+                      seat.log, stop, duties, pace, seat.waits)
 
     def traced(step: int, spans: list[Span]) -> None:
         memory = RankMemory(**held_bytes(optimizer), peak=peak_bytes(device), limit=limit_bytes(device, spec.job.ranks_per_node))
@@ -175,6 +180,8 @@ def _train(
     seat.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")
     with watchdog:
         ended = trainer.train(counters, traced)
+        watchdog.fed()
+        dist.barrier()  # under the watchdog, unlike that of ``leave``
     _conclude(seat, ended.stopped, f"after step {ended.step}")
     return ended
 
@@ -189,5 +196,5 @@ def _conclude(seat: Seat, reason: str | None, when: str) -> None:
 def _lost(seat: Seat, error: NodeLost) -> None:
     """What the heartbeat calls. A broken connection of a process whose failure is known is no news."""
     if not error.facts["silent"] and cause_known(seat.run, seat.attempt):
-        os._exit(1)
+        die(seat, PeerGone(str(error)))
     die(seat, error)

@@ -28,6 +28,7 @@ from hpc_mp.train.engine.tensor import local
 from hpc_mp.train.rank.fencing import Claim
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
+from hpc_mp.train.rank.waits import Waits
 
 TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy initialization
 
@@ -61,6 +62,7 @@ class Trainer:
         claim: to the run directory.
         duties: what else this rank does between two steps: prove that it lives, look for reasons to stop …
         pace: kept for those duties.
+        waits: is told how far the rank has come.
     """
 
     spec: JobSpec
@@ -78,6 +80,7 @@ class Trainer:
     stop: StopFlag
     duties: Sequence[Callable[[], None]]
     pace: Pace
+    waits: Waits
 
     def train(self, counters: dict[str, Any], traced: Callable[[int, list[Span]], None]) -> TrainingEnd:
         """From ``counters["step"]`` to ``train.steps``, or to the first step after which the run must stop.
@@ -127,6 +130,7 @@ class Trainer:
     def _step(self, step: int, trace: bool) -> tuple[StepFacts, list[Span]]:
         """One optimizer step; returns what all ranks agree on, and the trace if it is asked for."""
         settings = self.spec.train
+        self.waits.at(step + 1)
         mine = positions(step, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
                          data_rank=self._data_rank, microbatches=self.spec.microbatches)
         labels = self._count_labels(step)
@@ -140,6 +144,7 @@ class Trainer:
                     torch.from_numpy(shifted).to(self.device) if part.last else None)
 
         def enter(microbatch: int) -> None:
+            self.waits.at(step + 1, microbatch)
             self.clock.set(step, tuple(mine[microbatch]))
 
         loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, labels), trace)

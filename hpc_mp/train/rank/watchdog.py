@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from types import TracebackType
 
 from hpc_mp.train.rank.failures import Hung
 from hpc_mp.train.rank.stall_clock import AwakeClock
+from hpc_mp.train.rank.waits import place, stack
 
 FIRST = 3  # times as long may the first step take, which allocates, connects and compiles
 TICKS = 20  # looks in the time of a step
@@ -56,9 +56,7 @@ class Watchdog:
 
 def hung(timeout: float) -> Hung:
     """Says where the main thread stands; its whole stack is a note."""
-    frame = sys._current_frames()[threading.main_thread().ident or 0]
-    stack = traceback.extract_stack(frame)
-    own = next((entry for entry in reversed(stack) if "hpc_mp" in entry.filename), stack[-1])
-    error = Hung(f"no step was finished in {timeout:g} s; the rank stands in {own.name} ({own.filename}:{own.lineno})")
-    error.add_note("The main thread:\n" + "".join(traceback.format_list(stack)))
+    frames = stack()
+    error = Hung(f"no step was finished in {timeout:g} s; the rank stands in {place(frames)}")
+    error.add_note("The main thread:\n" + "".join(traceback.format_list(frames)))
     return error

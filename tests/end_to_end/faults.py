@@ -1,0 +1,112 @@
+"""Faults of one rank: ``rank`` is the entry of emulated ranks and trains as ``hpc-mp train`` does, until the planted fault.
+
+``FAULT``, ``FAULT_RANK`` and ``FAULT_STEP`` (from 1) in the environment say which, in whom and when. As a program this is
+``hpc-mp`` with such ranks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOREVER = 3600
+
+
+def rank(job_file: Path) -> int:
+    import hpc_mp.train.rank.main
+
+    plant()
+    return hpc_mp.train.rank.main.main(job_file)
+
+
+def plant() -> None:
+    """Let this process, if it turns out to be the rank, do in that step what the fault says."""
+    import torch.distributed as dist
+
+    from hpc_mp.train.rank import trainer
+
+    step_ = trainer.Trainer._step
+
+    def step(self: Any, number: int, *rest: Any) -> Any:
+        if (dist.get_rank(), number + 1) == (int(os.environ["FAULT_RANK"]), int(os.environ["FAULT_STEP"])):
+            FAULTS[os.environ["FAULT"]](self)
+        return step_(self, number, *rest)
+
+    trainer.Trainer._step = step  # type: ignore[method-assign]
+
+
+def user(trainer: Any) -> None:
+    from hpc_mp.base.errors import HpcMpError
+
+    raise HpcMpError("data.files = x", "is empty", "give text")
+
+
+def raises(error: Callable[[], Exception]) -> Callable[[Any], None]:
+    def fault(trainer: Any) -> None:
+        raise error()
+
+    return fault
+
+
+def sends(number: signal.Signals) -> Callable[[Any], None]:
+    return lambda trainer: os.kill(os.getpid(), number)
+
+
+def stopped_anywhere(trainer: Any) -> None:
+    """In the midst of whatever it does 20 ms later."""
+    threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+
+
+def loader(trainer: Any) -> None:
+    type(trainer.samples).batch = lambda *_: time.sleep(FOREVER)
+
+
+def forward(trainer: Any) -> None:
+    type(trainer.stage).forward = lambda *_: time.sleep(FOREVER)
+
+
+def saving(trainer: Any) -> None:
+    from hpc_mp.train.checkpoint import checkpoint
+
+    checkpoint._hash_own = lambda directory: time.sleep(FOREVER)
+
+
+def native(trainer: Any) -> None:
+    """In C, with Python's lock: none of its threads runs, but its connections are there."""
+    ctypes.PyDLL(None).sleep(FOREVER)
+
+
+FAULTS: dict[str, Callable[[Any], None]] = {
+    "user": user,
+    "memory": raises(MemoryError),
+    "error": raises(lambda: ValueError("boom")),
+    "space": raises(lambda: OSError(errno.ENOSPC, "No space left on device")),
+    "exit": lambda trainer: os._exit(3),
+    "killed": sends(signal.SIGKILL),
+    "crashed": sends(signal.SIGSEGV),
+    "aborted": lambda trainer: os.abort(),
+    "stopped": sends(signal.SIGSTOP),
+    "stopped anywhere": stopped_anywhere,
+    "loader": loader,
+    "forward": forward,
+    "saving": saving,
+    "native": native,
+}
+
+if __name__ == "__main__":
+    import hpc_mp.launch.backends.local
+    from hpc_mp.cli.main import main
+    from hpc_mp.launch.backends import BACKENDS
+
+    start = functools.partial(hpc_mp.launch.backends.local.start, entry="faults:rank")
+    BACKENDS["local"] = dataclasses.replace(BACKENDS["local"], start=start)
+    main()

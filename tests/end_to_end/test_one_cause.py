@@ -1,0 +1,230 @@
+"""Whoever asks why a run failed, by whatever door, hears of the same rank and the same cause: with a verdict and without one."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import slurm_jobs
+from click.testing import CliRunner
+from faults import FAULTS
+from slurm_lab.cluster import Cluster
+from slurm_lab.lab import Lab
+
+from hpc_mp.cli.main import cli
+from hpc_mp.rundir import RunDirectory, find_run, read_json
+
+pytestmark = pytest.mark.timeout(300)
+
+FAULTY = Path(__file__).with_name("faults.py")
+TIMEOUT = 4  # seconds without a step until ranks count as hung
+JOB = f"""
+[job]
+name = "t"
+nodes = 2
+ranks_per_node = 2
+device = "cpu"
+step_timeout = {TIMEOUT}
+[model]
+config = {{ model_type = "gpt2", n_layer = 2, n_embd = 16, n_head = 2, vocab_size = 300, n_positions = 16, n_inner = 16 }}
+[data]
+files = ["text.txt"]
+sequence_length = 16
+[parallel]
+tensor = 2
+pipeline = 2
+microbatches = 2
+[train]
+steps = 6
+global_batch = 4
+[checkpoint]
+every = 2
+[slurm]
+retries = 0
+[environment]
+set = {{ OMP_NUM_THREADS = "1" }}
+"""
+# What each fault is called, and what is said of it, whatever the rank.
+KINDS: dict[str, tuple[str, str]] = {
+    "user": ("user", "data.files = x: is empty"),
+    "memory": ("memory", "ran out of memory: MemoryError"),
+    "error": ("error", "failed: ValueError: boom"),
+    "space": ("space", "found no space: OSError: [Errno 28]"),
+    "exit": ("exit", "ended with exit code 3"),
+    "killed": ("signal", "was killed by SIGKILL"),
+    "crashed": ("signal", "was killed by SIGSEGV"),
+    "aborted": ("signal", "was killed by SIGABRT"),
+    "stopped": ("silent", "gave no sign of life: it was stopped"),
+    "stopped anywhere": ("silent", "gave no sign of life: it was stopped"),
+    "loader": ("hang", "made no progress: "),
+    "forward": ("hang", "made no progress: "),
+    "saving": ("hang", "made no progress: "),
+    "native": ("silent", "gave no sign of life: "),
+}
+# Each way in which a rank can end or stand, and each rank; `make prove` takes the product.
+COVER = [("stopped", 1), ("killed", 3), ("crashed", 0), ("loader", 2), ("native", 0), ("error", 2), ("user", 1)]
+PRODUCT = [(fault, rank) for fault in FAULTS for rank in range(4) if (fault, rank) not in COVER]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What ``hpc-mp launch --wait --json`` printed, and the run."""
+
+    run: RunDirectory
+    document: dict[str, Any]
+    text: str
+
+
+def environment(fault: str, rank: int) -> dict[str, str]:
+    return {"FAULT": fault, "FAULT_RANK": str(rank), "FAULT_STEP": "2", "OMP_NUM_THREADS": "1"}
+
+
+def write_job(directory: Path, more: str = "") -> Path:
+    (directory / "text.txt").write_text("some text\n" * 100)
+    path = directory / "job.toml"
+    path.write_text(JOB + more)
+    return path
+
+
+def launched(job: Path, fault: str, rank: int, *overrides: str) -> Told:
+    options = [word for override in overrides for word in ("--set", override)]
+    path = os.pathsep.join([str(FAULTY.parent), *filter(None, sys.path)])
+    done = subprocess.run([sys.executable, FAULTY, "launch", job, "--on", "local", "--json", *options], capture_output=True,
+                          text=True, timeout=200, env=os.environ | environment(fault, rank) | {"PYTHONPATH": path})
+    assert done.returncode in (1, 2), done.stderr
+    return Told(find_run(job.parent / "runs" / "t"), json.loads(done.stdout), done.stderr)
+
+
+def call(*words: str | Path) -> str:
+    result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def doors(run: RunDirectory) -> dict[str, str]:
+    """What every door says in the end, but for launch."""
+    page = Path(call("report", run.path).strip()).read_text(encoding="utf-8")
+    said = re.search(r'<strong>Failed:</strong> <span class="said">(.*?)</span>', page, re.DOTALL)
+    return {
+        "status --json": json.loads(call("status", run.path, "--json"))["cause"],
+        "status": call("status", run.path).rstrip().splitlines()[-1].removeprefix("cause").strip(),
+        "logs": call("logs", run.path).rstrip().splitlines()[-1],
+        "report": html.unescape(said[1]) if said else "",
+    }
+
+
+def check(told: Told, fault: str, rank: int) -> None:
+    cause = told.document["cause"]
+    kind, words = KINDS[fault]
+    assert (cause["rank"], cause["kind"]) == (rank, kind), cause
+    assert words in cause["message"]
+    assert cause["message"].startswith(f"rank {rank} (") or kind == "user"
+    assert cause["message"] in told.text
+    written = read_json(told.run.outcome)
+    assert written["cause"] == cause and written["report"] == told.document["report"] == str(told.run.report)
+    assert told.run.report.exists()
+    assert set(doors(told.run).values()) == {cause["message"]}
+    told.run.outcome.unlink()
+    assert set(doors(told.run).values()) == {cause["message"]}, "without a verdict"
+
+
+@pytest.mark.parametrize(("fault", "rank"), COVER)
+def test_all_doors_name_the_same_rank_and_cause(tmp_path: Path, fault: str, rank: int) -> None:
+    check(launched(write_job(tmp_path), fault, rank), fault, rank)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("fault", "rank"), PRODUCT)
+def test_every_fault_of_every_rank(tmp_path: Path, fault: str, rank: int) -> None:
+    check(launched(write_job(tmp_path), fault, rank), fault, rank)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("zero", [1, 3])
+@pytest.mark.parametrize(("fault", "rank"), [("stopped", 0), ("stopped", 3), ("loader", 1), ("native", 2), ("killed", 2)])
+def test_also_where_the_data_axis_waits(tmp_path: Path, fault: str, rank: int, zero: int) -> None:
+    """FSDP2's hooks send and wait by themselves."""
+    told = launched(write_job(tmp_path), fault, rank, "parallel.pipeline=1", "parallel.microbatches=1", f"parallel.zero={zero}")
+    check(told, fault, rank)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("rank", [0, 2])
+def test_also_where_the_heartbeat_notices_first(tmp_path: Path, rank: int) -> None:
+    told = launched(write_job(tmp_path), "stopped", rank, "job.step_timeout=60", "job.heartbeat_timeout=3")
+    cause = told.document["cause"]
+    assert (cause["rank"], cause["node"], cause["kind"]) == (rank, f"node{rank // 2}", "lost"), cause
+    assert set(doors(told.run).values()) == {cause["message"]}
+
+
+def test_a_verdict_goes_before_all_records(tmp_path: Path) -> None:
+    """Negative control: with another verdict every door says that, and the verdict on another attempt counts for nothing."""
+    told = launched(write_job(tmp_path), "error", 3)
+    written = read_json(told.run.outcome)
+    other = "rank 0 (dp 0, pp 0, tp 0) on n1 has a hardware fault: Xid 79"
+    told.run.outcome.write_text(json.dumps(written | {"cause": {"kind": "hardware", "message": other, "rank": 0}}))
+    assert set(doors(told.run).values()) == {other}
+    told.run.outcome.write_text(json.dumps(written | {"attempt": 7, "cause": {"kind": "hardware", "message": other}}))
+    assert set(doors(told.run).values()) == {told.document["cause"]["message"]}
+
+
+# --- the same on Slurm ------------------------------------------------------------------------------------------------
+
+PLANTED = f"""
+import os, sys, threading, time
+def wait():
+    while "hpc_mp.train.rank.trainer" not in sys.modules or not hasattr(sys.modules["hpc_mp.train.rank.trainer"], "Trainer"):
+        time.sleep(0.01)
+    sys.path.append({str(FAULTY.parent)!r})
+    import faults
+    faults.plant()
+if "SLURM_LOCALID" in os.environ and "train" in open("/proc/self/cmdline").read():
+    threading.Thread(target=wait, daemon=True).start()
+"""
+
+
+@pytest.fixture
+def shared(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A job file on the file system that all nodes share."""
+    directory = lab.share / f"cause {os.urandom(3).hex()}"
+    directory.mkdir()
+    yield write_job(directory)
+    lab.mend()
+
+
+def on_slurm(lab: Cluster, job: Path, fault: str, rank: int) -> Told:
+    place = job.parent / "fault"
+    place.mkdir()
+    (place / "sitecustomize.py").write_text(PLANTED)
+    planted = {"PYTHONPATH": str(place), **environment(fault, rank)}
+    overrides = [f"environment.set.{name}={value!r}".replace("'", '"') for name, value in planted.items()]
+    argv = slurm_jobs.launch_command(job, overrides, "--wait")
+    done = lab.run(argv, cwd=job.parent, timeout=240, environ=slurm_jobs.own_ledger(job))
+    assert done.returncode in (1, 2), f"{done.stdout}\n{done.stderr}\n{slurm_jobs.logs(job)}"
+    return Told(find_run(job.parent / "runs" / "t"), json.loads(done.stdout), done.stderr)
+
+
+def check_on_slurm(lab: Cluster, told: Told, fault: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in lab.environ.items():
+        monkeypatch.setenv(name, value)
+    check(told, fault, rank)
+
+
+@pytest.mark.parametrize(("fault", "rank"), [("stopped", 2), ("crashed", 1)])
+def test_all_doors_agree_on_slurm(lab: Lab, shared: Path, fault: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_on_slurm(lab, on_slurm(lab, shared, fault, rank), fault, rank, monkeypatch)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("fault", "rank"), [(fault, rank) for fault in FAULTS for rank in range(4)])
+def test_every_fault_on_slurm(lab: Lab, shared: Path, fault: str, rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_on_slurm(lab, on_slurm(lab, shared, fault, rank), fault, rank, monkeypatch)
