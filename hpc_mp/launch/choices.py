@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
@@ -17,10 +17,10 @@ from hpc_mp.cluster.slurm.query import SlurmPartition
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.view import AUTO, NONE
 from hpc_mp.job import JobSpec
-from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render.profile import left_out
 from hpc_mp.planner.device import Asked, Device
+from hpc_mp.rundir import RunDirectory
 
 FORM, TYPE, EXCLUDE, PROFILE = "slurm.gpu_request", "slurm.gpu_type", "slurm.extra.exclude", "environment.profile"
 
@@ -158,10 +158,7 @@ def choose_profile(spec: JobSpec, noted: str | None) -> ResolvedKey[str | None]:
         profile = load_profile(name)
     except HpcMpError as error:
         raise HpcMpError(f"environment.profile = {name!r}", error.rule, error.remedy) from None
-    chosen: ResolvedKey[str | None] = ResolvedKey(PROFILE, name)
-    unknown = left_out(resolved(spec, [chosen]))
     how = ", as the doctor saw it on the nodes" if wanted == AUTO else ""
-    return replace(chosen, why=" ".join([
-        f"{name} ({profile.title}{how}).",
-        *([f"Left out, as only a node can tell: {', '.join(unknown)}; see --explain."] if unknown else []),
-        *(profile.notes if spec.slurm.container is not None else [])]))
+    log = RunDirectory.profile_log.name
+    said = f"{name} ({profile.title}{how}). The job's first node applies it, and {log} says what it set and why."
+    return ResolvedKey(PROFILE, name, " ".join([said, *(profile.notes if spec.slurm.container is not None else [])]))

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
 
+from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.launch.plan import JobPlan
@@ -86,6 +87,7 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         write_json(run.placement, to_dict(plan.placement))
         write_plan(run, plan.record)
         write_text(run.script, text)
+        write_text(run.clean_environment, asset(f"slurm/{run.clean_environment.name}").read_text(encoding="utf-8"))
         if plan.measured is not None:
             write_json(run.measured, asdict(plan.measured))
     except OSError as error:

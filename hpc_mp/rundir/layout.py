@@ -107,6 +107,8 @@ class RunDirectory:
     plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
         "the layers of every stage, bytes per axis and per rank, every choice with its reason")
     script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
+    clean_environment = RunFile("clean-environment.sh", "launch", "job.sbatch",
+        "which variables of the submitting shell the job script unsets, and why")
     measured = RunFile("cluster.json", "launch", "supervisor",
         "rates between the cluster's nodes when the job was launched, by which the hosts are put in order")
     environment = RunFile("environment.json", "launch", "supervisor",
@@ -136,6 +138,8 @@ class RunDirectory:
     log = RunFile("log/", "", "", "the logs of the current attempt")
     main_log = RunFile("log/main.log", "rank 0, failing ranks, supervisor", "logs, report",
         "the run in a few lines")
+    profile_log = RunFile("log/profile.log", "supervisor", "you",
+        "what environment.profile set for the ranks and what it left out, with the reasons and the node that decided")
     srun_log = RunFile("log/srun.log", "srun", "logs, supervisor",
         "what srun and the steps before and after the ranks said")
     rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs",

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,6 +27,7 @@ from hpc_mp.supervisor.diagnose import RootCause, classify, gather
 from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
+from hpc_mp.supervisor.profile import apply_profile
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import follow
@@ -59,6 +61,11 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
         return _act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
+    if attempt.allocation is not None:  # elsewhere profiles have no effect, and launch has said so
+        command, base, profiled = apply_profile(run, attempt.spec, command, os.environ)
+        attempt = replace(attempt, command=command, base_environ=base)
+        if profiled is not None:
+            attempt.say(profiled)
     code = node_setup.start(attempt, signals)
     if code == 0 and signals.asked:
         code = STOPPED

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from hpc_mp.cluster.slurm.allocation import Allocation
@@ -51,15 +51,18 @@ class AttemptContext(SupervisedRun):
     Attributes:
         record: what its ranks were told: number, token, hosts, meeting place.
         host_order: why its hosts stand in their order.
+        base_environ: the job script's environment, with what the profile of the job has changed in it.
     """
 
     record: AttemptRecord
     host_order: str
+    base_environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
     @property
     def environ(self) -> dict[str, str]:
         """The environment of everything that is started for this attempt."""
-        return os.environ | {TOKEN: self.record.token, "MASTER_ADDR": self.record.address, "MASTER_PORT": str(self.record.port)}
+        return {**self.base_environ, TOKEN: self.record.token, "MASTER_ADDR": self.record.address,
+                "MASTER_PORT": str(self.record.port)}
 
     def is_current(self) -> bool:
         """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""

@@ -1,137 +1,174 @@
-"""``environment.profile`` in a job: the lines of its script, who goes before whom when bash runs them, what is refused."""
+"""``environment.profile`` in a job: what its ranks get and why, who goes before whom, which profile it is, what is refused."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from rendering import CPU, GPUS, PYTHON, RUN, executable, execute, facts, job, text
+from machines.tree import KINDS, tree
+from rendering import GPUS, job
 
+from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
-from hpc_mp.environment.profiles import APPLIED, load_profile, profile_names
+from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.environment.job import ProfiledJob, of_interpreter, profile_job
+from hpc_mp.environment.profiles import APPLIED, Script, load_profile, profile_names
+from hpc_mp.environment.view import look
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import choose_profile
-from hpc_mp.launch.render import ScriptTemplate, render
-from hpc_mp.lint.sbatch import lint
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.supervisor.profile import apply_profile
 
-# In place of the launching interpreter: notes what it got.
-NOTES = """#!/bin/bash
-env -0 > "$RECORD.env"
-printf '%s\\0' "$0" -- > "$RECORD.argv"
-pwd > "$RECORD.cwd"
-"""
+NOTHING: Mapping[str, str] = {}
 
 
 def with_profile(name: str | None, **sections: Any) -> JobSpec:
     return job(**{"job": GPUS} | sections | {"environment": {"profile": name} | sections.get("environment", {})})
 
 
-def lines(spec: JobSpec) -> dict[str, str]:
-    """Line to reason, of those that are the profile's."""
-    shown = render(spec, RUN, facts((24, 11)), python=PYTHON).explanations
-    return {line: why for line, why in shown if "environment.profile" in why}
+def machine(folder: Path, files: Mapping[str, str] = NOTHING) -> NodeSource:
+    """A machine that shows these files and nothing else; it runs no program."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return NodeSource(folder, silent)
 
 
-def run(spec: JobSpec, folder: Path, home: str = "", before: str = "", **environ: str) -> dict[str, str]:
-    """What the profile's lines export, when bash runs them behind ``before``."""
-    (folder / ".nccl.conf").write_text(home)
-    script = "\n".join([before, *lines(spec), "exec env -0"])
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60,
-                          env={"PATH": "/usr/bin:/bin", "HOME": str(folder), "SLURM_JOB_ID": "77"} | environ)
-    assert done.stderr == ""
-    return dict(each.split("=", 1) for each in done.stdout.split("\0")[:-1])
+def silent(argv: object) -> str:
+    raise CommandFailed("no such program")
+
+
+def none(name: str) -> str | None:
+    """No Python package is installed."""
+
+
+def actions(found: ProfiledJob) -> dict[str, str]:
+    return {change.name: change.action for change in found.changes}
+
+
+ROUTE = {"proc/net/route": "Iface\tDestination\nib0\t0010000A\neth7\t00000000\n"}
+EFA = {"opt/amazon/efa_installed_packages": "libnccl-ofi_1.6.2-1_amd64\nlibfabric1-aws_1.18.0\n"}
 
 
 @pytest.mark.parametrize("name", profile_names())
-def test_a_script_says_what_its_profile_says_with_reasons(name: str, tmp_path: Path) -> None:
-    profile, shown = load_profile(name), lines(with_profile(name))
-    said = [each for each in profile.variable if each.use in (*APPLIED, "leave")]
-    for each in said:
-        (line,) = (line for line in shown if re.search(rf"(export|unset|out:) {each.name}(=|$)", line))
-        assert f"environment.profile = {name}: {each.reason} ({each.source})." in shown[line]
-    assert len(shown) == len(said) + len(profile.script) + 1
-    exported = run(with_profile(name), tmp_path)
-    wanted = {each.name: each.value.replace("$SLURM_JOB_ID", "77") for each in said
-              if each.use != "leave" and not each.needs and not each.finds}
-    assert {each: exported.get(each) for each in wanted} == wanted
-    assert not {each.name for each in said if each.use == "leave"} & exported.keys()
-    assert not {each.name for each in profile.variable if each.use in ("optional", "bench")} & exported.keys() - wanted.keys()
+def test_ranks_get_what_the_profile_says(name: str, tmp_path: Path) -> None:
+    profile, found = load_profile(name), profile_job(name, machine(tmp_path), {"SLURM_JOB_ID": "77"}, installed=none)
+    said = {each.name: each for each in profile.variable if each.use in APPLIED}
+    plain = {each.name: each.value.replace("$SLURM_JOB_ID", "77") for each in said.values() if not each.needs and not each.finds}
+    assert {each: found.environ.get(each) for each in plain} == plain
+    assert found.environ.keys() == {"SLURM_JOB_ID"} | plain.keys(), "nothing optional, nothing for benchmarks, no condition"
+    log = "\n".join(found.lines())
+    for each in plain:
+        assert re.search(rf"set +{each}=.*# .*{re.escape(said[each].source)}", log)
+    for each in said.keys() - plain.keys():
+        assert re.search(rf"left out +{each}\b.*# ", log)
 
 
-def test_a_job_without_a_profile_has_none_of_it() -> None:
-    assert lines(with_profile(None)) == {} and "hpc_mp_said" not in text(with_profile(None))
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", profile_names())
+def test_a_job_gets_what_env_shows(kind: str, name: str) -> None:
+    """Two doors: what ``hpc-mp env`` shows on a machine is what the ranks of a job on it get."""
+    source = tree(kind)
+    view, found = look(source, {"HOME": "/root"}, name, none), profile_job(name, source, {"HOME": "/root"}, installed=none)
+    assert view.applied is not None
+    shown = {each.name: each.value for each in view.variables if each.origin == "profile"}
+    assert {each: found.environ[each] for each in shown} == shown
+    assert set(found.exported) == shown.keys()
+    assert {each.name for each in found.changes if each.action == "left out"} >= {
+        each.variable.name for each in view.applied.left_out}
+
+
+def test_conditions_are_decided_on_the_node(tmp_path: Path) -> None:
+    """A route that is found, a release that is old enough, one that is not: with the reasons."""
+    found = profile_job("ethernet", machine(tmp_path / "a", ROUTE), {}, installed=none)
+    assert (found.environ["NCCL_SOCKET_IFNAME"], found.environ["GLOO_SOCKET_IFNAME"]) == ("=eth7", "eth7")
+    nowhere = profile_job("ethernet", machine(tmp_path / "b"), {}, installed=none)
+    assert set(actions(nowhere).values()) == {"left out"} and "there is none here" in "\n".join(nowhere.lines())
+    old = profile_job("aws-efa", machine(tmp_path / "c", EFA), {}, installed=none)
+    assert old.environ["FI_EFA_USE_DEVICE_RDMA"] == "1" and "FI_PROVIDER" not in old.environ
+    (line,) = (line for line in old.lines() if "FI_PROVIDER" in line)
+    assert line.startswith("left out") and "is for ofi-nccl <1.6; here is 1.6.2" in line
 
 
 def test_who_goes_before_whom(tmp_path: Path) -> None:
-    spec = with_profile("azure-ndv4")
-    assert run(spec, tmp_path)["NCCL_SOCKET_IFNAME"] == "eth0"
-    assert run(spec, tmp_path, before="export NCCL_SOCKET_IFNAME=hsn")["NCCL_SOCKET_IFNAME"] == "hsn", "a module"
-    assert run(spec, tmp_path, NCCL_SOCKET_IFNAME="")["NCCL_SOCKET_IFNAME"] == "", "empty is said too, as for NCCL"
-    assert "NCCL_SOCKET_IFNAME" not in run(spec, tmp_path, home="# x\nNCCL_SOCKET_IFNAME=ib0\n"), "NCCL reads its file itself"
-    assert run(spec, tmp_path, home="#NCCL_SOCKET_IFNAME=ib0\n")["NCCL_SOCKET_IFNAME"] == "eth0"
-    assert "NCCL_TOPO_FILE" not in run(spec, tmp_path, home="NCCL_TOPO_FILE=")
-    named = tmp_path / "named"
-    named.write_text("NCCL_TOPO_FILE=/x\n")
-    assert "NCCL_TOPO_FILE" not in run(spec, tmp_path, NCCL_CONF_FILE=str(named))
+    def socket(environ: dict[str, str], home: str = "", *decided: str, **more: Any) -> tuple[str | None, str]:
+        source = machine(tmp_path, {"home/.nccl.conf": home})
+        found = profile_job("azure-ndv4", source, {"HOME": "/home"} | environ, decided, installed=none, **more)
+        return found.environ.get("NCCL_SOCKET_IFNAME"), actions(found)["NCCL_SOCKET_IFNAME"]
+
+    assert socket({}) == ("eth0", "set")
+    assert socket({"NCCL_SOCKET_IFNAME": "hsn"}) == ("hsn", "kept"), "a module or a line of slurm.setup"
+    assert socket({"NCCL_SOCKET_IFNAME": ""}) == ("", "kept"), "empty is said too, as for NCCL"
+    assert socket({}, "NCCL_SOCKET_IFNAME=ib0\n") == (None, "kept"), "NCCL reads its file itself"
+    assert socket({}, "#NCCL_SOCKET_IFNAME=ib0\n") == ("eth0", "set")
+    assert socket({}, "NCCL_SOCKET_IFNAME=ib0\n", container=True) == ("eth0", "set"), "the host's files are not in the container"
+    assert socket({"NCCL_SOCKET_IFNAME": "x"}, "", "NCCL_SOCKET_IFNAME") == ("x", "kept")
 
 
-def test_in_a_container_the_hosts_files_count_for_nothing(tmp_path: Path) -> None:
-    spec = with_profile("azure-ndv4", slurm={"container": "/images/torch.sif"})
-    assert run(spec, tmp_path, home="NCCL_SOCKET_IFNAME=ib0\n")["NCCL_SOCKET_IFNAME"] == "eth0"
-    assert run(spec, tmp_path, NCCL_SOCKET_IFNAME="hsn")["NCCL_SOCKET_IFNAME"] == "hsn"
+def test_a_container_hides_the_libraries_of_the_host(tmp_path: Path) -> None:
+    found = profile_job("aws-efa", machine(tmp_path, EFA), {}, container=True, installed=lambda name: "2.30.7")
+    assert "FI_EFA_USE_DEVICE_RDMA" not in found.environ
+    assert any("FI_EFA_USE_DEVICE_RDMA" in line and "not known here" in line for line in found.lines())
 
 
-def test_the_script_as_a_whole(tmp_path: Path) -> None:
-    """environment.set has the last word, a setup line comes behind the profile, what the submitting shell held is gone."""
-    python = executable(tmp_path / "python", NOTES)
-    spec = with_profile("azure-ndv4", job=CPU | {"nodes": 2}, slurm={"setup": ["export NCCL_IB_HCA=mlx5_7"]},
-                        environment={"set": {"NCCL_IGNORE_CPU_AFFINITY": "0"}})
-    script = render(spec, tmp_path / "run", facts((24, 11)), python=str(python)).text
-    seen = execute(tmp_path, script, tmp_path / "run", NCCL_SOCKET_IFNAME="docker0")["env"]
-    assert {name: seen[name] for name in ("NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IGNORE_CPU_AFFINITY", "UCX_TLS")} == {
-        "NCCL_SOCKET_IFNAME": "eth0", "NCCL_IB_HCA": "mlx5_7", "NCCL_IGNORE_CPU_AFFINITY": "0", "UCX_TLS": "tcp"}
-    assert script.count("NCCL_IGNORE_CPU_AFFINITY") == 1, "what environment.set says is said once"
+def test_lists_are_extended_and_names_taken_away(tmp_path: Path) -> None:
+    high = profile_job("gcp-a3-high", machine(tmp_path), {"LD_LIBRARY_PATH": "/a:/b c", "SLURM_JOB_ID": "7"}, installed=none)
+    assert high.environ["LD_LIBRARY_PATH"] == "/var/lib/tcpx/lib64:/a:/b c"
+    leave = [(name, each.name) for name in profile_names() for each in load_profile(name).variable
+             if each.use == "leave" and not each.needs]
+    for name, variable in leave:
+        gone = profile_job(name, machine(tmp_path), {variable: "1"}, installed=none)
+        assert variable not in gone.environ and actions(gone)[variable] == "unset"
+        assert profile_job(name, machine(tmp_path), {variable: "1"}, (variable,), installed=none).environ[variable] == "1"
+    assert leave, "some profile takes a variable away"
 
 
-def test_a_list_is_extended_and_the_makers_script_is_read_first(tmp_path: Path) -> None:
-    high = run(with_profile("gcp-a3-high"), tmp_path, LD_LIBRARY_PATH="/a:/b c")
-    assert high["LD_LIBRARY_PATH"] == "/var/lib/tcpx/lib64:/a:/b c"
-    assert run(with_profile("gcp-a3-high"), tmp_path)["LD_LIBRARY_PATH"] == "/var/lib/tcpx/lib64"
-    shown = list(lines(with_profile("gcp-a3-ultra")))
-    assert shown[1].startswith("for file in /usr/local/gib/scripts/set_nccl_env.sh /var/lib/gib/scripts/set_nccl_env.sh; do")
-    maker = executable(tmp_path / "set_nccl_env.sh", "export NCCL_NET=$FLAVOUR NCCL_CROSS_NIC=0\n")
-    moved = shown[1].replace("/var/lib/gib/scripts/set_nccl_env.sh", str(maker)).replace("{ .", "{ FLAVOUR=newIB .")
-    script = [shown[0], moved, *shown[2:], "echo $NCCL_NET $NCCL_CROSS_NIC $NCCL_SOCKET_IFNAME"]
-    done = subprocess.run(["bash", "-c", "\n".join(script)], capture_output=True, text=True, env={"HOME": "/no", "PATH": "/bin"})
-    assert done.stdout.split() == ["newIB", "0", "enp0s19,enp192s20"] and done.stderr == ""
+def test_the_makers_script_is_read_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    maker = tmp_path / "set nccl env.sh"
+    maker.write_text("echo noise\nexport NCCL_NET=$FLAVOUR NCCL_CROSS_NIC=0 NCCL_X=script\n"
+                     "export LD_LIBRARY_PATH=/gib:$LD_LIBRARY_PATH\n")
+    script = Script(files=["/nowhere/x.sh", str(maker)], given={"FLAVOUR": "newIB"}, reason="why", source="where")
+    profile = load_profile("gcp-a3-ultra").model_copy(update={"script": [script]})
+    monkeypatch.setattr("hpc_mp.environment.job.load_profile", lambda name: profile)
+    given = {"PATH": "/usr/bin:/bin", "NCCL_X": "module", "LD_LIBRARY_PATH": "/a"}
+    found = profile_job("gcp-a3-ultra", machine(tmp_path / "m"), given, ("NCCL_CROSS_NIC",), installed=none)
+    assert {name: found.environ.get(name) for name in ("NCCL_NET", "NCCL_CROSS_NIC", "NCCL_X", "LD_LIBRARY_PATH", "FLAVOUR")} == {
+        "NCCL_NET": "newIB", "NCCL_CROSS_NIC": None, "NCCL_X": "module", "LD_LIBRARY_PATH": "/gib:/a", "FLAVOUR": None}
+    monkeypatch.undo()
+    absent = profile_job("gcp-a3-ultra", machine(tmp_path / "m"), given, installed=none)
+    assert any(line.startswith("left out") and "there is no such script here" in line for line in absent.lines())
 
 
-def test_pyxis_is_told_every_name() -> None:
-    spec = with_profile("aws-efa", slurm={"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"},
-                        environment={"set": {"GREETING": "x"}})
-    (line,) = (line for line in text(spec).splitlines() if "--container-env" in line)
-    assert ",NCCL_SOCKET_IFNAME,GREETING " in line and "FI_PROVIDER" not in line
+def test_the_supervisor_tells_pyxis_the_names_and_writes_why(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.log.mkdir()
+    spec = with_profile("aws-efa", slurm={"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"})
+    command = ["srun", "--container-env=HF_HOME,GREETING", "python3", "-P", "-m", "hpc_mp", "train", "job.toml"]
+    told, environ, said = apply_profile(run, spec, command, {"A": "1"}, machine(tmp_path / "m"))
+    assert told[1] == "--container-env=HF_HOME,GREETING,NCCL_SOCKET_IFNAME" and told[2:] == command[2:]
+    assert environ == {"A": "1", "NCCL_SOCKET_IFNAME": "^docker,lo,veth"}
+    assert said and "log/profile.log says why" in said
+    log = run.profile_log.read_text().splitlines()
+    assert "outside of the container, whose own libraries and files are not seen" in log[0]
+    assert any(re.match(r"set +NCCL_SOCKET_IFNAME='\^docker,lo,veth'  # containers' interfaces", line) for line in log)
+    assert apply_profile(run, with_profile(None), command, {"A": "1"}) == (command, {"A": "1"}, None)
 
 
-def test_what_is_left_out_is_said() -> None:
-    why = lines(with_profile("aws-efa"))["# left out: FI_EFA_USE_DEVICE_RDMA=1"]
-    assert "Only for ofi-nccl <1.7, and which release the nodes have, is not known here" in why
-    said = choose_profile(with_profile("aws-efa"), None).why
-    assert said and "only a node can tell: FI_EFA_USE_DEVICE_RDMA, FI_PROVIDER" in said
-    said = choose_profile(with_profile("aws-efa", environment={"set": {"FI_PROVIDER": "efa"}}), None).why
-    assert said and "FI_PROVIDER" not in said
-
-
-@pytest.mark.parametrize("name", profile_names())
-def test_our_own_linter_has_nothing_against_it(name: str, tmp_path: Path) -> None:
-    assert [each for each in lint(text(with_profile(name)), directory=tmp_path) if each.severity != "info"] == []
+def test_releases_are_those_of_the_ranks_interpreter(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$4" = nvidia-nccl-cu12 ] && echo 2.21.5 || exit 1\n')
+    python.chmod(0o755)
+    asked = of_interpreter(str(python))
+    assert (asked("nvidia-nccl-cu12"), asked("nvidia-nccl-cu13")) == ("2.21.5", None)
+    assert of_interpreter("/nowhere/python")("x") is None
 
 
 # --- which profile ----------------------------------------------------------------------------------------------------
@@ -147,7 +184,8 @@ def test_our_own_linter_has_nothing_against_it(name: str, tmp_path: Path) -> Non
 ])
 def test_which_profile_a_job_gets(wanted: str | None, platform: str | None, name: str | None, words: str | None) -> None:
     chosen = choose_profile(with_profile(wanted), platform)
-    assert (chosen.value, chosen.why) == (name, words or "")
+    applied = " The job's first node applies it, and log/profile.log says what it set and why." if name else ""
+    assert (chosen.value, chosen.why) == (name, (words or "") + applied)
 
 
 def test_the_doctors_note_is_found_by_cluster(tmp_path: Path) -> None:
@@ -170,13 +208,6 @@ def test_an_unknown_profile_is_refused_with_the_nearest() -> None:
         with_profile("two words")
 
 
-def test_a_template_that_passes_over_the_profile_is_refused(tmp_path: Path) -> None:
-    own = ScriptTemplate(tmp_path / "job.sbatch.j2", "srun true {# why #}\n")
-    with pytest.raises(HpcMpError, match=r"environment\.profile: has no effect with the template .*Take over the lines"):
-        render(with_profile("azure-ndv4"), RUN, facts((24, 11)), python=PYTHON, template=own)
-    assert render(with_profile(None), RUN, facts((24, 11)), python=PYTHON, template=own).text == "srun true\n"
-
-
 # --- end to end -------------------------------------------------------------------------------------------------------
 
 
@@ -188,17 +219,12 @@ def launch(folder: Path, place: str, profile: str, *options: str) -> Result:
     return CliRunner().invoke(cli, ["launch", str(folder / "job.toml"), "--on", place, "--slurm-version", "24.11", *options])
 
 
-def test_launch_explains_every_line(tmp_path: Path) -> None:
-    done = launch(tmp_path, "slurm", "azure-ndh200v5", "--explain")
+def test_launch_says_where_to_read_what_was_set(tmp_path: Path) -> None:
+    done = launch(tmp_path, "slurm", "azure-ndh200v5", "--dry-run", "--json")
     assert done.exit_code == 0, done.output
-    line, why = "hpc_mp_said NCCL_IB_HCA || export NCCL_IB_HCA='^mlx5_an0'", "environment.profile = azure-ndh200v5: mlx5_an0 is"
-    assert f"{line}\n    {why}" in done.stdout
-
-
-def test_auto_without_a_note_adds_nothing(tmp_path: Path) -> None:
-    done = launch(tmp_path, "slurm", "auto", "--dry-run", "--json")
-    assert done.exit_code == 0, done.output
-    assert "hpc_mp_said" not in json.loads(done.stdout)["script"]
+    assert "NCCL_IB_HCA" not in json.loads(done.stdout)["script"], "the script holds none of it: the first node applies it"
+    key = choose_profile(with_profile("azure-ndh200v5"), None)
+    assert key.why and "The job's first node applies it, and log/profile.log says what it set and why" in key.why
 
 
 def test_a_wrong_name_is_refused_wherever_the_job_would_run(tmp_path: Path) -> None:

@@ -62,6 +62,31 @@ def test_bash_and_shellcheck_find_nothing(name: str) -> None:
         assert found.stdout == ""
 
 
+# What people submit day by day: GPUs asked for in either form, and what brings the ranks their Python.
+ORDINARY: dict[str, dict[str, Any]] = {
+    "gpus-per-node": {}, "gres": {}, "profile": {},
+    "modules": {"modules": ["gcc/13", "cuda/12.8"]}, "conda": {"conda": "train"}, "venv": {"venv": "/home/ann/env"},
+}
+PAGE = 45  # lines
+
+
+def ordinary(name: str, version: Version, **slurm: Any) -> str:
+    base = FORMS.get(name, {}) if not ORDINARY[name] else {"slurm": ORDINARY[name]}
+    asked = {"partition": "gpu", "account": "proj", "gpu_type": "h100"} | base.get("slurm", {}) | slurm
+    return render(job(**base | {"job": GPUS, "slurm": asked}), RUN, facts(version), python=PYTHON).text
+
+
+@pytest.mark.parametrize("version", releases(), ids=str)
+@pytest.mark.parametrize("name", ORDINARY)
+def test_an_ordinary_job_is_a_page(name: str, version: Version) -> None:
+    assert len(ordinary(name, version).splitlines()) <= PAGE
+
+
+def test_the_page_can_be_too_long() -> None:
+    """The control: what a site adds counts."""
+    assert len(ordinary("modules", releases()[-1], setup=[f"export A{n}=1" for n in range(PAGE)]).splitlines()) > PAGE
+
+
 # --- releases ---------------------------------------------------------------------------------------------------------
 
 
@@ -207,7 +232,7 @@ def test_components_have_their_own_resources() -> None:
     assert {"--nodes=1", "--partition=p", "--mem=2G", "--nice=3", "--account=proj", "--gpus-per-node=2"} <= first
     assert second == {"--nodes=2", "--ntasks-per-node=2", "--partition=q", "--constraint=c", "--mem=1G", "--gres=gpu:a100:2",
                       "--exclusive"}
-    assert "  --het-group=0,1 \\\n  --ntasks-per-node=2 \\\n" in script and "--relative" not in script
+    assert "  --het-group=0,1 --ntasks-per-node=2 \\\n" in script and "--relative" not in script
 
 
 # --- keys that contradict each other ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,10 +191,11 @@ def test_a_polluted_shell_gives_the_same_run(tmp_path: Path) -> None:
     assert seen[0] == seen[1]
 
 
-def test_without_its_unset_lines_the_shell_would_show(tmp_path: Path) -> None:
+def test_without_the_file_that_cleans_the_shell_would_show(tmp_path: Path) -> None:
     """The control of the test above."""
     lines = asset("slurm/job.sbatch.j2").read_text(encoding="utf-8").splitlines(keepends=True)
-    source = "".join(line for line in lines if not line.startswith("unset "))
+    source = "".join(line for line in lines if "clean" not in line)
+    assert len(source.splitlines()) == len(lines) - 1
     spec = job(job=CPU, slurm={"python": rank_at(tmp_path / "rank")})
     seen = run_it(tmp_path, spec, template=ScriptTemplate(Path("mine"), source), environ={"NCCL_P2P_DISABLE": "1", "RANK": "3"})
     assert (seen["env"]["NCCL_P2P_DISABLE"], seen["env"]["RANK"]) == ("1", "3")
@@ -202,7 +204,7 @@ def test_without_its_unset_lines_the_shell_would_show(tmp_path: Path) -> None:
 def test_a_bare_environment_is_enough(tmp_path: Path) -> None:
     """What sbatch --export=NONE may leave."""
     host, rank = executable(tmp_path / "python", FAKE_HOST), rank_at(tmp_path / "rank")
-    (tmp_path / "run").mkdir()
+    shutil.copytree(asset("slurm"), tmp_path / "run")
     executable(tmp_path / "bin/srun", "#!/bin/sh\n:\n")
     script = render(job(slurm={"python": rank, "setup": [f"PATH={tmp_path}/bin:$PATH"]}), tmp_path / "run", python=str(host)).text
     done = subprocess.run(["/bin/bash"], input=script, text=True, capture_output=True, timeout=60,
@@ -237,6 +239,7 @@ def test_a_signal_to_the_shell_reaches_the_host_program(tmp_path: Path) -> None:
     command = shlex.join([sys.executable, str(tmp_path / "waits.py")])
     host = executable(tmp_path / "host", f"#!/bin/bash\nexec {command}\n")
     path = tmp_path / "job.sbatch"
+    shutil.copy(asset("slurm/clean-environment.sh"), tmp_path)
     path.write_text(render(job(), tmp_path, python=str(host)).text)
     with subprocess.Popen(["bash", str(path)], stdout=subprocess.PIPE, text=True,
                           env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "1"}) as process:

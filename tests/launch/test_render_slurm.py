@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rendering import CONF, CPU, FORMS, executable, golden, job
 from slurm_lab.lab import Lab
 from slurm_lab.why_not import why_not
 
+from hpc_mp.base.assets import asset
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.render import render
 
@@ -72,6 +74,7 @@ def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = No
             path.chmod(0o777)
     facts = ask_cluster(spec, ask=lambda argv: lab.run(list(argv), check=True).stdout)
     assert facts.version == (22, 5) and facts.cpus == 4
+    shutil.copy(asset("slurm/clean-environment.sh"), folders[0])
     (here / "job.sbatch").write_text(render(spec, folders, facts, python=str(host)).text)
     done = lab.run(["sbatch", "--wait", *options, str(here / "job.sbatch")], user=user, environ=environ, timeout=90)
     said = [line for path in folders[0].glob("slurm-*.log") for line in path.read_text().splitlines()]

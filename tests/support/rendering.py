@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
+from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.releases import Version, print_version, releases
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.launch.facts import ClusterFacts
@@ -144,6 +146,7 @@ def execute(folder: Path, script: str, run: Path, **environ: str) -> dict[str, A
     for name in ("module", "apptainer"):
         executable(bin / name, SAYS)
     run.mkdir(parents=True, exist_ok=True)
+    shutil.copy(asset("slurm/clean-environment.sh"), run)
     path, record = folder / "job.sbatch", folder / "record"
     path.write_text(script, encoding="utf-8")
     done = subprocess.run(["bash", str(path)], cwd=folder, timeout=60, capture_output=True, text=True, env={

@@ -11,9 +11,9 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import checks, container, values
-from hpc_mp.launch.render.profile import check_shown, profile_lines
 from hpc_mp.launch.render.site import ScriptTemplate, shipped
 from hpc_mp.launch.render.template import JobScript, fill
+from hpc_mp.rundir import RunDirectory
 
 __all__ = ["JobScript", "render"]
 
@@ -32,20 +32,19 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
 
     Raises:
         HpcMpError: a value that no script can carry, keys that contradict each other, an option in ``slurm.extra`` that
-            sbatch lacks or that the script settles itself, an environment profile that there is not, a template that cannot
-            be filled in or leaves the profile out.
+            sbatch lacks or that the script settles itself, a template that cannot be filled in.
     """
     facts = facts or ClusterFacts()
     runs = [runs] if isinstance(runs, Path) else list(runs)
     checks.check_values(spec, runs, python)
     checks.check_forms(spec, facts)
     check_options(spec, facts.version)
-    profile = profile_lines(spec)
     seconds = seconds_of(spec.job.time_limit)
     script = fill(template or shipped(), {
         "spec": spec,
         "runs": list(map(str, runs)),
         "log": values.slurm_log(runs[0], array=bool(spec.slurm.array)),
+        "clean": RunDirectory.clean_environment.name,
         "python": python,
         "rank_python": values.rank_python(spec, python),
         "parts": values.parts(spec, facts),
@@ -55,11 +54,9 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "warned": seconds is None or seconds - spec.grace >= values.EARLY + values.START,
         "here": differences(facts.version),
         "step_options": {name: value for name, value in options_of(spec, "step").items() if value is not False},
-        "profile": profile,
         "runtime": container.runtime(spec, facts),
         "mounts": container.mounts(spec),
         "container_env": facts.srun_options is None or "container-env" in facts.srun_options,
     })
-    check_shown(profile, script.text, script.template)
     checks.check_directives((line for line, _ in script.explanations), facts.version)
     return script

@@ -1,0 +1,168 @@
+"""What a profile changes in the environment of a job's ranks, and why: decided on the job's first node, before they start.
+
+``apply`` decides, as it does for ``hpc-mp env``; here the result becomes variables. The nodes of one job are taken to be alike:
+what the first node shows counts for all of them. Where the ranks run in a container, this is still seen from outside of it: the
+devices, the default route and the driver are the container's too, but NCCL's files on the host and the libraries of the host
+are not, so the files hide nothing there, and what depends on the release of such a library is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_mp.cluster.node.source import NodeSource
+from hpc_mp.environment.apply import Applied, apply
+from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
+from hpc_mp.environment.findings import place
+from hpc_mp.environment.machine import read_machine
+from hpc_mp.environment.precedence import Effective
+from hpc_mp.environment.profiles import APPLIED, Profile, Script, load_profile
+from hpc_mp.environment.versions import Installed, distribution, versions
+from hpc_mp.environment.view import effective
+
+SCRIPT_S = 60.0  # a maker's own script that takes longer is given up
+OWN = frozenset({"_", "SHLVL", "PWD", "OLDPWD"})  # what bash sets for itself
+ASK = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One variable of a profile, and what became of it.
+
+    Attributes:
+        action: ``kept`` is said by somebody who goes before the profile, ``left out`` has a condition that does not hold here
+            or that nobody can tell.
+        value: that ranks get; None where they get none, or where NCCL reads its own file.
+    """
+
+    action: Literal["set", "unset", "kept", "left out"]
+    name: str
+    value: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProfiledJob:
+    """``environ``: of the ranks. ``notes``: what no variable says."""
+
+    profile: Profile
+    environ: dict[str, str]
+    changes: tuple[Change, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def exported(self) -> list[str]:
+        """The names that the profile sets."""
+        return [change.name for change in self.changes if change.action == "set"]
+
+    def summary(self) -> str:
+        """One sentence for the run's log."""
+        actions = [change.action for change in self.changes]
+        said = [f"{actions.count(action)} {action}" for action in ("set", "unset", "kept", "left out") if action in actions]
+        return f"profile {self.profile.name}: variables {', '.join(said) or 'none'}"
+
+    def lines(self) -> Iterator[str]:
+        """One line per variable with its reason, for people."""
+        for change in self.changes:
+            text = change.name if change.value is None else f"{change.name}={shlex.quote(change.value)}"
+            yield f"{change.action:<9} {text}  # {change.why}"
+        yield from (f"note      {note}" for note in self.notes)
+
+
+def profile_job(name: str, source: NodeSource, environ: Mapping[str, str], decided: Collection[str] = (), *,
+                container: bool = False, installed: Installed = distribution) -> ProfiledJob:
+    """The environment of the ranks, and what the profile did to it.
+
+    Args:
+        environ: of the job script, with what modules and the site have set in it: that goes before the profile.
+        decided: names that the user has settled (``environment.set``): the profile touches none of them.
+        container: whether the ranks run in one.
+        installed: the releases of Python packages that the ranks see.
+
+    Raises:
+        HpcMpError: there is no such profile.
+    """
+    profile, result = load_profile(name), dict(environ)
+    changes = list(_from_scripts(profile.script, result, decided))
+    result |= {change.name: change.value or "" for change in changes if change.action == "set"}
+    have = versions(source, installed)
+    if container:
+        have = {library: release for library, release in have.items() if library == "driver"}
+    applied = apply(profile, read_machine(source), have, result)
+    for change in _from_variables(applied, effective(result, _files(source, result, container), applied), result, decided):
+        changes.append(change)
+        if change.action == "set":
+            result[change.name] = change.value or ""
+        elif change.action == "unset":
+            del result[change.name]
+    notes = (*profile.notes, *(f"the profile asks for {text}" for text in applied.unmet))
+    return ProfiledJob(profile, result, tuple(changes), notes)
+
+
+def of_interpreter(python: str) -> Installed:
+    """The releases of packages in the environment of another interpreter; None for what it does not tell."""
+
+    def installed(name: str) -> str | None:
+        try:
+            done = subprocess.run([python, "-I", "-c", ASK, name], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                                  timeout=SCRIPT_S)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    return installed
+
+
+def _files(source: NodeSource, environ: Mapping[str, str], container: bool) -> tuple[ConfFile, ...]:
+    """NCCL's own files, the system's last."""
+    if container:
+        return (ConfFile(SYSTEM, ()),)
+    user = user_file(source, environ)
+    return (*([user] if user is not None else []), read_file(source, SYSTEM))
+
+
+def _from_variables(applied: Applied, known: Sequence[Effective], environ: Mapping[str, str],
+                    decided: Collection[str]) -> Iterator[Change]:
+    named = {each.name: each for each in known}
+    out = {id(left.variable) for left in applied.left_out}
+    reasons = {each.name: f"{each.reason} ({each.source})" for each in applied.profile.variable
+               if each.use in APPLIED and id(each) not in out}
+    for said in applied.said:
+        now = named[said.name]
+        if said.name in decided:
+            yield Change("kept", said.name, environ.get(said.name), "environment.set has the last word")
+        elif now.origin == "profile":
+            yield Change("set", said.name, now.value, reasons[said.name])
+        else:
+            value = environ.get(said.name)
+            yield Change("kept", said.name, value, f"{place(now)} says so, the profile would say {said.value}")
+    for each in applied.unset:
+        if each.name in environ and each.name not in decided:
+            yield Change("unset", each.name, None, f"{each.reason} ({each.source})")
+    for left in applied.left_out:
+        yield Change("left out", left.variable.name, left.variable.value or None, left.why)
+
+
+def _from_scripts(scripts: Sequence[Script], environ: Mapping[str, str], decided: Collection[str]) -> Iterator[Change]:
+    """What the maker's own scripts export, where nobody says anything yet, and the lists that they extend."""
+    for script in scripts:
+        file = next((name for name in script.files if os.access(name, os.R_OK)), None)
+        if file is None:
+            yield Change("left out", script.files[0], None, f"there is no such script here; {script.reason}")
+            continue
+        try:
+            done = subprocess.run(["bash", "-c", '. "$0" >&2; env -0', file], env={**environ, **script.given},
+                                  stdin=subprocess.DEVNULL, capture_output=True, timeout=SCRIPT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            yield Change("left out", file, None, f"the script could not be read: {error}")
+            continue
+        after = dict(os.fsdecode(word).split("=", 1) for word in done.stdout.split(b"\0")[:-1])
+        for name in sorted(after.keys() - OWN - script.given.keys() - set(decided)):
+            before = environ.get(name)
+            if before is None or after[name].endswith(f":{before}") or after[name].startswith(f"{before}:"):
+                yield Change("set", name, after[name], f"exported by {file}: {script.reason} ({script.source})")
