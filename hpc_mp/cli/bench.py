@@ -75,7 +75,7 @@ def command(
                         datatype, warmup_iters, iters, bool(check), timeout, (*options, *srun), mpi)
     chosen = plan(wish, decide(on))
     began = _now()
-    with _Shown(chosen.spec, table=not as_json) as shown:
+    with BenchTable(chosen.spec, table=not as_json) as shown:
         measured = follow(chosen.spec, chosen.start(), shown)
     against = guess(against, chosen.spec, (rank["name"] for rank in measured.ranks))
     judged = judge(chosen.spec, measured.rows, against)
@@ -92,7 +92,7 @@ def _now() -> str:
     return f"{datetime.now():%Y-%m-%d %H:%M:%S}"
 
 
-class _Shown(AbstractContextManager["_Shown"]):
+class BenchTable(AbstractContextManager["BenchTable"]):
     """The table as it grows; while standard error is a terminal, also which size is being measured."""
 
     def __init__(self, spec: BenchSpec, table: bool) -> None:
@@ -125,7 +125,7 @@ class _Shown(AbstractContextManager["_Shown"]):
         click.echo(text, err=err)
         self._bars.start()
 
-    def __enter__(self) -> _Shown:
+    def __enter__(self) -> BenchTable:
         self._bars.start()
         return self
 

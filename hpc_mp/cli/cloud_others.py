@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from hpc_mp.clouds import CLOUDS, FIELDS, Promise, Wish, check, find_machine, promise, usual_scratch, write
+from hpc_mp.clouds import CLOUDS, FIELDS, ClusterRequest, ClusterSummary, check, find_machine, promise, usual_scratch, write
 from hpc_mp.clouds import render as rendered
 
 
@@ -41,7 +41,7 @@ def _cloud_options(function: Callable[..., None]) -> Callable[..., None]:
 def render_others(sku: str, nodes: int, output: Path | None, name: str, partition: str | None, capacity: str,
                   scratch_gib: int | None, as_json: bool, **options: str | None) -> None:
     size = find_machine(sku)
-    wish = Wish(size, nodes, name, partition or ("gpu" if size.gpus else "cpu"), capacity,
+    wish = ClusterRequest(size, nodes, name, partition or ("gpu" if size.gpus else "cpu"), capacity,
                 usual_scratch(size) if scratch_gib is None else scratch_gib,
                 {key.replace("_", "-"): value for key, value in options.items() if value is not None})
     check(wish)
@@ -53,7 +53,7 @@ def render_others(sku: str, nodes: int, output: Path | None, name: str, partitio
         _print(found, directory, list(files))
 
 
-def _print(found: Promise, directory: Path, files: list[str]) -> None:
+def _print(found: ClusterSummary, directory: Path, files: list[str]) -> None:
     console = Console(highlight=False, emoji=False, soft_wrap=True)
     gpus = f"{found.gpus} × {found.gpu_model}" if found.gpus else "none"
     network = f"{found.adapters} × {found.network} of {found.adapter_gbps} Gb/s" if found.adapters else found.network

@@ -23,7 +23,7 @@ MOVED = ("up", "status", "shape", "link", "kill", "boot", "at", "down", "render"
 """Verbs of release 0.0 that still work in this one, though help does not show them."""
 
 
-class Cluster(click.Group):
+class ClusterVerbs(click.Group):
     """Describes an existing cluster. ``up``, ``down`` … and ``render`` went to ``lab`` and ``cloud``; they still work."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -36,7 +36,7 @@ class Cluster(click.Group):
         return group.get_command(ctx, cmd_name)
 
 
-@click.command(cls=Cluster, help="Describe a Slurm cluster; read, write and check its switches. Nothing is changed.")
+@click.command(cls=ClusterVerbs, help="Describe a Slurm cluster; read, write and check its switches. Nothing is changed.")
 def command() -> None:
     pass
 

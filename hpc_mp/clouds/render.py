@@ -11,7 +11,7 @@ import jinja2
 from hpc_mp import __version__
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.request import Wish
+from hpc_mp.clouds.request import ClusterRequest
 from hpc_mp.clouds.summary import promise, resource
 
 FOLDER = "cyclecloud/other-clouds"
@@ -25,7 +25,7 @@ _CAPACITY = {"on-demand": "ONDEMAND", "spot": "SPOT", "block": "CAPACITY_BLOCK"}
 _ARN = {"cn": "aws-cn", "us-gov": "aws-us-gov"}  # regions that are a partition of their own, by how their names begin
 
 
-def render(wish: Wish) -> dict[str, str]:
+def render(wish: ClusterRequest) -> dict[str, str]:
     """File name → text. The wish must have been checked."""
     jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
                                autoescape=False)
@@ -36,7 +36,7 @@ def render(wish: Wish) -> dict[str, str]:
             for name, text in texts.items() if name != "build-image.sh" or wish.size.nics}
 
 
-def _values(wish: Wish) -> dict[str, object]:
+def _values(wish: ClusterRequest) -> dict[str, object]:
     found = promise(wish)
     wheel = f"hpc_mp-{__version__}-py3-none-any.whl"
     options = {name.replace("-", "_"): "" for name in ("key", "reservation", "state-bucket")}
@@ -53,7 +53,7 @@ def _values(wish: Wish) -> dict[str, object]:
     }
 
 
-def _without_placement(wish: Wish) -> str:
+def _without_placement(wish: ClusterRequest) -> str:
     if not wish.size.nics:
         return "these machines have no fast network to be close on"
     if "reservation" in wish.options:

@@ -28,7 +28,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClusterRequest:
     """``options``: those of ``FIELDS`` that were given. ``scratch_gib``: of the parallel file system, 0: none."""
 
     size: MachineType
@@ -75,7 +75,7 @@ def usual_scratch(size: MachineType) -> int:
     return _SCRATCH_DEFAULT[size.cloud] if size.gpus else 0
 
 
-def check(wish: Wish) -> None:
+def check(wish: ClusterRequest) -> None:
     """
     Raises:
         HpcMpError: an option is missing, malformed, of another cloud, or goes with no other.
@@ -114,7 +114,7 @@ def _check_zone(options: Mapping[str, str]) -> None:
                          f"give a zone whose name begins with {options['region']}-")
 
 
-def _check_capacity(wish: Wish) -> None:
+def _check_capacity(wish: ClusterRequest) -> None:
     allowed = CAPACITIES[wish.size.cloud]
     if wish.capacity not in allowed:
         raise HpcMpError(f"--capacity {wish.capacity}", f"does not exist on {CLOUDS[wish.size.cloud]}",

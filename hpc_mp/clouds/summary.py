@@ -9,13 +9,13 @@ from typing import Any
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.text import data_rate
-from hpc_mp.clouds.request import TOOLS, Wish, gres
+from hpc_mp.clouds.request import TOOLS, ClusterRequest, gres
 
 _QUOTAS = "cyclecloud/other-clouds/quotas.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class QuotaNeed:
     """``needed`` of ``unit`` (vcpus or gpus); ``code``: how the cloud's own tools name it, empty if not known."""
 
     name: str
@@ -26,7 +26,7 @@ class Quota:
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class ClusterSummary:
     """Of each node unless it says otherwise. ``busbw``: GB/s of an all-reduce (0: not known). ``job``: lines of a job file."""
 
     cloud: str
@@ -45,7 +45,7 @@ class Promise:
     memory_gib: int
     placement_group: bool
     capacity: str
-    quotas: tuple[Quota, ...]
+    quotas: tuple[QuotaNeed, ...]
     profile: str
     fabric: str
     busbw_node: float
@@ -69,9 +69,9 @@ class Promise:
         return f"all-reduce busbw of large payloads {' and '.join(known) or 'not known'}"
 
 
-def promise(wish: Wish) -> Promise:
+def promise(wish: ClusterRequest) -> ClusterSummary:
     size = wish.size
-    return Promise(
+    return ClusterSummary(
         cloud=size.cloud, tool=TOOLS[size.cloud], sku=size.name, nodes=wish.nodes, partition=wish.partition,
         node_names=_node_names(wish), gpus=size.gpus, gpu_model=size.gpu_title, gres=gres(size), adapters=size.nics,
         network=size.rdma or "Ethernet", adapter_gbps=size.rdma_gbps, vcpus=size.vcpus, memory_gib=size.memory_gib,
@@ -79,27 +79,27 @@ def promise(wish: Wish) -> Promise:
         busbw_node=size.busbw, busbw_pair=size.busbw_pair, job=_job(wish))
 
 
-def resource(wish: Wish) -> str:
+def resource(wish: ClusterRequest) -> str:
     """ParallelCluster's name of the machines of a queue: at most 25 letters, digits and hyphens."""
     return wish.size.name.partition(".")[0]
 
 
-def _node_names(wish: Wish) -> str:
+def _node_names(wish: ClusterRequest) -> str:
     if wish.size.cloud == "aws":
         return f"{wish.partition}-st-{resource(wish)}-[1-{wish.nodes}]"
     return f"{wish.name}-nodeset-[0-{wish.nodes - 1}]"
 
 
-def _quotas(wish: Wish) -> tuple[Quota, ...]:
+def _quotas(wish: ClusterRequest) -> tuple[QuotaNeed, ...]:
     rows = tomllib.loads(asset(_QUOTAS).read_text(encoding="utf-8"))["quota"]
     each = {"vcpus": wish.size.vcpus, "gpus": wish.size.gpus}
-    fitting = [Quota(row["name"], row["code"], row["unit"], each[row["unit"]] * wish.nodes, row["source"]) for row in rows
+    fitting = [QuotaNeed(row["name"], row["code"], row["unit"], each[row["unit"]] * wish.nodes, row["source"]) for row in rows
                if row["cloud"] == wish.size.cloud and re.fullmatch(row["capacity"], wish.capacity)
                and re.fullmatch(row["machines"], wish.size.name)]
     return tuple(fitting[:1])
 
 
-def _job(wish: Wish) -> str:
+def _job(wish: ClusterRequest) -> str:
     lines = ["[job]", f"nodes = {wish.nodes}",
              *([f"ranks_per_node = {wish.size.gpus}"] if wish.size.gpus else ['device = "cpu"']),
              "[slurm]", f'partition = "{wish.partition}"', "[environment]", f'profile = "{wish.size.profile}"']

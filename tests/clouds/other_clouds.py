@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_mp.clouds import Wish, check, find_machine, render
+from hpc_mp.clouds import ClusterRequest, check, find_machine, render
 from hpc_mp.clouds.request import usual_scratch
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "clouds"
@@ -38,10 +38,14 @@ FORMS: dict[str, tuple[str, int, str, dict[str, str]]] = {  # name: machine, nod
 }
 
 
-def wish(name: str) -> Wish:
+RECORDED = ("p5.48xlarge", "p5-block", "c6i.xlarge", "a3-ultragpu-8g", "a4-flex", "n2-standard-4")  # as golden files
+
+
+def wish(name: str) -> ClusterRequest:
     sku, nodes, capacity, more = FORMS[name]
     size = find_machine(sku)
-    made = Wish(size, nodes, "train", "gpu" if size.gpus else "cpu", capacity, usual_scratch(size), OPTIONS[size.cloud] | more)
+    made = ClusterRequest(size, nodes, "train", "gpu" if size.gpus else "cpu", capacity, usual_scratch(size),
+                          OPTIONS[size.cloud] | more)
     check(made)
     return made
 
@@ -91,7 +95,7 @@ def toolkit_variables(checkout: Path, modules: list[str]) -> dict[str, list[str]
 
 
 def write_golden() -> None:
-    for name in FORMS:
+    for name in RECORDED:
         files = render(wish(name))
         for file, path in golden(name).items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,20 @@ from typing import Any
 import pytest
 import yaml
 from click.testing import CliRunner
-from other_clouds import AWS, FORMS, GCP, KEYS, VARIABLES, configuration, golden, unknown_keys, unknown_settings, wish
+from other_clouds import (
+    AWS,
+    FORMS,
+    GCP,
+    GOLDEN,
+    KEYS,
+    RECORDED,
+    VARIABLES,
+    configuration,
+    golden,
+    unknown_keys,
+    unknown_settings,
+    wish,
+)
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
@@ -69,11 +82,24 @@ def test_the_figures_of_a_machine_fit_each_other(size: MachineType) -> None:
 # --- what is written -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize("name", RECORDED)
 def test_rendered_files_are_the_golden_ones(name: str) -> None:
     files = render(wish(name))
     for file, path in golden(name).items():
         assert files[file] == path.read_text(encoding="utf-8"), f"{path}: python tests/clouds/other_clouds.py writes it anew"
+
+
+def test_there_is_a_golden_file_of_the_recorded_forms_and_of_no_other() -> None:
+    assert {path.name for path in GOLDEN.iterdir() if path.is_dir()} == set(RECORDED)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_has_its_scripts_its_machine_and_its_steps(name: str) -> None:
+    files, made = render(wish(name)), wish(name)
+    found = promise(made)
+    assert made.size.name in configuration(files)
+    steps = files["NEXT-STEPS.md"]
+    assert all(word in steps for word in (made.name, *(str(quota.needed) for quota in found.quotas), *found.job.splitlines()))
     scripts = asset(f"cyclecloud/other-clouds/{wish(name).size.cloud}")
     assert all(text == (scripts / file).read_text(encoding="utf-8") for file, text in files.items() if file.endswith(".sh"))
 

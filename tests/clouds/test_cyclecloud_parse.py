@@ -16,7 +16,7 @@ from hpc_mp.clouds.azure.expression import Unreadable, expression_text, parse_ex
 from hpc_mp.clouds.azure.parse import parse
 from hpc_mp.clouds.azure.printer import to_text
 from hpc_mp.clouds.azure.resolve import clusters
-from hpc_mp.clouds.azure.tree import Attribute, Section, Template
+from hpc_mp.clouds.azure.tree import Attribute, ClusterTemplate, TemplateSection
 from hpc_mp.clouds.azure.value import Mixed, read_value
 
 TEXTS = [CLEAN, *(planted(case) for case in CASES if "find" in case)]
@@ -155,14 +155,14 @@ _ATTRIBUTE = (st.builds(Attribute, _NAME, st.just("="), _RAW, st.just(1))
               | st.builds(Attribute, _NAME, st.just(":="), _LITERAL, st.just(1)))
 
 
-def _section(rank: int) -> st.SearchStrategy[Section]:
+def _section(rank: int) -> st.SearchStrategy[TemplateSection]:
     attributes = st.lists(_ATTRIBUTE, max_size=3).map(tuple)
     below = st.lists(_section(rank + 1), max_size=2).map(tuple) if rank < 4 else st.just(())
-    return st.builds(Section, _NAME, _WORD | st.just(""), st.just(rank), st.just(1), attributes, below)
+    return st.builds(TemplateSection, _NAME, _WORD | st.just(""), st.just(rank), st.just(1), attributes, below)
 
 
-@given(st.lists(_section(1), max_size=3).map(tuple).map(Template))
-def test_a_printed_tree_parses_to_the_same(template: Template) -> None:
+@given(st.lists(_section(1), max_size=3).map(tuple).map(ClusterTemplate))
+def test_a_printed_tree_parses_to_the_same(template: ClusterTemplate) -> None:
     parsed = parse(to_text(template))
     assert parsed.template == template
     assert parsed.faults == ()

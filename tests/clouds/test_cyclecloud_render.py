@@ -13,6 +13,7 @@ from cyclecloud_rendered import (
     FOLDER,
     GOLDEN,
     H100,
+    RECORDED,
     TEMPLATE,
     choices_of,
     grave,
@@ -49,16 +50,27 @@ def findings(text: str, values: dict[str, Any] | None) -> tuple[Finding, ...]:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: size.name)
-def test_every_size_renders_to_a_cluster_without_a_fault_and_is_told_as_recorded(size: MachineType) -> None:
+def test_every_size_renders_to_a_cluster_without_a_fault_and_is_told_with_its_figures(size: MachineType) -> None:
     found = findings(TEXT, values_of(choices_of(size)))
     assert grave(found) == []
     codes = {each.code for each in found}
     assert codes - {"CC608"} == {"CC215"} | ({"CC504"} if size.retired else set()) | ({"CC514"} if size.nvlink_block else set())
-    assert record_of(size) == (GOLDEN / "render" / f"{size.name}.txt").read_text(encoding="utf-8")
+    choices = choices_of(size)
+    said = told(settle(choices, CATALOGUE), CATALOGUE)
+    assert values_of(choices)["HPCMachineType"] == size.name and said.sku == size.name
+    assert said.quota[0].family == size.quota and said.regional_vcpus >= size.quota_vcpus * choices.nodes
+    assert f"CPUs={size.vcpus} " in said.azure_conf[1] and (f"Gres=gpu:{size.gpus}" in said.azure_conf[1]) == bool(size.gpus)
+    assert (said.gpus, said.gpu_model, said.nics, said.network, said.profile) == (
+        size.gpus, size.gpu_title, size.nics, size.rdma, size.profile)
 
 
-def test_there_is_a_record_of_every_size_and_of_no_other() -> None:
-    assert {file.stem for file in (GOLDEN / "render").iterdir()} == {size.name for size in SIZES}
+@pytest.mark.parametrize("name", RECORDED)
+def test_what_is_written_and_told_is_as_recorded(name: str) -> None:
+    assert record_of(CATALOGUE.sizes[name.casefold()]) == (GOLDEN / "render" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def test_there_is_a_record_of_those_and_of_no_other() -> None:
+    assert {file.stem for file in (GOLDEN / "render").iterdir()} == set(RECORDED)
 
 
 def test_retired_sizes_are_refused_by_design() -> None:

@@ -67,6 +67,25 @@ def interrupted(
     return module.run(SurveyRequest(nodelist=nodes, interfaces=(interface,)), show, environ), steps
 
 
+@pytest.mark.parametrize(("sinfo", "words"), [
+    ("n1|idle|none\nn2|down*|Not responding\nn4|drained|a bad fan", ": n2 is down* (Not responding), n4 is drained (a bad fan)"),
+    ("n1|idle|none\nn2|allocated|none", ""),
+])
+def test_a_survey_that_waits_names_the_nodes_that_are_out(
+    sinfo: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """srun queues for some seconds and starts nobody: what was shown by then."""
+    notice = "srun: job 5 queued and waiting for resources"
+    python_program(tmp_path / "srun", f"import sys, time\nprint({notice!r}, file=sys.stderr, flush=True)\ntime.sleep(2)\n")
+    python_program(tmp_path / "sinfo", f"print({sinfo!r})\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(module, "plan", lambda wish, environ: AgentStart(wish, False, environ, {}))
+    steps: list[str] = []
+    with pytest.raises(RunFailed):
+        module.run(SurveyRequest(nodes=2), lambda step, _: steps.append(step), dict(os.environ))
+    assert f"{notice}{words}" in steps and {step for step in steps if step.startswith("srun")} == {f"{notice}{words}"}
+
+
 def test_an_interrupt_gives_what_is_known_by_then(environ: dict[str, str]) -> None:
     report, steps = interrupted(("n1", "n2"), environ, "probed")
     assert not report.complete and report.verdict is None and report.cluster == "paper" and steps[-1] == "interrupted"

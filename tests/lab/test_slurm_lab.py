@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -102,6 +103,35 @@ def test_killed_node_is_found_down_and_comes_back(lab: Lab) -> None:
     finally:
         lab.mend()
     assert lab.run(["srun", "--nodelist=n4", "hostname"], check=True).stdout == "n4\n"
+
+
+def dead_children(parents: Sequence[int]) -> list[str]:
+    """The zombies of these processes, as their stat files have them."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state == "Z" and int(parent) in parents:
+                found.append(stat.read_text())
+    return found
+
+
+def test_the_first_processes_of_the_lab_and_of_its_nodes_reap_their_orphans(lab: Lab) -> None:
+    """Double forks, as daemons make them, and steps of Slurm: nothing stays dead in the table of processes."""
+    firsts = [lab._init_of(node) for node in (None, *lab.nodes)]
+    for first in firsts:
+        for _ in range(5):
+            inside = ["nsenter", f"--target={first}", "--mount", "--pid"]
+            subprocess.run([*inside, "bash", "-c", "(sleep 0.1 &); (sleep 0.2 &)"], check=True)
+    lab.run(["srun", "--nodes=2", "bash", "-c", "setsid sleep 0.2 & exit 0"], timeout=60, check=True)
+    wait_until(lambda: not dead_children(firsts), "orphans reaped")
+
+
+def test_a_zombie_would_be_seen() -> None:
+    dead = subprocess.Popen(["true"])
+    wait_until(lambda: dead_children([os.getpid()]) != [], "a zombie")
+    dead.wait()
+    assert dead_children([os.getpid()]) == []
 
 
 def test_cable_pulled_and_put_back(lab: Lab) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rendering import job
 
-from hpc_mp.base.command import CommandFailed
+from hpc_mp.base.command import CommandFailed, TimedOut
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.launch.choices import MIG, slurm_gpus
@@ -95,6 +95,25 @@ def answer(argv: Sequence[str]) -> str:
 
 def silent(argv: Sequence[str]) -> str:
     raise CommandFailed("slurm_load_partitions: Unable to contact slurm controller")
+
+
+@pytest.mark.parametrize(("error", "asked"), [
+    (TimedOut("sinfo did not answer within 3 s"), 1),
+    (CommandFailed("slurm_load_partitions: Unable to contact slurm controller (connect failure)"), 1),
+    (CommandFailed("sinfo is not on PATH"), 2),  # says nothing of the controller: scontrol is asked too
+], ids=["late", "refused", "absent"])
+def test_a_silent_controller_is_asked_once(error: CommandFailed, asked: int) -> None:
+    questions: list[tuple[str, ...]] = []
+
+    def nothing(argv: Sequence[str]) -> str:
+        questions.append(tuple(argv))
+        if argv[1] == "--version":
+            return "slurm 24.05.1"
+        raise error
+
+    facts = ask_cluster(job(), ask=nothing)
+    assert facts.version == (24, 5) and facts.silence == str(error)
+    assert len([question for question in questions if question[1] != "--version"]) == asked
 
 
 def test_what_the_cluster_says() -> None:

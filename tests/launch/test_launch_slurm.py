@@ -5,54 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from launching import environment, executable, mark, record, said, the_run, until, write_job
+from launching import executable, mark, record, said, the_run, until, write_job
+from played_slurm import Cluster
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.rundir import RunDirectory
 
-HERE = Path(__file__).parent
-
 __all__ = ["mark"]  # a fixture
-
-
-class Cluster:
-    """A directory of fake Slurm programs. ``state``: what squeue says; sbatch runs ``job`` (a shell line)."""
-
-    def __init__(self, folder: Path) -> None:
-        self.bin, self.folder = folder / "bin", folder
-        self.is_state("RUNNING")
-        self.runs(":")
-        executable(self.bin, "scontrol", 'case "$1" in ping) echo "Slurmctld(primary) at x is UP";; '
-                   'show) echo host7;; --version) echo slurm 23.11.4;; esac')
-        executable(self.bin, "sinfo", 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]"')
-        executable(self.bin, "squeue", f"touch {folder}/looked; read state < {folder}/state\n"
-                   'case "$*" in *%T*) echo "$state";; *) echo "4242|$state|N/A||0|0|None|";; esac')
-        executable(self.bin, "sacct", "exit 1")
-        executable(self.bin, "sbatch", f'echo "$@" > {folder}/submitted; sh {folder}/job; echo 4242')
-        executable(self.bin, "srun", f'case "$*" in *slurm/node-*|*TOPOLOGY*) exit 0;; esac; exec sh {folder}/job')
-
-    def is_state(self, word: str) -> None:
-        (self.folder / "state").write_text(f"{word}\n")
-
-    def runs(self, line: str) -> None:
-        (self.folder / "job").write_text(f"{line}\n")
-
-    def start(self, mark: str, job: Path, *arguments: str, **environ: str) -> subprocess.Popen[str]:
-        path = f"{self.bin}:/usr/bin:/bin"
-        return subprocess.Popen([sys.executable, str(HERE / "fake_cli.py"), "launch", str(job), *arguments], text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env=environment(mark, **{"PATH": path, **environ}))
-
-    def launch(self, mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
-        process = self.start(mark, job, *arguments, **environ)
-        out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
 
 
 @pytest.fixture

@@ -20,20 +20,20 @@ from hpc_mp.cli import cluster
 from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.slurm.records import read_config, read_records
 from hpc_mp.cluster.topology import read_topologies
-from hpc_mp.lint.slurm_conf.config import Told, ask_slurm
+from hpc_mp.lint.slurm_conf.config import SlurmFacts, ask_slurm
 from hpc_mp.lint.slurm_conf.report import RULES, describe
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
 TREE = "SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[3-4]\nSwitchName=spine Switches=s[1-2]\n"
 
 
-def recorded(release: str) -> Told:
+def recorded(release: str) -> SlurmFacts:
     texts = {kind: (ANSWERS / f"{release}.{kind}").read_text(encoding="utf-8") for kind in ("config", "partition", "node")}
-    return Told(read_config(texts["config"]).config, None, read_records(texts["partition"]), read_records(texts["node"]),
+    return SlurmFacts(read_config(texts["config"]).config, None, read_records(texts["partition"]), read_records(texts["node"]),
                 read_topologies(TREE))
 
 
-def codes(told: Told) -> set[str]:
+def codes(told: SlurmFacts) -> set[str]:
     return {finding.code for finding in describe(told).findings}
 
 
@@ -221,7 +221,7 @@ def test_an_error_is_an_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_what_slurm_does_not_say_is_not_held_against_it() -> None:
-    assert describe(Told({})).findings == ()
+    assert describe(SlurmFacts({})).findings == ()
 
 
 def test_every_finding_says_why_and_what_to_do() -> None:

@@ -11,8 +11,8 @@ from hpc_mp.clouds.azure.parameters import Given, Parameter, declared, values
 from hpc_mp.clouds.azure.parse import parse
 from hpc_mp.clouds.azure.partitions import Partition, partitions
 from hpc_mp.clouds.azure.project import Project
-from hpc_mp.clouds.azure.resolve import Cluster, Node, clusters
-from hpc_mp.clouds.azure.tree import Parsed, Section
+from hpc_mp.clouds.azure.resolve import ResolvedCluster, ResolvedNode, clusters
+from hpc_mp.clouds.azure.tree import Parsed, TemplateSection
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +31,22 @@ class Case:
     parsed: Parsed
     parameters: tuple[Parameter, ...]
     values: Mapping[str, Known]
-    clusters: tuple[Cluster, ...]
+    clusters: tuple[ResolvedCluster, ...]
     offer: Offer
     given: Given | None
     project: Project | None
 
     @property
-    def sections(self) -> Iterator[Section]:
+    def sections(self) -> Iterator[TemplateSection]:
         return self.parsed.template.walk()
 
     @property
-    def nodes(self) -> Iterator[Node]:
+    def nodes(self) -> Iterator[ResolvedNode]:
         """Every node of every cluster, abstract ones too."""
         return (node for cluster in self.clusters for node in cluster.nodes)
 
     @property
-    def real(self) -> Iterator[Node]:
+    def real(self) -> Iterator[ResolvedNode]:
         """The nodes that can start."""
         return (node for cluster in self.clusters for node in cluster.real)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from hpc_mp.clouds.azure.expression import Binary, Call, Choice, Index, Items, Literal, Name, Record, Unary
+from hpc_mp.clouds.azure.expression import Binary, Call, Conditional, Index, Items, Literal, NameRef, RecordLiteral, Unary
 from hpc_mp.clouds.azure.value import Mixed, Value
 
 
@@ -28,19 +28,19 @@ def evaluate(value: Value, parameters: Mapping[str, Known]) -> Known:
     match value:
         case Literal(known):
             return known
-        case Name(name):
+        case NameRef(name):
             return parameters.get(name.casefold(), UNKNOWN)
         case Mixed(parts):
             return _together([part if isinstance(part, str) else evaluate(part, parameters) for part in parts])
         case Items(items):
             return tuple(evaluate(item, parameters) for item in items)
-        case Record(fields):
+        case RecordLiteral(fields):
             return {name: evaluate(inner, parameters) for name, inner in fields}
         case Index(of, at):
             return _entry(evaluate(of, parameters), evaluate(at, parameters))
         case Unary(sign, of):
             return _unary(sign, evaluate(of, parameters))
-        case Choice(condition, yes, no):
+        case Conditional(condition, yes, no):
             return _chosen(evaluate(condition, parameters), evaluate(yes, parameters), evaluate(no, parameters))
         case Call(function, arguments):
             given = [evaluate(argument, parameters) for argument in arguments]

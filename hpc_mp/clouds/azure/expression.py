@@ -26,7 +26,7 @@ class Literal:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class NameRef:
     """A parameter, with or without the dollar, or a dotted name."""
 
     name: str
@@ -60,7 +60,7 @@ class Binary:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Conditional:
     """``condition ? yes : no``."""
 
     condition: Expression
@@ -76,13 +76,13 @@ class Items:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class RecordLiteral:
     """``[Label="a"; Value=1]``."""
 
     fields: tuple[tuple[str, Expression], ...]
 
 
-Expression = Literal | Name | Call | Index | Unary | Binary | Choice | Items | Record
+Expression = Literal | NameRef | Call | Index | Unary | Binary | Conditional | Items | RecordLiteral
 
 _LEVELS: tuple[frozenset[str], ...] = (
     frozenset(("||",)), frozenset(("&&",)), frozenset(("==", "!=", "===", "!==", "=?=", "=!=", "is", "isnt", "in")),
@@ -125,7 +125,7 @@ def parse_expression(text: str) -> Expression:
 
 def names(expression: Expression) -> Iterator[str]:
     """The names in it, in their order; functions are none."""
-    if isinstance(expression, Name):
+    if isinstance(expression, NameRef):
         yield expression.name
     for part in parts(expression):
         yield from names(part)
@@ -150,9 +150,9 @@ def parts(expression: Expression) -> tuple[Expression, ...]:
             return (of,)
         case Binary(_, left, right):
             return (left, right)
-        case Choice(condition, yes, no):
+        case Conditional(condition, yes, no):
             return (condition, yes, no)
-        case Record(fields):
+        case RecordLiteral(fields):
             return tuple(value for _, value in fields)
         case _:
             return ()
@@ -165,7 +165,7 @@ def expression_text(expression: Expression) -> str:
             return "undefined"
         case Literal(value):
             return quoted(value) if isinstance(value, str) else str(value).lower()
-        case Name(name):
+        case NameRef(name):
             return name
         case Call(function, inner):
             return f"{function}({', '.join(map(expression_text, inner))})"
@@ -175,11 +175,11 @@ def expression_text(expression: Expression) -> str:
             return f"({sign}{expression_text(of)})"
         case Binary(sign, left, right):
             return f"({expression_text(left)} {sign} {expression_text(right)})"
-        case Choice(condition, yes, no):
+        case Conditional(condition, yes, no):
             return f"({expression_text(condition)} ? {expression_text(yes)} : {expression_text(no)})"
         case Items(inner):
             return f"{{{', '.join(map(expression_text, inner))}}}"
-        case Record(fields):
+        case RecordLiteral(fields):
             return f"[{'; '.join(f'{name}={expression_text(value)}' for name, value in fields)}]"
 
 
@@ -234,7 +234,7 @@ def _choice(tokens: _Tokens, depth: int) -> Expression:
         return condition
     yes = _choice(tokens, depth + 1)
     tokens.need(":")
-    return Choice(condition, yes, _choice(tokens, depth + 1))
+    return Conditional(condition, yes, _choice(tokens, depth + 1))
 
 
 def _binary(tokens: _Tokens, level: int, depth: int) -> Expression:
@@ -272,7 +272,7 @@ def _primary(tokens: _Tokens, depth: int) -> Expression:
             return Literal(_WORDS[text.casefold()])
         if tokens.take("("):
             return Call(text, _series(tokens, ",", ")", depth))
-        return Name(text.removeprefix("$"))
+        return NameRef(text.removeprefix("$"))
     if tokens.take("("):
         inner = _choice(tokens, depth + 1)
         tokens.need(")")
@@ -309,7 +309,7 @@ def _series(tokens: _Tokens, between: str, end: str, depth: int) -> tuple[Expres
     return tuple(found)
 
 
-def _record(tokens: _Tokens, depth: int) -> Record:
+def _record(tokens: _Tokens, depth: int) -> RecordLiteral:
     fields: list[tuple[str, Expression]] = []
     while not tokens.take("]"):
         if tokens.kind != "name":
@@ -320,4 +320,4 @@ def _record(tokens: _Tokens, depth: int) -> Record:
         fields.append((name, _choice(tokens, depth + 1)))
         if not tokens.take(";") and tokens.sign != "]":
             raise Unreadable("\";\" or \"]\" is missing in a record")
-    return Record(tuple(fields))
+    return RecordLiteral(tuple(fields))

@@ -22,7 +22,7 @@ _MARKS = "“”„‘’"
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SectionHeader:
     """``[[kind name]]``."""
 
     kind: str
@@ -31,7 +31,7 @@ class Header:
     line: int
 
 
-Item = Header | Attribute | Fault
+Item = SectionHeader | Attribute | Fault
 Taken = tuple[str, int, list[Fault]]  # a value, how many lines below its first one it takes, what is wrong with it
 
 
@@ -70,7 +70,7 @@ def _header(line: str, number: int) -> Iterator[Item]:
     if found and found[4] and not found[4].startswith("#"):
         yield Fault("CC113", number, found[4][:40])
     kind, name = [*content.strip().split(None, 1), "", ""][:2]
-    yield Header(kind, name, rank, number)
+    yield SectionHeader(kind, name, rank, number)
 
 
 def _value(assign: Assign, rest: str, lines: Sequence[str], number: int) -> Taken:

@@ -12,7 +12,7 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.azure.evaluate import UNKNOWN, Known, Unknown, evaluate
 from hpc_mp.clouds.azure.expression import Unreadable
-from hpc_mp.clouds.azure.tree import Attribute, Section, Template
+from hpc_mp.clouds.azure.tree import Attribute, ClusterTemplate, TemplateSection
 from hpc_mp.clouds.azure.value import read_value
 
 _PLAIN = (str, int, float, bool, dict)
@@ -25,7 +25,7 @@ class Parameter:
     name: str
     line: int
     attributes: Mapping[str, Attribute]
-    section: Section
+    section: TemplateSection
 
     def text(self, attribute: str) -> str:
         """A plain value in lower case, "" where there is none."""
@@ -95,7 +95,7 @@ def _number(text: str) -> float | None:
     return float(text) if re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", text) else None
 
 
-def declared(template: Template) -> tuple[Parameter, ...]:
+def declared(template: ClusterTemplate) -> tuple[Parameter, ...]:
     """Every parameter, in the order of the file."""
     return tuple(Parameter(section.name, section.line, {each.key: each for each in section.attributes}, section)
                  for section in template.walk() if section.kind.casefold() == "parameter" and section.name)

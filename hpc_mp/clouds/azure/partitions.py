@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.offer import Offer
-from hpc_mp.clouds.azure.resolve import Cluster, Node, Setting
+from hpc_mp.clouds.azure.resolve import ResolvedCluster, ResolvedNode, ResolvedSetting
 
 SCALE_SET_DEFAULT = 40  # Azure.MaxScalesetSize where it is left out
 
@@ -22,14 +22,14 @@ class Partition:
         machine: its MachineType.
     """
 
-    node: Node
+    node: ResolvedNode
     name: str
     line: int
-    machine: Setting | None
+    machine: ResolvedSetting | None
     sizes: tuple[MachineType, ...]
 
     @property
-    def hpc(self) -> Setting | None:
+    def hpc(self) -> ResolvedSetting | None:
         return self.node.configured("slurm.hpc")
 
     @property
@@ -56,26 +56,26 @@ class Partition:
         return SCALE_SET_DEFAULT if found is None else found.number
 
 
-def sizes_of(node: Node, offer: Offer) -> tuple[MachineType, ...]:
+def sizes_of(node: ResolvedNode, offer: Offer) -> tuple[MachineType, ...]:
     """The sizes of a node that are in the catalogue."""
     machine = node.get("MachineType")
     found = (offer.size(word) for word in (machine.words if machine else ()))
     return tuple(size for size in found if size)
 
 
-def partitions(cluster: Cluster, offer: Offer) -> tuple[Partition, ...]:
+def partitions(cluster: ResolvedCluster, offer: Offer) -> tuple[Partition, ...]:
     """Node arrays with settings of Slurm for a partition, unless slurm.autoscale is false."""
     return tuple(_partition(node, offer) for node in cluster.real if _is_partition(node))
 
 
-def _is_partition(node: Node) -> bool:
+def _is_partition(node: ResolvedNode) -> bool:
     role = node.configured("slurm.role")
     of_slurm = any(node.configured(f"slurm.{key}") for key in ("partition", "hpc", "autoscale", "default_partition"))
     works = of_slurm and (role is None or role.text.casefold() == "execute")
     return node.is_array and not node.is_false("slurm.autoscale") and works
 
 
-def _partition(node: Node, offer: Offer) -> Partition:
+def _partition(node: ResolvedNode, offer: Offer) -> Partition:
     named = node.configured("slurm.partition")
     name, line = (named.written, named.line) if named and named.written else (node.name, node.line)
     return Partition(node, name, line, node.get("MachineType"), sizes_of(node, offer))

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.azure.parse import parse
-from hpc_mp.clouds.azure.tree import Section
+from hpc_mp.clouds.azure.tree import TemplateSection
 
 LARGEST = 1 << 20  # bytes of a script that are read
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class InitScript:
     """A file in ``scripts``; ``file``: its path, as it is shown."""
 
     name: str
@@ -39,7 +39,7 @@ class Spec:
     file: str
     is_empty: bool
     folders: tuple[str, ...]
-    scripts: tuple[Script, ...]
+    scripts: tuple[InitScript, ...]
     files: frozenset[str]
 
 
@@ -49,11 +49,11 @@ class Project:
 
     directory: Path
     ini_file: str
-    ini: tuple[Section, ...] | None
+    ini: tuple[TemplateSection, ...] | None
     specs: tuple[Spec, ...]
     blobs: frozenset[str] = field(default=frozenset())
 
-    def section(self, kind: str) -> Section | None:
+    def section(self, kind: str) -> TemplateSection | None:
         return next((each for each in self.ini or () if each.kind.casefold() == kind), None)
 
     def value(self, name: str) -> str:
@@ -111,10 +111,10 @@ def _below(folder: Path) -> Iterator[str]:
         yield path.relative_to(folder).as_posix()
 
 
-def _script(path: Path) -> Script:
+def _script(path: Path) -> InitScript:
     with path.open("rb") as file:
         text = file.read(LARGEST).decode("utf-8", "replace")
-    return Script(path.name, str(path), text, os.access(path, os.X_OK))
+    return InitScript(path.name, str(path), text, os.access(path, os.X_OK))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Reference:
     line: int
 
 
-def reference(section: Section) -> Reference | None:
+def reference(section: TemplateSection) -> Reference | None:
     """What a section of that kind refers to; None if its name has another form, such as a version in the place of the spec."""
     found = re.fullmatch(r"(?:[\w.\-]+/)*([\w.\-]+):(?!\d+\.\d)([\w.\-]+)(?::(\$?[\w.\-]+))?", section.name)
     return Reference(found[1], found[2], found[3] or "", section.line) if found else None

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hpc_mp.clouds.azure.evaluate import UNKNOWN, Known, Unknown, evaluate
-from hpc_mp.clouds.azure.expression import Name, Unreadable
-from hpc_mp.clouds.azure.tree import Attribute, Section, Template
+from hpc_mp.clouds.azure.expression import NameRef, Unreadable
+from hpc_mp.clouds.azure.tree import Attribute, ClusterTemplate, TemplateSection
 from hpc_mp.clouds.azure.value import read_value
 from hpc_mp.clouds.azure.vocabulary import NODE_KINDS
 
@@ -17,7 +17,7 @@ _LONGEST_LINE = 50  # nodes that extend each other
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class ResolvedSetting:
     """An attribute as it counts for a node.
 
     Attributes:
@@ -82,7 +82,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class ResolvedNode:
     """A node or node array of a cluster.
 
     Attributes:
@@ -94,11 +94,11 @@ class Node:
     kind: str
     name: str
     line: int
-    section: Section
+    section: TemplateSection
     extends: tuple[str, ...]
-    attributes: Mapping[str, Setting]
-    configuration: Mapping[str, Setting]
-    parts: Mapping[tuple[str, str], Section]
+    attributes: Mapping[str, ResolvedSetting]
+    configuration: Mapping[str, ResolvedSetting]
+    parts: Mapping[tuple[str, str], TemplateSection]
 
     @property
     def is_array(self) -> bool:
@@ -109,10 +109,10 @@ class Node:
         own = [each for each in self.section.attributes if each.key == "abstract"]
         return self.name.casefold() == DEFAULTS or bool(own and own[-1].raw.strip("\"'").casefold() == "true")
 
-    def get(self, name: str) -> Setting | None:
+    def get(self, name: str) -> ResolvedSetting | None:
         return self.attributes.get(name.casefold())
 
-    def configured(self, name: str) -> Setting | None:
+    def configured(self, name: str) -> ResolvedSetting | None:
         return self.configuration.get(name.casefold())
 
     def is_true(self, name: str) -> bool:
@@ -126,53 +126,53 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ResolvedCluster:
     """``[cluster name]``; ``cycles``: nodes that extend themselves, each with the way round."""
 
     name: str
     line: int
-    section: Section
-    attributes: Mapping[str, Setting]
-    nodes: tuple[Node, ...]
-    cycles: tuple[tuple[Section, str], ...]
+    section: TemplateSection
+    attributes: Mapping[str, ResolvedSetting]
+    nodes: tuple[ResolvedNode, ...]
+    cycles: tuple[tuple[TemplateSection, str], ...]
 
     @property
-    def real(self) -> tuple[Node, ...]:
+    def real(self) -> tuple[ResolvedNode, ...]:
         """The nodes that can start."""
         return tuple(node for node in self.nodes if not node.is_abstract)
 
 
-def clusters(template: Template, parameters: Mapping[str, Known]) -> tuple[Cluster, ...]:
+def clusters(template: ClusterTemplate, parameters: Mapping[str, Known]) -> tuple[ResolvedCluster, ...]:
     """Every cluster of the template with its nodes resolved."""
     return tuple(_cluster(section, parameters) for section in template.sections if section.kind.casefold() == "cluster")
 
 
-def setting(attribute: Attribute, parameters: Mapping[str, Known], prefix: str = "") -> Setting:
+def setting(attribute: Attribute, parameters: Mapping[str, Known], prefix: str = "") -> ResolvedSetting:
     name = f"{prefix}.{attribute.name}" if prefix else attribute.name
     try:
         value = read_value(attribute)
     except Unreadable:
-        return Setting(name, UNKNOWN, attribute.raw, attribute.line)
+        return ResolvedSetting(name, UNKNOWN, attribute.raw, attribute.line)
     known = evaluate(value, {} if attribute.assign == ":=" else parameters)
-    return Setting(name, known, attribute.raw, attribute.line, value.name if isinstance(value, Name) else "")
+    return ResolvedSetting(name, known, attribute.raw, attribute.line, value.name if isinstance(value, NameRef) else "")
 
 
-def extends(section: Section) -> tuple[tuple[str, int], ...]:
+def extends(section: TemplateSection) -> tuple[tuple[str, int], ...]:
     """The names that a node extends, with their line."""
     return tuple((word, each.line) for each in section.attributes if each.key == "extends"
                  for word in (part.strip(" \t\"'") for part in each.raw.split(",")) if word)
 
 
-def _cluster(section: Section, parameters: Mapping[str, Known]) -> Cluster:
+def _cluster(section: TemplateSection, parameters: Mapping[str, Known]) -> ResolvedCluster:
     sections = [each for each in section.sections if each.kind.casefold() in NODE_KINDS]
     by_name = {each.name.casefold(): each for each in reversed(sections)}
     cycles = [(each, way) for each in sections if (way := _way_round(each, by_name))]
     nodes = tuple(_node(each, by_name, parameters) for each in sections)
     own = {each.key: setting(each, parameters) for each in section.attributes}
-    return Cluster(section.name, section.line, section, own, nodes, tuple(cycles))
+    return ResolvedCluster(section.name, section.line, section, own, nodes, tuple(cycles))
 
 
-def _way_round(start: Section, by_name: Mapping[str, Section]) -> str:
+def _way_round(start: TemplateSection, by_name: Mapping[str, TemplateSection]) -> str:
     """"a → b → a" if a node extends itself, else ""."""
     waiting, seen = [(start, start.name)], set[str]()
     while waiting:
@@ -186,11 +186,11 @@ def _way_round(start: Section, by_name: Mapping[str, Section]) -> str:
     return ""
 
 
-def _lineage(section: Section, by_name: Mapping[str, Section]) -> list[Section]:
+def _lineage(section: TemplateSection, by_name: Mapping[str, TemplateSection]) -> list[TemplateSection]:
     """The sections that make a node, the one that counts least first, each once."""
-    found: list[Section] = []
+    found: list[TemplateSection] = []
 
-    def add(each: Section, path: frozenset[str]) -> None:
+    def add(each: TemplateSection, path: frozenset[str]) -> None:
         for name, _ in extends(each):
             base = by_name.get(name.casefold())
             if base is not None and name.casefold() not in path and base not in found and len(path) < _LONGEST_LINE:
@@ -203,25 +203,25 @@ def _lineage(section: Section, by_name: Mapping[str, Section]) -> list[Section]:
     return found
 
 
-def _node(section: Section, by_name: Mapping[str, Section], parameters: Mapping[str, Known]) -> Node:
-    attributes: dict[str, Setting] = {}
-    configuration: dict[str, Setting] = {}
-    parts: dict[tuple[str, str], Section] = {}
+def _node(section: TemplateSection, by_name: Mapping[str, TemplateSection], parameters: Mapping[str, Known]) -> ResolvedNode:
+    attributes: dict[str, ResolvedSetting] = {}
+    configuration: dict[str, ResolvedSetting] = {}
+    parts: dict[tuple[str, str], TemplateSection] = {}
     for each in _lineage(section, by_name):
         attributes |= {attribute.key: setting(attribute, parameters) for attribute in each.attributes
                        if each is section or attribute.key not in ("abstract", "extends")}
         configuration |= {found.name.casefold(): found for found in _configured(each, parameters)}
         parts |= {(part.kind.casefold(), part.name.casefold()): part
                   for part in each.sections if part.kind.casefold() != "configuration"}
-    return Node(section.kind.casefold(), section.name, section.line, section, tuple(name for name, _ in extends(section)),
+    return ResolvedNode(section.kind.casefold(), section.name, section.line, section, tuple(name for name, _ in extends(section)),
                 _defined(attributes), _defined(configuration), parts)
 
 
-def _configured(section: Section, parameters: Mapping[str, Known]) -> Iterator[Setting]:
+def _configured(section: TemplateSection, parameters: Mapping[str, Known]) -> Iterator[ResolvedSetting]:
     for part in section.sections:
         if part.kind.casefold() == "configuration":
             yield from (setting(attribute, parameters, part.name) for attribute in part.attributes)
 
 
-def _defined(settings: Mapping[str, Setting]) -> dict[str, Setting]:
+def _defined(settings: Mapping[str, ResolvedSetting]) -> dict[str, ResolvedSetting]:
     return {name: each for name, each in settings.items() if each.value is not None}

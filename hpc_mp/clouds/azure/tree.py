@@ -30,7 +30,7 @@ class Attribute:
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class TemplateSection:
     """``[[kind name]]`` and what stands under it; ``rank`` is the number of brackets."""
 
     kind: str
@@ -38,9 +38,9 @@ class Section:
     rank: int
     line: int = field(compare=False)
     attributes: tuple[Attribute, ...] = ()
-    sections: tuple[Section, ...] = ()
+    sections: tuple[TemplateSection, ...] = ()
 
-    def walk(self) -> Iterator[Section]:
+    def walk(self) -> Iterator[TemplateSection]:
         """This section and all below, in the order of the file."""
         yield self
         for section in self.sections:
@@ -48,12 +48,12 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
+class ClusterTemplate:
     """A whole file."""
 
-    sections: tuple[Section, ...] = ()
+    sections: tuple[TemplateSection, ...] = ()
 
-    def walk(self) -> Iterator[Section]:
+    def walk(self) -> Iterator[TemplateSection]:
         for section in self.sections:
             yield from section.walk()
 
@@ -72,5 +72,5 @@ class Fault:
 class Parsed:
     """A template and what was wrong with its form."""
 
-    template: Template
+    template: ClusterTemplate
     faults: tuple[Fault, ...] = ()

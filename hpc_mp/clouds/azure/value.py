@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from hpc_mp.clouds.azure.expression import Expression, Items, Literal, Name, Unreadable, names, parse_expression, unquoted
+from hpc_mp.clouds.azure.expression import Expression, Items, Literal, NameRef, Unreadable, names, parse_expression, unquoted
 from hpc_mp.clouds.azure.lexer import TRIPLE
 from hpc_mp.clouds.azure.tree import Attribute
 
@@ -65,7 +65,7 @@ def _plain(raw: str) -> Value:
         if (end := raw.rfind("}")) == len(raw) - 1 and len(_INNER.findall(raw)) <= 1:
             return parse_expression(raw[2:end])
     if found := _WHOLE.fullmatch(raw):
-        return Name(found[1])
+        return NameRef(found[1])
     if "${" in raw:
         return _mixed(raw)
     if raw.startswith('"') and not re.search(r'"\s*,', raw):
@@ -78,7 +78,7 @@ def _plain(raw: str) -> Value:
 
 def _word(text: str) -> Expression:
     if found := _WHOLE.fullmatch(text):
-        return Name(found[1])
+        return NameRef(found[1])
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return Literal(unquoted(text) if text[0] == '"' else text[1:-1])
     if text.casefold() in _WORDS:

@@ -17,7 +17,7 @@ from hpc_mp.cluster.topology.model import chosen
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class SlurmFacts:
     """Everything that is known of a cluster. A value that Slurm shows as nothing is an empty text.
 
     Attributes:
@@ -68,7 +68,7 @@ class Told:
             return SwitchTree()
 
 
-def ask_slurm(ask: Runner = ask) -> Told:
+def ask_slurm(ask: Runner = ask) -> SlurmFacts:
     """Raises CommandFailed: Slurm does not show its configuration."""
     settings = show_config(ask)
     unseen: list[str] = []
@@ -90,7 +90,7 @@ def ask_slurm(ask: Runner = ask) -> Told:
     cgroup = next((words for name, words in settings.sections.items() if name.lower().startswith("cgroup")), None)
     if cgroup is None and (text := _file(folder / "cgroup.conf")) is not None:
         cgroup = read_config(re.sub(r"#.*", "", text)).config
-    return Told(settings.config, cgroup, partitions, nodes, topologies, _file(folder / "gres.conf"),
+    return SlurmFacts(settings.config, cgroup, partitions, nodes, topologies, _file(folder / "gres.conf"),
                 noted(settings.config.get("ClusterName")), tuple(unseen))
 
 

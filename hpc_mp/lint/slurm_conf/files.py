@@ -12,7 +12,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology import read_topologies
-from hpc_mp.lint.slurm_conf.config import Told
+from hpc_mp.lint.slurm_conf.config import SlurmFacts
 from hpc_mp.lint.slurm_conf.report import RULES
 
 _PAIR = re.compile(r"(\w+)\s*=\s*(\"[^\"]*\"|\S+)")
@@ -37,7 +37,7 @@ def lint_topology(text: str, path: Path) -> list[Finding]:
     return []
 
 
-def _told(text: str, folder: Path) -> Told:
+def _told(text: str, folder: Path) -> SlurmFacts:
     config: dict[str, str] = {}
     nodes: list[Words] = []
     partitions: list[Words] = []
@@ -54,7 +54,7 @@ def _told(text: str, folder: Path) -> Told:
     beside = {name: _text(folder / name) for name in _BESIDE}
     cgroup = beside["cgroup.conf"]
     fences = None if cgroup is None else dict(_PAIR.findall("\n".join(_lines(cgroup))))
-    return Told(config, fences, tuple(partitions), tuple(nodes), gres_conf=beside["gres.conf"])
+    return SlurmFacts(config, fences, tuple(partitions), tuple(nodes), gres_conf=beside["gres.conf"])
 
 
 def _lines(text: str) -> Iterator[str]:

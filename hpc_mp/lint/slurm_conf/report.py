@@ -15,7 +15,7 @@ from hpc_mp.cluster.slurm.query import parse_gpus
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.lint.slurm_conf import rules_jobs, rules_site
-from hpc_mp.lint.slurm_conf.config import Told, number
+from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 
 RULES = (*rules_site.RULES, *rules_jobs.RULES)
 NETWORK = re.compile(r"\b(ib|infiniband|fdr|edr|hdr|ndr|xdr|opa|roce|efa|slingshot|cxi|rdma|mlx\w*|hca\w*|nic\w*)\b",
@@ -83,7 +83,7 @@ class Description:
         return asdict(self) | findings_document(self.findings)
 
 
-def describe(told: Told) -> Description:
+def describe(told: SlurmFacts) -> Description:
     """Pure: the same words give the same description."""
     findings = [finding for rule in RULES for finding in rule.apply(told)]
     settings = {key: told.says(key) for key in SETTINGS if key in told.config}
@@ -95,13 +95,13 @@ def describe(told: Told) -> Description:
         switches=_storeys(told), findings=tuple(sorted(findings, key=weight)), unseen=told.unseen)
 
 
-def _constrain(told: Told) -> tuple[str, ...] | None:
+def _constrain(told: SlurmFacts) -> tuple[str, ...] | None:
     if told.cgroup is None:
         return None
     return tuple(key for key, value in told.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes")
 
 
-def _partition(told: Told, partition: Words) -> PartitionReport:
+def _partition(told: SlurmFacts, partition: Words) -> PartitionReport:
     try:
         inside = set(expand(partition.get("Nodes", "")))
     except HpcMpError:
@@ -126,12 +126,12 @@ def _group(nodes: list[Words]) -> Group:
         dict(Counter(node.get("State", "?") for node in nodes)))
 
 
-def _networks(told: Told) -> tuple[str, ...]:
+def _networks(told: SlurmFacts) -> tuple[str, ...]:
     words = (word for node in told.nodes for key in ("AvailableFeatures", "Gres") for word in node.get(key, "").split(","))
     return tuple(dict.fromkeys(word for word in words if word and NETWORK.search(re.sub(r"[_-]", " ", word))))
 
 
-def _storeys(told: Told) -> tuple[int, ...]:
+def _storeys(told: SlurmFacts) -> tuple[int, ...]:
     chains = list(told.tree.above.values())
     deepest = max(map(len, chains), default=0)
     return tuple(len({chain[storey] for chain in chains if storey < len(chain)}) for storey in range(deepest))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Hit, Rule
-from hpc_mp.lint.slurm_conf.config import Told
+from hpc_mp.lint.slurm_conf.config import SlurmFacts
 
 GRACE_S = 120
 """Seconds in which hpc-mp's ranks want to save (checkpoint.grace, slurm.grace by default)."""
@@ -22,25 +22,25 @@ UNKILLABLE_S = 180
 SWITCH_WAIT_S = 300
 """Slurm's default of max_switch_wait."""
 
-Look = Callable[[Told], Iterator[Hit]]
+Look = Callable[[SlurmFacts], Iterator[Hit]]
 
 
 def _is(key: str, *wrong: str) -> Look:
     """Where a setting is shown and is one of ``wrong``, in small letters."""
-    def look(told: Told) -> Iterator[Hit]:
+    def look(told: SlurmFacts) -> Iterator[Hit]:
         if key in told.config and told.says(key).lower() in wrong:
             yield Hit(subject=f"{key}={told.says(key) or '(none)'}")
     return look
 
 
-def _task_plugin(told: Told) -> Iterator[Hit]:
+def _task_plugin(told: SlurmFacts) -> Iterator[Hit]:
     found = told.listed("TaskPlugin")
     if "TaskPlugin" in told.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(found):
         yield Hit(subject=f"TaskPlugin={told.says('TaskPlugin') or '(none)'}")
 
 
 def _fence(key: str, gpus_only: bool = False) -> Look:
-    def look(told: Told) -> Iterator[Hit]:
+    def look(told: SlurmFacts) -> Iterator[Hit]:
         if told.cgroup is not None and "task/cgroup" in told.listed("TaskPlugin") and (told.gpu_nodes or not gpus_only):
             value = next((value for name, value in told.cgroup.items() if name.lower() == key.lower()), "no")
             if value.lower() != "yes":
@@ -48,7 +48,7 @@ def _fence(key: str, gpus_only: bool = False) -> Look:
     return look
 
 
-def _memlock(told: Told) -> Iterator[Hit]:
+def _memlock(told: SlurmFacts) -> Iterator[Hit]:
     """Slurm takes one of the two settings."""
     kept = told.listed("PropagateResourceLimitsExcept")
     if {"all", "memlock"} & set(told.listed("PropagateResourceLimits")) and not kept:
@@ -58,43 +58,43 @@ def _memlock(told: Told) -> Iterator[Hit]:
 
 
 def _kill_wait(low: int, high: int) -> Look:
-    def look(told: Told) -> Iterator[Hit]:
+    def look(told: SlurmFacts) -> Iterator[Hit]:
         wait = told.seconds("KillWait")
         if wait is not None and low <= wait < high:
             yield Hit(subject=f"KillWait={wait} s")
     return look
 
 
-def _late(told: Told) -> Iterator[Hit]:
+def _late(told: SlurmFacts) -> Iterator[Hit]:
     timeout = told.seconds("SlurmdTimeout")
     if timeout is not None and (timeout == 0 or timeout >= LATE_S):
         yield Hit(subject=f"SlurmdTimeout={timeout} s")
 
 
-def _unkillable(told: Told) -> Iterator[Hit]:
+def _unkillable(told: SlurmFacts) -> Iterator[Hit]:
     timeout = told.seconds("UnkillableStepTimeout")
     if timeout is not None and timeout < UNKILLABLE_S:
         yield Hit(subject=f"UnkillableStepTimeout={timeout} s")
 
 
-def _prolog(told: Told) -> Iterator[Hit]:
+def _prolog(told: SlurmFacts) -> Iterator[Hit]:
     has = any(value for key, value in told.config.items() if key.partition("[")[0] == "Prolog")
     if has and not {"alloc", "contain", "x11"} & set(told.listed("PrologFlags")):  # both others imply Alloc
         yield Hit(subject=f"PrologFlags={told.says('PrologFlags') or '(none)'}")
 
 
-def _contain(told: Told) -> Iterator[Hit]:
+def _contain(told: SlurmFacts) -> Iterator[Hit]:
     if "PrologFlags" in told.config and not {"contain", "x11"} & set(told.listed("PrologFlags")):
         yield Hit(subject=f"PrologFlags={told.says('PrologFlags') or '(none)'}")
 
 
-def _no_warning(told: Told) -> Iterator[Hit]:
+def _no_warning(told: SlurmFacts) -> Iterator[Hit]:
     preempts = told.says("PreemptType") not in ("", "preempt/none")
     if preempts and "send_user_signal" not in told.says("PreemptParameters") + told.says("SlurmctldParameters"):
         yield Hit(subject=f"PreemptType={told.says('PreemptType')} without send_user_signal")
 
 
-def _switch_wait(told: Told) -> Iterator[Hit]:
+def _switch_wait(told: SlurmFacts) -> Iterator[Hit]:
     words = dict(word.partition("=")[::2] for word in told.listed("SchedulerParameters"))
     wait = words.get("max_switch_wait", str(SWITCH_WAIT_S))
     if told.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S:
@@ -102,7 +102,7 @@ def _switch_wait(told: Told) -> Iterator[Hit]:
 
 
 _ADMIN = "slurm.conf: "
-RULES: tuple[Rule[Told], ...] = (
+RULES: tuple[Rule[SlurmFacts], ...] = (
     Rule("task-plugin", "warning", _task_plugin,
          "Slurm neither binds tasks to processors nor fences them: ranks crowd one core or run beside their GPU's socket",
          _ADMIN + "TaskPlugin=task/cgroup,task/affinity"),

@@ -15,7 +15,7 @@ from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology.check import agreement
 from hpc_mp.cluster.topology.model import chosen
 from hpc_mp.cluster.topology.reading import listed
-from hpc_mp.lint.slurm_conf.config import Told, number
+from hpc_mp.lint.slurm_conf.config import SlurmFacts, number
 from hpc_mp.lint.slurm_conf.rules_jobs import GRACE_S
 
 FLAT = ("", "topology/none", "topology/default", "topology/flat")
@@ -23,17 +23,17 @@ OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # of a node'
 NODES_SHOWN = 3  # reasons of broken nodes that are repeated
 
 
-def _select(told: Told) -> Iterator[Hit]:
+def _select(told: SlurmFacts) -> Iterator[Hit]:
     if told.gpu_nodes and (found := told.says("SelectType")) and found != "select/cons_tres":
         yield Hit(subject=f"SelectType={found}")
 
 
-def _memory(told: Told) -> Iterator[Hit]:
+def _memory(told: SlurmFacts) -> Iterator[Hit]:
     if "SelectTypeParameters" in told.config and "memory" not in told.says("SelectTypeParameters").lower():
         yield Hit(subject=f"SelectTypeParameters={told.says('SelectTypeParameters') or '(none)'}")
 
 
-def _gres_file(told: Told) -> Iterator[Hit]:
+def _gres_file(told: SlurmFacts) -> Iterator[Hit]:
     """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
     lines = [line.partition("#")[0].strip().lower() for line in (told.gres_conf or "").splitlines()]
     if not told.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
@@ -43,13 +43,13 @@ def _gres_file(told: Told) -> Iterator[Hit]:
             yield Hit(subject=f"gres.conf: {line}")
 
 
-def _gres_broken(told: Told) -> Iterator[Hit]:
+def _gres_broken(told: SlurmFacts) -> Iterator[Hit]:
     hit = [node for node in told.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]
     if hit:
         yield Hit(subject=f"{listed(node['NodeName'] for node in hit)}: {hit[0]['Reason']}")
 
 
-def _gres_type(told: Told) -> Iterator[Hit]:
+def _gres_type(told: SlurmFacts) -> Iterator[Hit]:
     bare = [node for node in told.gpu_nodes if re.match(r"gpu:\d", node["Gres"])]
     typed = [node for node in told.gpu_nodes if re.match(r"gpu:[^\d]", node["Gres"])]
     if bare and typed:
@@ -57,7 +57,7 @@ def _gres_type(told: Told) -> Iterator[Hit]:
         yield Hit(subject=f"{one} without a type, {other} with one")
 
 
-def _mixed(told: Told) -> Iterator[Hit]:
+def _mixed(told: SlurmFacts) -> Iterator[Hit]:
     for partition in told.partitions:
         inside = set(_expanded(partition.get("Nodes", "")))
         kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in told.nodes
@@ -67,13 +67,13 @@ def _mixed(told: Told) -> Iterator[Hit]:
             yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _tiny(told: Told) -> Iterator[Hit]:
+def _tiny(told: SlurmFacts) -> Iterator[Hit]:
     small = [node for node in told.nodes if (number(node, "RealMemory") or 1000) <= 1]
     if small:
         yield Hit(subject=f"{listed(node['NodeName'] for node in small)}: RealMemory=1")
 
 
-def _few_cpus(told: Told) -> Iterator[Hit]:
+def _few_cpus(told: SlurmFacts) -> Iterator[Hit]:
     few: dict[str, list[str]] = {}
     for node in told.nodes:
         cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
@@ -83,7 +83,7 @@ def _few_cpus(told: Told) -> Iterator[Hit]:
         yield Hit(subject=f"{listed(nodes)}: {words}")
 
 
-def _broken(told: Told) -> Iterator[Hit]:
+def _broken(told: SlurmFacts) -> Iterator[Hit]:
     """A cloud's node that is off is started for a job, and does not answer before."""
     reasons: dict[str, list[str]] = {}
     for node in told.nodes:
@@ -97,31 +97,31 @@ def _broken(told: Told) -> Iterator[Hit]:
         yield Hit(subject=f"{sum(map(len, list(reasons.values())[NODES_SHOWN:]))} more nodes for other reasons")
 
 
-def _releases(told: Told) -> Iterator[Hit]:
+def _releases(told: SlurmFacts) -> Iterator[Hit]:
     found = Counter(node["Version"] for node in told.nodes if node.get("Version"))
     if len(found) > 1:
         yield Hit(subject=", ".join(f"{count} nodes with {release}" for release, count in found.most_common()))
 
 
-def _default(told: Told) -> Iterator[Hit]:
+def _default(told: SlurmFacts) -> Iterator[Hit]:
     if told.partitions and not any(partition.get("Default") == "YES" for partition in told.partitions):
         yield Hit(subject="no partition has Default=YES")
 
 
-def _closed(told: Told) -> Iterator[Hit]:
+def _closed(told: SlurmFacts) -> Iterator[Hit]:
     for partition in told.partitions:
         if partition.get("State", "UP") != "UP":
             yield Hit(subject=f"{partition['PartitionName']}: State={partition['State']}")
 
 
-def _max_nodes(told: Told) -> Iterator[Hit]:
+def _max_nodes(told: SlurmFacts) -> Iterator[Hit]:
     for partition in told.partitions:
         most, there = number(partition, "MaxNodes"), number(partition, "TotalNodes")
         if most is not None and there is not None and most < there:
             yield Hit(subject=f"{partition['PartitionName']}: MaxNodes={most} of {there}")
 
 
-def _shared(told: Told) -> Iterator[Hit]:
+def _shared(told: SlurmFacts) -> Iterator[Hit]:
     if "CR_LLN" in told.says("SelectTypeParameters").upper():
         yield Hit(subject=f"SelectTypeParameters={told.says('SelectTypeParameters')}")
     for partition in told.partitions:
@@ -130,91 +130,91 @@ def _shared(told: Told) -> Iterator[Hit]:
             yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _preemptable(told: Told) -> Iterator[tuple[Words, set[str]]]:
+def _preemptable(told: SlurmFacts) -> Iterator[tuple[Words, set[str]]]:
     """Partitions from which jobs are taken away, and by what modes."""
     if told.says("PreemptType") not in ("", "preempt/none"):
         for partition in told.partitions:
             yield partition, {*partition.get("PreemptMode", "OFF").split(",")} - {"OFF"}
 
 
-def _grace(told: Told) -> Iterator[Hit]:
+def _grace(told: SlurmFacts) -> Iterator[Hit]:
     for partition, modes in _preemptable(told):
         if modes - {"SUSPEND", "GANG"} and (number(partition, "GraceTime") or 0) < GRACE_S:
             words = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
             yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _suspends(told: Told) -> Iterator[Hit]:
+def _suspends(told: SlurmFacts) -> Iterator[Hit]:
     for partition, modes in _preemptable(told):
         if "SUSPEND" in modes:
             yield Hit(subject=f"{partition['PartitionName']}: PreemptMode={partition['PreemptMode']}")
 
 
-def _short(told: Told) -> Iterator[Hit]:
+def _short(told: SlurmFacts) -> Iterator[Hit]:
     for partition in told.partitions:
         limit = partition.get("MaxTime", "UNLIMITED")
         if re.fullmatch(r"[\d:-]+", limit) and seconds(limit) < 3600:
             yield Hit(subject=f"{partition['PartitionName']}: MaxTime={limit}")
 
 
-def _knows_none(told: Told) -> bool:
+def _knows_none(told: SlurmFacts) -> bool:
     """With a topology.yaml Slurm shows the plugin of slurm.conf still, which it passes over."""
     return told.says("TopologyPlugin") in FLAT and not told.tree.above
 
 
-def _flat(told: Told) -> Iterator[Hit]:
+def _flat(told: SlurmFacts) -> Iterator[Hit]:
     if told.measured is not None and _knows_none(told):
         found = agreement(told.tree, told.measured)
         if found.verdict == "disagrees":
             yield Hit(subject=f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}; {found.why}")
 
 
-def _unmeasured(told: Told) -> Iterator[Hit]:
+def _unmeasured(told: SlurmFacts) -> Iterator[Hit]:
     if told.measured is None and _knows_none(told) and len(told.nodes) > 1:
         yield Hit(subject=f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}")
 
 
-def _disagrees(told: Told) -> Iterator[Hit]:
+def _disagrees(told: SlurmFacts) -> Iterator[Hit]:
     if told.measured is not None and told.topologies and not _knows_none(told):
         for odd in agreement(told.tree, told.measured).odd:
             yield Hit(subject=str(odd))
 
 
-def _outside(told: Told) -> Iterator[Hit]:
+def _outside(told: SlurmFacts) -> Iterator[Hit]:
     tree = told.tree
     lost = [node["NodeName"] for node in told.nodes if tree.leaf(node.get("NodeName", "")) is None]
     if tree.above and lost:
         yield Hit(subject=f"{listed(lost)}: under no switch of the topology")
 
 
-def _rootless(told: Told) -> Iterator[Hit]:
+def _rootless(told: SlurmFacts) -> Iterator[Hit]:
     topology = chosen(told.topologies or ())
     if topology.kind == "tree" and len(topology.tops) > 1:
         yield Hit(subject=f"no switch is above {', '.join(topology.tops[:8])}")
 
 
-def _no_accounting(told: Told) -> Iterator[Hit]:
+def _no_accounting(told: SlurmFacts) -> Iterator[Hit]:
     if told.says("AccountingStorageType") in ("accounting_storage/none", "") and "AccountingStorageType" in told.config:
         yield Hit(subject=f"AccountingStorageType={told.says('AccountingStorageType') or '(none)'}")
 
 
-def _gpus_uncounted(told: Told) -> Iterator[Hit]:
+def _gpus_uncounted(told: SlurmFacts) -> Iterator[Hit]:
     keeps = told.says("AccountingStorageType") == "accounting_storage/slurmdbd"
     if keeps and told.gpu_nodes and not any(word.startswith("gres/gpu") for word in told.listed("AccountingStorageTRES")):
         yield Hit(subject=f"AccountingStorageTRES={told.says('AccountingStorageTRES')}")
 
 
-def _no_health(told: Told) -> Iterator[Hit]:
+def _no_health(told: SlurmFacts) -> Iterator[Hit]:
     if "HealthCheckProgram" in told.config and not told.says("HealthCheckProgram"):
         yield Hit(subject="HealthCheckProgram is not set")
 
 
-def _idle_health(told: Told) -> Iterator[Hit]:
+def _idle_health(told: SlurmFacts) -> Iterator[Hit]:
     if told.says("HealthCheckProgram") and told.seconds("HealthCheckInterval") == 0:
         yield Hit(subject=f"HealthCheckProgram={told.says('HealthCheckProgram')}, HealthCheckInterval=0")
 
 
-def _suspended(told: Told) -> Iterator[Hit]:
+def _suspended(told: SlurmFacts) -> Iterator[Hit]:
     wait = told.seconds("SuspendTime")
     if wait is not None and 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in told.nodes):
         yield Hit(subject=f"SuspendTime={wait} s")
@@ -229,7 +229,7 @@ def _expanded(nodelist: str) -> tuple[str, ...]:
 
 _ADMIN = "slurm.conf: "
 _WRITE = "`hpc-mp cluster topology --from measured --to tree` writes what was measured"
-RULES: tuple[Rule[Told], ...] = (
+RULES: tuple[Rule[SlurmFacts], ...] = (
     Rule("cons-tres", "error", _select,
          "GPUs cannot be asked for per node, task or socket (--gpus-per-node)",
          _ADMIN + "SelectType=select/cons_tres"),

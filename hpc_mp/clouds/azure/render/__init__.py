@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
-from hpc_mp.clouds.azure.render.options import Choices, Plan, Storage, find_size, settle, sizes_on_offer
-from hpc_mp.clouds.azure.render.summary import Told, told, words
+from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan, Storage, find_size, settle, sizes_on_offer
+from hpc_mp.clouds.azure.render.summary import AzureSummary, told, words
 from hpc_mp.clouds.azure.render.workspace import SERVER, Workspace, choices_within
 from hpc_mp.clouds.azure.render.write import refuse_full, write
 
-__all__ = ["SERVER", "Choices", "Plan", "Storage", "Told", "Workspace", "choices_within", "find_size", "refuse_full", "settle",
-           "sizes_on_offer", "told", "words", "write"]
+__all__ = [
+           "SERVER",
+           "AzureSummary",
+           "Choices",
+           "ClusterPlan",
+           "Storage",
+           "Workspace",
+           "choices_within",
+           "find_size",
+           "refuse_full",
+           "settle",
+           "sizes_on_offer",
+           "told",
+           "words",
+           "write",
+]

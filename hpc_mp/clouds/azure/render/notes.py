@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hpc_mp.clouds.azure.render.options import Plan
+from hpc_mp.clouds.azure.render.options import ClusterPlan
 
 _OLDEST_PYTHON = (3, 11)
 
-Row = tuple[Callable[[Plan], bool], Callable[[Plan], str]]
+Row = tuple[Callable[[ClusterPlan], bool], Callable[[ClusterPlan], str]]
 
 
-def _old_python(plan: Plan) -> bool:
+def _old_python(plan: ClusterPlan) -> bool:
     return bool(plan.known and plan.known.python) and _release(plan) < _OLDEST_PYTHON
 
 
-def _release(plan: Plan) -> tuple[int, ...]:
+def _release(plan: ClusterPlan) -> tuple[int, ...]:
     return tuple(int(part) for part in plan.known.python.split(".")) if plan.known else ()
 
 
@@ -68,16 +68,16 @@ UNVERIFIED: tuple[Row, ...] = (
 )
 
 
-def notes(plan: Plan) -> tuple[str, ...]:
+def notes(plan: ClusterPlan) -> tuple[str, ...]:
     return _said(NOTES, plan)
 
 
-def unverified(plan: Plan) -> tuple[str, ...]:
+def unverified(plan: ClusterPlan) -> tuple[str, ...]:
     """What nobody has seen on Azure."""
     figures = [figure for figure, source in plan.size.sources.items() if source == "memory" and getattr(plan.size, figure)]
     recalled = (f"{plan.size.name}: {', '.join(sorted(figures))} (recalled, no source)",) if figures else ()
     return _said(UNVERIFIED, plan) + recalled
 
 
-def _said(rows: tuple[Row, ...], plan: Plan) -> tuple[str, ...]:
+def _said(rows: tuple[Row, ...], plan: ClusterPlan) -> tuple[str, ...]:
     return tuple(text(plan) for holds, text in rows if holds(plan))

@@ -54,7 +54,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ClusterPlan:
     """Choices that go together, with what the catalogue says of them.
 
     Attributes:
@@ -76,7 +76,7 @@ class Plan:
         return bool(self.size.rdma)
 
 
-def settle(choices: Choices, offer: Offer) -> Plan:
+def settle(choices: Choices, offer: Offer) -> ClusterPlan:
     """
     Raises:
         HpcMpError: the size is unknown or gone, there are too many or too few nodes, the image does not fit the size, or a
@@ -91,7 +91,7 @@ def settle(choices: Choices, offer: Offer) -> Plan:
         _check_image(known, size)
     heads = offer.heads[size.arch]
     plain = (known.plain if known else "") or heads.image
-    return Plan(choices, size, image, known, heads, plain, size.placement_group_max if size.rdma else NO_GROUP)
+    return ClusterPlan(choices, size, image, known, heads, plain, size.placement_group_max if size.rdma else NO_GROUP)
 
 
 def sizes_on_offer(offer: Offer) -> tuple[MachineType, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from hpc_mp.catalogue import MachineType
-from hpc_mp.clouds.azure.render.options import Choices, Plan
+from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 EXPORT = "/shared"  # what an NFS server exports where nothing else is said
 LUSTRE_OPTIONS = "noatime,user_xattr"  # those of Azure CycleCloud Workspace for Slurm
 
 
-def parameters(plan: Plan) -> dict[str, Any]:
+def parameters(plan: ClusterPlan) -> dict[str, Any]:
     """Every parameter of the template that depends on the plan."""
     choices, size = plan.choices, plan.size
     return {

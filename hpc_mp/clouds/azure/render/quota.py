@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.offer import Offer
-from hpc_mp.clouds.azure.render.options import Plan
+from hpc_mp.clouds.azure.render.options import ClusterPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class FamilyQuota:
     """``family``: as ``az vm list-usage`` names it, "" where the catalogue does not know; ``machines``: how many, for what."""
 
     family: str
@@ -20,7 +20,7 @@ class Quota:
     machines: str
 
 
-def quotas(plan: Plan, offer: Offer, server: str | None) -> tuple[Quota, ...]:
+def quotas(plan: ClusterPlan, offer: Offer, server: str | None) -> tuple[FamilyQuota, ...]:
     """One for each family, all machines running; the family of those that train first.
 
     Args:
@@ -34,7 +34,7 @@ def quotas(plan: Plan, offer: Offer, server: str | None) -> tuple[Quota, ...]:
     return tuple(_quota(each) for each in wanted.values())
 
 
-def _machines(plan: Plan, server: str | None) -> Iterable[tuple[str, int, str]]:
+def _machines(plan: ClusterPlan, server: str | None) -> Iterable[tuple[str, int, str]]:
     yield plan.size.name, plan.choices.nodes, "hpc"
     yield plan.heads.scheduler, 1, "scheduler"
     yield plan.heads.login, plan.choices.login_nodes, "login"
@@ -43,7 +43,7 @@ def _machines(plan: Plan, server: str | None) -> Iterable[tuple[str, int, str]]:
         yield server, 1, "CycleCloud"
 
 
-def _quota(machines: list[tuple[MachineType, int, str]]) -> Quota:
+def _quota(machines: list[tuple[MachineType, int, str]]) -> FamilyQuota:
     sizes = dict.fromkeys(size.name for size, _, _ in machines)
-    return Quota(machines[0][0].quota, ", ".join(sizes), sum(size.quota_vcpus * count for size, count, _ in machines),
+    return FamilyQuota(machines[0][0].quota, ", ".join(sizes), sum(size.quota_vcpus * count for size, count, _ in machines),
                  " + ".join(f"{count} {role} × {size.quota_vcpus}" for size, count, role in machines))

@@ -9,14 +9,14 @@ from typing import Any
 from hpc_mp.base.text import data_rate
 from hpc_mp.clouds.azure.offer import Offer
 from hpc_mp.clouds.azure.render.notes import notes, unverified
-from hpc_mp.clouds.azure.render.options import Plan
+from hpc_mp.clouds.azure.render.options import ClusterPlan
 from hpc_mp.clouds.azure.render.parameters import parameters, topology
-from hpc_mp.clouds.azure.render.quota import Quota, quotas
+from hpc_mp.clouds.azure.render.quota import FamilyQuota, quotas
 from hpc_mp.clouds.azure.render.slurm_lines import slurm_lines
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class AzureSummary:
     """
     Attributes:
         gpus, gpu_model, vcpus, memory_gib, slurm_memory_mib: of one node of the partition hpc.
@@ -48,7 +48,7 @@ class Told:
     placement_group: int | None
     topology: str
     profile: str
-    quota: tuple[Quota, ...]
+    quota: tuple[FamilyQuota, ...]
     regional_vcpus: int
     azure_conf: tuple[str, ...]
     gres_conf: tuple[str, ...]
@@ -58,7 +58,7 @@ class Told:
     unverified: tuple[str, ...]
 
 
-def told(plan: Plan, offer: Offer, server: str | None = None) -> Told:
+def told(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
     """``server``: size of the machine that is made for CycleCloud itself, if one is."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
@@ -66,7 +66,7 @@ def told(plan: Plan, offer: Offer, server: str | None = None) -> Told:
     if choices.htc_nodes:
         of_htc = offer.sizes[plan.heads.htc.casefold()]
         arrays.append(slurm_lines(choices.name, "htc", of_htc, choices.htc_nodes, default=False, one_thread=True))
-    return Told(
+    return AzureSummary(
         cluster=choices.name, partition="hpc", nodes=choices.nodes, sku=size.name, image=plan.image,
         gpus=size.gpus, gpu_model=size.gpu_title, vcpus=size.vcpus, memory_gib=size.memory_gib, slurm_memory_mib=hpc.memory,
         nics=size.nics, nic_gbps=size.rdma_gbps, network=size.rdma, node_busbw=size.busbw or None,
@@ -82,14 +82,14 @@ def open_parameters(values: dict[str, Any]) -> tuple[str, ...]:
     return tuple(name for name, value in values.items() if value is None)
 
 
-def _job(plan: Plan) -> Iterator[str]:
+def _job(plan: ClusterPlan) -> Iterator[str]:
     yield from ("[job]", f"nodes = {plan.choices.nodes}", f"ranks_per_node = {plan.size.gpus or plan.size.numa}")
     yield from ("", "[slurm]", 'partition = "hpc"')
     if plan.size.profile:
         yield from ("", "[environment]", f'profile = "{plan.size.profile}"')
 
 
-def words(found: Told) -> Iterator[str]:
+def words(found: AzureSummary) -> Iterator[str]:
     """The same for people, line by line."""
     yield f"{found.cluster}: {found.nodes} × {found.sku} in the partition {found.partition}"
     yield from ("", "Quota to ask for (vCPUs, all machines running)")
@@ -115,7 +115,7 @@ def _unknown(size: str) -> str:
     return f'family of {size}: az vm list-skus --size {size} --query "[].family"'
 
 
-def _node(found: Told) -> Iterator[str]:
+def _node(found: AzureSummary) -> Iterator[str]:
     if found.gpus:
         yield f"{found.gpus} × {found.gpu_model}"
     yield f"{found.vcpus} vCPUs, {found.memory_gib} GiB ({found.slurm_memory_mib} MiB for jobs)"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.render.options import Choices, Plan
+from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan
 from hpc_mp.clouds.azure.render.parameters import EXPORT, LUSTRE_OPTIONS
 
 RELEASE = "2026.07.02"
@@ -65,7 +65,7 @@ def choices_within(choices: Choices, resource_group: str | None, project: str | 
     return own, Workspace(choices.region, group, project)
 
 
-def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
+def workspace_parameters(plan: ClusterPlan, workspace: Workspace) -> dict[str, Any]:
     """The document for ``az deployment sub create --parameters``.
 
     Raises:
@@ -104,14 +104,14 @@ def workspace_parameters(plan: Plan, workspace: Workspace) -> dict[str, Any]:
             "parameters": {name: {"value": value} for name, value in values.items()}}
 
 
-def _shared(plan: Plan) -> dict[str, Any]:
+def _shared(plan: ClusterPlan) -> dict[str, Any]:
     if plan.choices.storage == "external":
         return {"type": "nfs-existing", "ipAddress": plan.choices.storage_host,
                 "exportPath": plan.choices.storage_path or EXPORT}
     return {"type": "nfs-new", "nfsCapacityInGb": 1024}
 
 
-def _additional(plan: Plan) -> dict[str, Any]:
+def _additional(plan: ClusterPlan) -> dict[str, Any]:
     """Managed Lustre is made where none is named, in a zone as the workspace's own form has it."""
     if plan.choices.storage != "amlfs":
         return {"type": "disabled"}
@@ -122,14 +122,14 @@ def _additional(plan: Plan) -> dict[str, Any]:
             "availabilityZone": ["1"]}
 
 
-def _database(plan: Plan) -> dict[str, Any]:
+def _database(plan: ClusterPlan) -> dict[str, Any]:
     choices = plan.choices
     if not choices.database:
         return {"type": "disabled"}
     return {"type": "fqdn", "databaseUser": choices.database_user or "", "fqdn": choices.database}
 
 
-def _prefix(plan: Plan) -> int:
+def _prefix(plan: ClusterPlan) -> int:
     """The smallest network whose half holds every machine."""
     machines = 1 + plan.choices.login_nodes + plan.choices.htc_nodes + plan.choices.nodes
     room = [prefix for prefix in _PREFIXES if 2 ** (31 - prefix) - _RESERVED >= machines]

@@ -15,9 +15,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from hpc_mp import __version__
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.clouds.azure.render.options import Plan
+from hpc_mp.clouds.azure.render.options import ClusterPlan
 from hpc_mp.clouds.azure.render.parameters import parameters
-from hpc_mp.clouds.azure.render.summary import Told, words
+from hpc_mp.clouds.azure.render.summary import AzureSummary, words
 from hpc_mp.clouds.azure.render.workspace import RELEASE, Workspace, workspace_parameters
 
 HERE = Path(__file__).parent
@@ -25,7 +25,8 @@ WHEELS = Path("specs", "scheduler", "cluster-init", "files")  # where the schedu
 PROJECT = ("project.ini", "specs", "templates", "blobs")  # of cyclecloud/; blobs where there are some
 
 
-def write(directory: Path, plan: Plan, told: Told, workspace: Workspace | None, wheel: Path | None = None) -> tuple[Path, ...]:
+def write(directory: Path, plan: ClusterPlan, told: AzureSummary, workspace: Workspace | None,
+          wheel: Path | None = None) -> tuple[Path, ...]:
     """What was written, directories as such.
 
     Args:
@@ -100,7 +101,7 @@ def _make_executable(directory: Path) -> None:
             script.chmod(0o755)
 
 
-def _readme(plan: Plan, told: Told, workspace: Workspace | None, wheel: Path | None) -> str:
+def _readme(plan: ClusterPlan, told: AzureSummary, workspace: Workspace | None, wheel: Path | None) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template("next_steps.txt.j2").render(
         topology=parameters(plan)["HpcMpTopology"],

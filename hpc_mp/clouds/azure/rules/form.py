@@ -10,7 +10,7 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.expression import Call, Unreadable, calls
 from hpc_mp.clouds.azure.lexer import split_lines
-from hpc_mp.clouds.azure.tree import Attribute, Section
+from hpc_mp.clouds.azure.tree import Attribute, TemplateSection
 from hpc_mp.clouds.azure.value import Mixed, read_value
 from hpc_mp.clouds.azure.vocabulary import FUNCTIONS, NAMED, NODE_KINDS, PARENTS, RANKS, meant
 
@@ -24,7 +24,7 @@ def _fault(code: str) -> Callable[[Case], Iterable[Hit]]:
     return lambda case: (Hit(fault.line, fault.it, fault.advice) for fault in case.parsed.faults if fault.code == code)
 
 
-def evaluated(section: Section) -> Iterator[Attribute]:
+def evaluated(section: TemplateSection) -> Iterator[Attribute]:
     """The attributes whose values are more than text for the form."""
     for each in section.attributes:
         of_form = each.key.startswith(("config.", "widget.")) and each.assign == "="
@@ -64,9 +64,10 @@ def _functions(case: Case) -> Iterable[Hit]:
             yield Hit(each.line, call.function, near)
 
 
-def _pairs(case: Case) -> Iterator[tuple[Section, Section | None]]:
+def _pairs(case: Case) -> Iterator[tuple[TemplateSection, TemplateSection | None]]:
     """Each section with the one that it stands in."""
-    waiting: list[tuple[Section, Section | None]] = [(section, None) for section in reversed(case.parsed.template.sections)]
+    waiting: list[tuple[TemplateSection, TemplateSection | None]] = [(section, None)
+        for section in reversed(case.parsed.template.sections)]
     while waiting:
         section, parent = waiting.pop()
         yield section, parent
@@ -134,7 +135,7 @@ def _same_sections(case: Case) -> Iterable[Hit]:
             yield from _again(section.sections)
 
 
-def _again(sections: Iterable[Section]) -> Iterable[Hit]:
+def _again(sections: Iterable[TemplateSection]) -> Iterable[Hit]:
     first: dict[tuple[str, str], int] = {}
     for each in sections:
         key = (each.kind.casefold(), each.name.casefold())

@@ -9,15 +9,15 @@ from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.offer import Image
 from hpc_mp.clouds.azure.partitions import sizes_of
-from hpc_mp.clouds.azure.resolve import Node, Setting
+from hpc_mp.clouds.azure.resolve import ResolvedNode, ResolvedSetting
 from hpc_mp.clouds.azure.vocabulary import meant
 
 
-def _image(node: Node) -> Setting | None:
+def _image(node: ResolvedNode) -> ResolvedSetting | None:
     return next((each for name in ("ImageName", "Image") if (each := node.get(name)) and each.text), None)
 
 
-def _pairs(case: Case) -> Iterator[tuple[Setting, Image, MachineType]]:
+def _pairs(case: Case) -> Iterator[tuple[ResolvedSetting, Image, MachineType]]:
     """Images that the catalogue knows with the sizes that they are to run on."""
     for node in case.real:
         each = _image(node)
@@ -54,7 +54,7 @@ def _bare(image: Image, size: MachineType) -> bool:
     return bool(size.gpus or size.rdma) and image.drivers == "none"
 
 
-def _each(case: Case) -> Iterator[tuple[Setting, Image | None]]:
+def _each(case: Case) -> Iterator[tuple[ResolvedSetting, Image | None]]:
     seen: set[int] = set()
     for node in case.real:
         each = _image(node)

@@ -9,7 +9,7 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.partitions import partitions
 from hpc_mp.clouds.azure.project import reference
-from hpc_mp.clouds.azure.resolve import DEFAULTS, Cluster, Node, Setting, extends, setting
+from hpc_mp.clouds.azure.resolve import DEFAULTS, ResolvedCluster, ResolvedNode, ResolvedSetting, extends, setting
 from hpc_mp.clouds.azure.value import names_of
 from hpc_mp.clouds.azure.vocabulary import ARRAY_ATTRIBUTES, BOOLEANS, NODE_ATTRIBUTES, NODE_KINDS, SECTION_ATTRIBUTES, meant
 
@@ -49,7 +49,7 @@ def _cycle(case: Case) -> Iterable[Hit]:
             yield Hit(extends(section)[0][1], way)
 
 
-def _own(node: Node, name: str) -> Setting | None:
+def _own(node: ResolvedNode, name: str) -> ResolvedSetting | None:
     """An attribute that the node itself sets."""
     found = node.get(name)
     return found if found and any(each.key == name.casefold() for each in node.section.attributes) else None
@@ -204,7 +204,7 @@ def _no_scheduler(case: Case) -> Iterable[Hit]:
             yield Hit(cluster.line, cluster.name)
 
 
-def _schedules(node: Node) -> bool:
+def _schedules(node: ResolvedNode) -> bool:
     """By its role, or by the spec that it runs, as older templates have it."""
     role = node.configured("slurm.role")
     specs = [name.split(":") for kind, name in node.parts if kind == "cluster-init"]
@@ -212,7 +212,7 @@ def _schedules(node: Node) -> bool:
     return named or (role is not None and (not role.known or role.text == "scheduler"))
 
 
-def _is_head(node: Node) -> bool:
+def _is_head(node: ResolvedNode) -> bool:
     """Whether users are meant to reach it: a second scheduler, or a login node."""
     role = node.configured("slurm.role")
     return _schedules(node) or (role is not None and role.text == "login") or node.name.casefold() == "login"
@@ -227,7 +227,7 @@ def _same_name(case: Case) -> Iterable[Hit]:
         yield from _names(cluster)
 
 
-def _names(cluster: Cluster) -> Iterable[Hit]:
+def _names(cluster: ResolvedCluster) -> Iterable[Hit]:
     first: dict[str, int] = {}
     for section in cluster.section.sections:
         if section.kind.casefold() in NODE_KINDS and section.name:

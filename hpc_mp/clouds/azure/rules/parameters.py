@@ -9,10 +9,10 @@ from typing import Any
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.evaluate import Known, Unknown
-from hpc_mp.clouds.azure.expression import Name, Unreadable
+from hpc_mp.clouds.azure.expression import NameRef, Unreadable
 from hpc_mp.clouds.azure.parameters import Given, Parameter, is_given
 from hpc_mp.clouds.azure.rules.form import evaluated
-from hpc_mp.clouds.azure.tree import Attribute, Section
+from hpc_mp.clouds.azure.tree import Attribute, TemplateSection
 from hpc_mp.clouds.azure.value import names_of, read_value
 from hpc_mp.clouds.azure.vocabulary import GIVEN_NAMES, PARAMETER_ATTRIBUTES, PARAMETER_TYPES, meant
 
@@ -29,7 +29,7 @@ def _mentioned(attribute: Attribute) -> list[str]:
     return names_of(attribute)
 
 
-def _references(section: Section) -> Iterator[tuple[Attribute, str]]:
+def _references(section: TemplateSection) -> Iterator[tuple[Attribute, str]]:
     """(attribute, parameter) of what a section takes from parameters; a literal (:=) names them in conditions only."""
     for each in evaluated(section):
         if each.assign == "=" or each.key.startswith("conditions."):
@@ -216,7 +216,7 @@ def _simple(attribute: Attribute) -> list[str]:
         value = read_value(attribute)
     except Unreadable:
         return []
-    return [value.name] if isinstance(value, Name) else []
+    return [value.name] if isinstance(value, NameRef) else []
 
 
 RULES: tuple[Rule[Case], ...] = (

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
-from hpc_mp.clouds.azure.project import Project, Reference, Script, Spec, reference
+from hpc_mp.clouds.azure.project import InitScript, Project, Reference, Spec, reference
 from hpc_mp.clouds.azure.tree import Attribute
 from hpc_mp.clouds.azure.vocabulary import meant
 
@@ -22,12 +22,12 @@ _FOLDERS = ("scripts", "files", "tests")
 _BACKUP = re.compile(r".*(~|\.(?:bak|orig|swp|rej|old|tmp))|#.*#|\..*")
 
 
-def _scripts(case: Case) -> Iterator[tuple[Spec, Script]]:
+def _scripts(case: Case) -> Iterator[tuple[Spec, InitScript]]:
     for spec in case.project.specs if case.project else ():
         yield from ((spec, script) for script in spec.scripts if not script.name.casefold().startswith("readme"))
 
 
-def _of_scripts(wrong: Callable[[Script], bool]) -> Callable[[Case], Iterable[Hit]]:
+def _of_scripts(wrong: Callable[[InitScript], bool]) -> Callable[[Case], Iterable[Hit]]:
     return lambda case: (Hit(1, script.name, file=script.file) for _, script in _scripts(case) if wrong(script))
 
 
@@ -114,7 +114,7 @@ def _not_used(case: Case) -> Iterable[Hit]:
             yield Hit(1, spec.name, file=spec.file)
 
 
-def _no_shebang(script: Script) -> bool:
+def _no_shebang(script: InitScript) -> bool:
     return not script.name.endswith((".bat", ".ps1", ".cmd")) and not _SHEBANG.match(script.text)
 
 

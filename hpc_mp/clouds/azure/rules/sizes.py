@@ -9,14 +9,14 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.partitions import SCALE_SET_DEFAULT, Partition
-from hpc_mp.clouds.azure.resolve import Setting
+from hpc_mp.clouds.azure.resolve import ResolvedSetting
 from hpc_mp.clouds.azure.vocabulary import meant
 
 _PROXIMITY = tuple(f"{owner}ProximityPlacementGroup{end}" for owner in ("", "Azure.") for end in ("", "Id"))
 _FAST = re.compile(r"(?i)standard_(n[cd]|h)")
 
 
-def _machines(case: Case) -> Iterator[tuple[Setting, str, MachineType | None]]:
+def _machines(case: Case) -> Iterator[tuple[ResolvedSetting, str, MachineType | None]]:
     """Every size that a node names, once a line."""
     seen: set[tuple[int, str]] = set()
     for node in case.real:
@@ -80,7 +80,7 @@ def _beyond_scale_set(case: Case) -> Iterable[Hit]:
             yield Hit(most.line, f"{most.name} = {most.number}{most.via}", where)
 
 
-def _machines_of(most: Setting, partition: Partition) -> int | None:
+def _machines_of(most: ResolvedSetting, partition: Partition) -> int | None:
     """How many machines MaxCount or MaxCoreCount allow; None where that is not known."""
     if most.number is None or most.name.casefold() == "maxcount":
         return most.number

@@ -9,7 +9,7 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.partitions import Partition, partitions
 from hpc_mp.clouds.azure.project import reference
-from hpc_mp.clouds.azure.resolve import Cluster, Node, Setting
+from hpc_mp.clouds.azure.resolve import ResolvedCluster, ResolvedNode, ResolvedSetting
 from hpc_mp.clouds.azure.vocabulary import SLURM_SETTINGS, meant
 
 _RESERVED = ("default", "all")
@@ -54,7 +54,7 @@ def _reserved(case: Case) -> Iterable[Hit]:
             yield Hit(each.line, each.name)
 
 
-def _accounting(cluster: Cluster) -> Setting | None:
+def _accounting(cluster: ResolvedCluster) -> ResolvedSetting | None:
     found = [each for node in cluster.real if (each := node.configured("slurm.accounting.enabled"))]
     return next((each for each in found if not each.is_false), found[0] if found else None)
 
@@ -83,7 +83,7 @@ def _no_health(case: Case) -> Iterable[Hit]:
             yield Hit(found.line if found else each.node.line, each.name, f"false{found.via}" if found else "not set")
 
 
-def _dampen(case: Case) -> Iterator[Setting]:
+def _dampen(case: Case) -> Iterator[ResolvedSetting]:
     found = {each.line: each for node in case.nodes if (each := node.configured("slurm.dampen_memory")) and each.known}
     return iter(found.values())
 
@@ -100,7 +100,7 @@ def _dampen_amount(case: Case) -> Iterable[Hit]:
             yield Hit(each.line, str(each.number), what)
 
 
-def _config(case: Case) -> Iterator[Setting]:
+def _config(case: Case) -> Iterator[ResolvedSetting]:
     """slurm.additional.config wherever it is set, once a line."""
     found = {each.line: each for node in case.nodes if (each := node.configured("slurm.additional.config")) and each.written}
     return iter(found.values())
@@ -169,7 +169,7 @@ def _gpu_count(text: str) -> int | None:
     return total
 
 
-def _of_gpus(node: Node) -> Iterator[Setting]:
+def _of_gpus(node: ResolvedNode) -> Iterator[ResolvedSetting]:
     for name in ("slurm.gpu_device_config", "slurm.dynamic_config"):
         if (found := node.configured(name)) and found.written:
             yield found
