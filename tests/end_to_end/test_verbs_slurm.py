@@ -114,7 +114,7 @@ def test_a_failed_job_ends_its_logs_with_the_cause(cluster: Lab, run: RunDirecto
     cluster.wait_job(int(job_id))
     lines = call("logs", run.path, "--follow").output.splitlines()
     assert "task 1 runs" in lines and any("srun: error" in line for line in lines)
-    assert lines[-1] == "rank 1 [dp 0, pp 1, cp 0, tp 0] on n1 failed: ValueError: boom"
+    assert lines[-1] == "rank 1 (dp 0, pp 1, tp 0) on n1 failed: ValueError: boom"
     assert status(run)["cause"] == lines[-1]
 
 
