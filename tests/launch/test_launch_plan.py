@@ -20,8 +20,7 @@ from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS
-from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.watch import RanksEnd
+from hpc_mp.launch.backends.watch import RanksEnd, judge
 from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
 from hpc_mp.launch.model_check import check_model
