@@ -12,7 +12,7 @@ import click
 from hpc_mp.base.text import duration
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.launch.status import Overview, overview
+from hpc_mp.launch.status import RunStatus, overview
 from hpc_mp.rundir import find_run
 
 
@@ -28,7 +28,7 @@ def command(run: Path, as_json: bool) -> None:
         click.echo(f"{name:<9} {text}")
 
 
-def lines(seen: Overview) -> Iterator[tuple[str, str]]:
+def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
     """(what, in words), the most important first and the cause of a failure last."""
     again = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
     yield "run", f"{seen.run}{again}"
@@ -63,7 +63,7 @@ def _job(job: SlurmJob) -> str:
     return words + (f", exit code {job.exit_code}" if job.exit_code else "")
 
 
-def _steps(seen: Overview) -> str:
+def _steps(seen: RunStatus) -> str:
     words = f"{seen.step}/{seen.steps}"
     if seen.loss is not None:
         words += f", loss {seen.loss:.4f}"

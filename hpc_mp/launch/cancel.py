@@ -14,14 +14,14 @@ import psutil
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.submit import cancel
-from hpc_mp.launch.status import Overview, held, overview, seen
+from hpc_mp.launch.status import RunStatus, held, overview, seen
 from hpc_mp.rundir import RunDirectory, write_text
 
 POLL_S = 0.5  # between two looks at the run directory
 KILL_S = 10.0  # until what was killed is gone
 
 
-def end(run: RunDirectory, now: Overview, grace: float, say: Callable[[str], None]) -> Overview:
+def end(run: RunDirectory, now: RunStatus, grace: float, say: Callable[[str], None]) -> RunStatus:
     """Jobs that wait are cancelled, with the run's successors; ranks save at their next step and stop.
 
     Args:
@@ -57,7 +57,7 @@ def end(run: RunDirectory, now: Overview, grace: float, say: Callable[[str], Non
     return _within(run, running is not None, KILL_S) or overview(run)
 
 
-def _within(run: RunDirectory, slurm: bool, seconds: float) -> Overview | None:
+def _within(run: RunDirectory, slurm: bool, seconds: float) -> RunStatus | None:
     """The overview once the run has ended, or None after so many seconds. Slurm is asked ever more rarely."""
     start = time.monotonic()
     delays = iter(queue.DELAYS_S)

@@ -28,7 +28,7 @@ RECENT = 20  # steps whose median time foretells the rest
 
 
 @dataclass(frozen=True, slots=True)
-class Overview:
+class RunStatus:
     """What a run is doing.
 
     Attributes:
@@ -71,14 +71,14 @@ class Overview:
         return cast("dict[str, Any]", json.loads(text, parse_constant=lambda _: None))  # JSON knows no NaN
 
 
-def overview(run: RunDirectory, ask: Runner = queue.patient) -> Overview:
+def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.look(ids, ask) if ids else {}
     return seen(run, [jobs[job_id] for job_id in ids])
 
 
-def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
+def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     """The overview that goes with what Slurm has said of the run's jobs, in their order; asks nobody."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
@@ -93,7 +93,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
     told = _told(phase, found, done=step == steps)
     state = _state(job, told, held(run))
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
-    return Overview(
+    return RunStatus(
         run.path, state, attempt, job, behind, phase, step, steps, last.loss if last else None,
         last.tokens_per_s if last else None,
         eta=pace * (steps - step) if pace is not None and state == "running" else None,

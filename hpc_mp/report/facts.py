@@ -26,7 +26,7 @@ class LogLine(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """A run directory.
 
     Attributes:
@@ -57,16 +57,16 @@ class Facts:
     problems: tuple[str, ...]
 
 
-def read_facts(run: RunDirectory) -> Facts:
+def read_facts(run: RunDirectory) -> RunFacts:
     """Read everything a page needs. Never raises for a run that has only begun or is half-written."""
-    reader = _Reader(run)
+    reader = _RunReader(run)
     attempt = run.attempt()
     traces = reader.all(run.trace.found(), RankTrace)
     earlier = {number: reader.placement(RunDirectory(run.put_away(number)).placement)
                for number in range(1, attempt)}
     status = reader.one(run.status, RankStatus)
     starts = reader.lines(run.ranks, RankStart)
-    return Facts(
+    return RunFacts(
         path=run.path,
         attempt=attempt,
         spec=reader.job(),
@@ -89,7 +89,7 @@ def read_facts(run: RunDirectory) -> Facts:
 R = TypeVar("R")
 
 
-class _Reader:
+class _RunReader:
     """Reads files of one run; what is broken becomes a problem, what is absent is nothing."""
 
     def __init__(self, run: RunDirectory) -> None:

@@ -59,7 +59,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class ScheduleChart:
     """Rows over time, from the first action on. ``took``: from the first computation to the last, in words."""
 
     rows: tuple[Row, ...]
@@ -73,8 +73,8 @@ class Gantt:
     """``ideal`` and ``bubble`` are None without a pipeline; ``legend`` names the classes that occur."""
 
     step: int
-    executed: Chart
-    ideal: Chart | None
+    executed: ScheduleChart
+    ideal: ScheduleChart | None
     bubble: Bubble | None
     legend: tuple[tuple[str, str], ...]
     shown: str
@@ -98,7 +98,7 @@ def gantt(traces: Mapping[int, RankTrace], placement: Placement, spec: JobSpec) 
     return Gantt(traced[places[0].rank].step, done, ideal, bubble, legend, shown)
 
 
-def _chart(lines: Sequence[Line], x: Scale, stages: int) -> Chart:
+def _chart(lines: Sequence[Line], x: Scale, stages: int) -> ScheduleChart:
     unit, name = short_unit(x.high)
     wall = wall_time(lines)
     rows = []
@@ -110,7 +110,7 @@ def _chart(lines: Sequence[Line], x: Scale, stages: int) -> Chart:
     values = rounds(0, x.high / unit, 8)
     labels = [f"{value:.6g}" for value in values[:-1]] + [f"{values[-1]:.6g} {name}"]
     marks = tuple(Tick(x(value * unit), label) for value, label in zip(values, labels, strict=True))
-    return Chart(tuple(rows), marks, round(rows[-1].y + ROW), duration(wall))
+    return ScheduleChart(tuple(rows), marks, round(rows[-1].y + ROW), duration(wall))
 
 
 def _boxes(

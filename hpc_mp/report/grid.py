@@ -39,7 +39,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class NodeBox:
     """One node; ``host`` is empty where it says no more than the name."""
 
     name: str
@@ -51,7 +51,7 @@ class Node:
 class Grid:
     """The whole picture. ``columns``: cells side by side in a node; ``stages``: the legend."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeBox, ...]
     density: str
     columns: int
     stages: tuple[Shade, ...]
@@ -73,10 +73,10 @@ def grid(placement: Placement, starts: Mapping[int, RankStart]) -> Grid:
         return Cell(place.rank, coordinates(place, axes), shades[place.pp], "\n".join(filter(None, lines)),
                     tuple(f"{axis}{number}" for axis, (number, _) in mine.items()))
 
-    def node(places: list[RankPlace]) -> Node:
+    def node(places: list[RankPlace]) -> NodeBox:
         name = _name(places[0], starts)
         host = starts[places[0].rank].host if places[0].rank in starts else ""
-        return Node(name, "" if host == name else host, tuple(map(cell, places)))
+        return NodeBox(name, "" if host == name else host, tuple(map(cell, places)))
 
     ordered = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
     nodes = tuple(node(list(places)) for _, places in groupby(ordered, lambda place: place.node))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hpc_mp.base.text import moment
-from hpc_mp.report.facts import Facts
+from hpc_mp.report.facts import RunFacts
 from hpc_mp.report.summary import layout
 
 
@@ -20,12 +20,12 @@ class AttemptRow:
     end: str
 
 
-def attempts(facts: Facts, state: str) -> tuple[AttemptRow, ...]:
+def attempts(facts: RunFacts, state: str) -> tuple[AttemptRow, ...]:
     """``state``: that of the current attempt. Steps that a resume cut back are counted where they were done again."""
     return tuple(_attempt(facts, number, state) for number in range(1, facts.attempt + 1))
 
 
-def _attempt(facts: Facts, number: int, state: str) -> AttemptRow:
+def _attempt(facts: RunFacts, number: int, state: str) -> AttemptRow:
     began = min((start.time for start in facts.starts if start.attempt == number), default=None)
     steps = [metric.step for metric in facts.metrics if metric.attempt == number]
     current = number == facts.attempt

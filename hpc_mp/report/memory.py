@@ -43,7 +43,7 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True)
-class Chart:
+class MemoryChart:
     """``per``: what a bar stands for; ``limit``: its pixel, None where it lies above the axis or is not known."""
 
     step: int
@@ -74,7 +74,7 @@ class _Held:
         return [(kind, part) for kind, part in (*state, ("rest", self.memory.peak - self.state)) if part > 0]
 
 
-def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> Chart | None:
+def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> MemoryChart | None:
     """One bar per rank, or beyond 64 of them one per stage; None when no rank has said anything."""
     known = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not known:
@@ -90,7 +90,7 @@ def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> Char
     of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "of a limit not known"
     state = f"model state takes at most {memory_size(max(each.state for each in held))} of it"
     present = {kind for each in held for kind, _ in each.parts}
-    return Chart(
+    return MemoryChart(
         step=max(trace.step for trace in traces.values()),
         per=per,
         bars=_bars(held, y),

@@ -16,7 +16,7 @@ from hpc_mp.base.text import moment, percent
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory
-from hpc_mp.report.facts import Facts, read_facts
+from hpc_mp.report.facts import RunFacts, read_facts
 from hpc_mp.report.history import attempts
 from hpc_mp.report.summary import key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
@@ -46,7 +46,7 @@ def write_report(run: RunDirectory) -> Path:
     return run.report
 
 
-def render(facts: Facts, now: float) -> str:
+def render(facts: RunFacts, now: float) -> str:
     """The page as of ``now`` (unix seconds). Everything that comes from the run is escaped."""
     summary = summarize(facts)
     script = (HERE / "page.js").read_text(encoding="utf-8")
@@ -84,12 +84,12 @@ def _without_secrets(spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"environment": hidden})
 
 
-def _newest(facts: Facts) -> dict[int, RankStart]:
+def _newest(facts: RunFacts) -> dict[int, RankStart]:
     """Rank → its newest start in the current attempt."""
     return {start.rank: start for start in facts.starts if start.attempt == facts.attempt}
 
 
-def _model(facts: Facts) -> str:
+def _model(facts: RunFacts) -> str:
     if facts.spec is None:
         return ""
     model = facts.spec.model

@@ -10,7 +10,7 @@ from statistics import median
 from hpc_mp.base.text import counted, duration, memory_size, moment, number, percent
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
-from hpc_mp.report.facts import Facts
+from hpc_mp.report.facts import RunFacts
 from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.plan import RunPlan
@@ -50,7 +50,7 @@ class Summary:
     warnings: tuple[str, ...]
 
 
-def summarize(facts: Facts) -> Summary:
+def summarize(facts: RunFacts) -> Summary:
     cause = facts.causes.get(facts.attempt)
     own = [failure for failure in facts.failures if failure.attempt == facts.attempt]
     failures = tuple(sorted(own, key=lambda failure: (cause is None or failure.rank != cause.rank,
@@ -91,7 +91,7 @@ def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | No
     return " · ".join(parts)
 
 
-def key_numbers(facts: Facts) -> tuple[Number, ...]:
+def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
     """What a reader looks for first; nothing before the first step has ended."""
     if not facts.metrics:
         return ()
@@ -121,7 +121,7 @@ def name(path: Path, spec: JobSpec | None) -> str:
     return f"{spec.job.name if spec else path.parent.name} {path.name}"
 
 
-def _state(facts: Facts, cause: Cause | None) -> str:
+def _state(facts: RunFacts, cause: Cause | None) -> str:
     if facts.verdict is not None:
         return facts.verdict.state
     phase = facts.status.phase if facts.status else ""
@@ -134,14 +134,14 @@ def _state(facts: Facts, cause: Cause | None) -> str:
     return next((state for holds, state in rules if holds), "running")
 
 
-def _doing(facts: Facts) -> str:
+def _doing(facts: RunFacts) -> str:
     status = facts.status
     if status is None:
         return "no rank has said anything yet" if not facts.starts else "ranks have started"
     return f"{status.phase}, {percent(status.done / status.total)}" if status.total else status.phase
 
 
-def _when(facts: Facts, state: str) -> str:
+def _when(facts: RunFacts, state: str) -> str:
     """From the first rank's start to the last word."""
     times = [*(start.time for start in facts.starts), *(failure.time for failure in facts.failures)]
     times += [facts.status.time] if facts.status else []

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import replace
 
-from hpc_mp.lint.sbatch.shell import Assignment
+from hpc_mp.lint.sbatch.shell import ShellAssignment
 from hpc_mp.lint.sbatch.word import Word
 
 MOST_LETTERS = 20_000  # of one value: a script may double a variable at every line
@@ -17,7 +17,7 @@ _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:\[[@*]\])?\})")
 Variables = Mapping[str, tuple[Word, ...]]
 
 
-def assign(known: MutableMapping[str, tuple[Word, ...]], each: Assignment) -> None:
+def assign(known: MutableMapping[str, tuple[Word, ...]], each: ShellAssignment) -> None:
     """Note what a variable holds from here on, as far as the script's text tells."""
     words = expanded(each.words if each.array else [part for word in each.words for part in _split(word)], known)
     known[each.name] = _bounded(known.get(each.name, ()) + words if each.appended else words)

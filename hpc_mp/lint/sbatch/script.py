@@ -14,9 +14,9 @@ from hpc_mp.lint.sbatch.header import Header, read_header
 from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.shell import (
     SHELLS,
-    Assignment,
     Command,
     Shell,
+    ShellAssignment,
     inner_script,
     named_assignment,
     read_shell,
@@ -180,7 +180,7 @@ def _with_inner(outer: Shell) -> tuple[Shell, list[Step]]:
     return Shell(tuple(commands), tuple(assignments), outer.comments, frozenset(exported), tuple(faults)), steps
 
 
-def _exports(options: Iterable[Option], *, task: bool) -> list[Assignment]:
+def _exports(options: Iterable[Option], *, task: bool) -> list[ShellAssignment]:
     """What ``--export=NAME=VALUE`` sets."""
     return [named_assignment(Word(part, option.line), task=task) for option in options if option.name == "export"
             for part in (option.value or "").split(",") if "=" in part]

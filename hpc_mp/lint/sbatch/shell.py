@@ -32,7 +32,7 @@ _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class ShellAssignment:
     """``NAME=value``. ``words`` are the elements of an array, or the one value; ``raw`` is the value as written."""
 
     name: str
@@ -72,7 +72,7 @@ class Command:
     words: tuple[Word, ...]
     line: int
     prefixes: tuple[str, ...] = ()
-    assignments: tuple[Assignment, ...] = ()
+    assignments: tuple[ShellAssignment, ...] = ()
     background: bool = False
     piped: tuple[str, ...] = ()
     tested: bool = False
@@ -93,7 +93,7 @@ class Shell:
     """A script, read: ``comments`` as (line, text), ``exported`` names, ``faults`` the lines that could not be read."""
 
     commands: tuple[Command, ...] = ()
-    assignments: tuple[Assignment, ...] = ()
+    assignments: tuple[ShellAssignment, ...] = ()
     comments: tuple[tuple[int, str], ...] = ()
     exported: frozenset[str] = frozenset()
     faults: tuple[int, ...] = ()
@@ -122,7 +122,7 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
         task: it runs in the tasks of a step.
     """
     commands: list[Command] = []
-    assignments: list[Assignment] = []
+    assignments: list[ShellAssignment] = []
     comments: list[tuple[int, str]] = []
     exported: set[str] = set()
     faults: list[int] = []
@@ -190,10 +190,10 @@ _SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variabl
             "comment")
 
 
-def named_assignment(word: Word, *, task: bool) -> Assignment:
+def named_assignment(word: Word, *, task: bool) -> ShellAssignment:
     """``NAME=value`` that a program takes as an argument and puts into an environment."""
     name, _, value = word.text.partition("=")
-    return Assignment(name, (replace(word, text=value),), value, word.line, exported=True, task=task)
+    return ShellAssignment(name, (replace(word, text=value),), value, word.line, exported=True, task=task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ class _Reader:
         return Command(rest or (heading,), heading.line, prefixes, given, around.background, around.piped,
                        around.tested, around.captured, self.task)
 
-    def declaration(self, node: Node, *, captured: bool) -> tuple[list[Assignment], set[str]]:
+    def declaration(self, node: Node, *, captured: bool) -> tuple[list[ShellAssignment], set[str]]:
         kind = self.raw(node.children[0])
         flags = "".join(self.raw(child) for child in node.children if child.type == "word")
         exports = kind == "export" or "x" in flags
@@ -280,12 +280,12 @@ class _Reader:
         names = {self.raw(child) for child in node.children if child.type == "variable_name"} if exports else set()
         return found, names | {each.name for each in found if each.exported}
 
-    def assignment(self, node: Node, *, exported: bool = False, captured: bool) -> Assignment:
+    def assignment(self, node: Node, *, exported: bool = False, captured: bool) -> ShellAssignment:
         name, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         array = value is not None and value.type == "array"
         parts = [child for child in value.children if child.is_named and child.type != "comment"] \
             if value and array else [value] if value else []
-        return Assignment(self.raw(name) if name else "", tuple(map(self.word, parts)), self.raw(value) if value else "",
+        return ShellAssignment(self.raw(name) if name else "", tuple(map(self.word, parts)), self.raw(value) if value else "",
                           self.line(node), exported, any(child.type == "+=" for child in node.children), array,
                           self.task, captured)
 

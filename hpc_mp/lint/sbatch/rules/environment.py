@@ -9,13 +9,13 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.environment.rules import LOOPBACK, Settings
 from hpc_mp.environment.rules import RULES as OF_VARIABLES
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.shell import Assignment
+from hpc_mp.lint.sbatch.shell import ShellAssignment
 
 FOR_PROGRAMS = re.compile(r"(NCCL|TORCH_NCCL|UCX|GLOO|FI|OMP|HF)_[A-Z0-9_]+|MASTER_(ADDR|PORT)|WORLD_SIZE|PYTHONPATH")
 _ONE_GPU = re.compile(r"\d+|\$\{?(SLURM_LOCALID|LOCAL_RANK|OMPI_COMM_WORLD_LOCAL_RANK)\}?")
 
 
-def _exported(script: Script) -> Iterator[Assignment]:
+def _exported(script: Script) -> Iterator[ShellAssignment]:
     """What programs see."""
     names = script.shell.exported | {each.name for each in script.shell.assignments if each.exported}
     everything = script.shell_option("a", "allexport") is not None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.programs import Torchrun, torchrun
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.shell import Assignment
+from hpc_mp.lint.sbatch.shell import ShellAssignment
 from hpc_mp.lint.sbatch.word import Word
 
 ADDRESSES = ("MASTER_ADDR", "MASTER_IP", "MASTER_NODE", "HEAD_NODE", "HEAD_NODE_IP", "RDZV_HOST", "master_addr",
@@ -30,7 +30,7 @@ _NODELIST = re.compile(rf'{_LIST}|\$\(echo\s+"?{_LIST}"?\s*\|\s*(cut|awk|sed|hea
 _OWN_NAME = re.compile(r"\$\(hostname\b|`hostname\b|\$\{?(HOSTNAME|SLURMD_NODENAME)\b|\$\(/bin/hostname\b")
 
 
-def _addresses(script: Script) -> Iterator[Assignment]:
+def _addresses(script: Script) -> Iterator[ShellAssignment]:
     return (each for each in script.shell.assignments if each.name in ADDRESSES and not each.captured)
 
 
