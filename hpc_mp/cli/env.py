@@ -22,9 +22,8 @@ from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import profile_names
-from hpc_mp.environment.shell import one_line, shell_lines
 from hpc_mp.environment.versions import shown
-from hpc_mp.environment.view import AUTO, View, look
+from hpc_mp.environment.view import AUTO, View, look, one_line, shell_lines
 
 IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
 

@@ -125,5 +125,5 @@ def _release(text: str | None) -> Release | None:
     found = re.fullmatch(r"(\d\d)\.(\d\d)(\.\d+)?", text)
     if not found:
         raise HpcMpError(f"--slurm-version {text}", "is no release of Slurm",
-                         "write it as 24.05; sinfo --version tells it")
+                         "write it as 24.05, as sinfo --version prints it")
     return int(found[1]), int(found[2])

@@ -26,7 +26,7 @@ class Harm(NamedTuple):
     cure: str = ""
 
 
-class Choice(NamedTuple):
+class AllowedWords(NamedTuple):
     """Which values are understood (a regular expression), and what to write."""
 
     values: str
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class VariableFacts:
     """The two tables as one.
 
     Attributes:
@@ -62,7 +62,7 @@ class Facts:
     foreign: Mapping[str, str]
     levels: frozenset[str]
     words: str
-    choices: Mapping[str, Choice]
+    choices: Mapping[str, AllowedWords]
     debug: Mapping[str, Harm]
     harmful: Mapping[str, Harm]
     info: Mapping[str, Harm]
@@ -78,11 +78,11 @@ class Facts:
 
 
 @functools.cache
-def facts() -> Facts:
+def facts() -> VariableFacts:
     nccl, other = _read(NCCL), _read(HARMFUL)
     defaults = dict(word.partition("=")[::2] for word in nccl["names"].split())
     names = frozenset(f"NCCL_{name}" for name in defaults)
-    return Facts(
+    return VariableFacts(
         names=names,
         numbers={f"NCCL_{name}": None if default == "auto" else int(default) for name, default in defaults.items() if default},
         since={f"NCCL_{name}": tuple(map(int, release.split("."))) for name, release in
@@ -91,7 +91,7 @@ def facts() -> Facts:
         plugins=tuple(nccl["plugins"]),
         removed=nccl["removed"], legacy=nccl["legacy"], foreign=nccl["foreign"],
         levels=frozenset(nccl["levels"]["names"]), words=nccl["levels"]["words"],
-        choices={name: Choice(*row) for name, row in nccl["choices"].items()},
+        choices={name: AllowedWords(*row) for name, row in nccl["choices"].items()},
         debug=_harms(nccl["debug"]), harmful=_harms(other["harmful"]), info=_harms(other["info"]),
         vendors=tuple(nccl["vendor"]["NCCL_NET"]), allows=frozenset(nccl["vendor"]["allows"]),
         clouds=other["clouds"],

@@ -21,7 +21,7 @@ from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
 from hpc_mp.environment.findings import place
 from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.precedence import Effective
-from hpc_mp.environment.profiles import APPLIED, Profile, Script, load_profile
+from hpc_mp.environment.profiles import APPLIED, MakerScript, Profile, load_profile
 from hpc_mp.environment.versions import Installed, distribution, versions
 from hpc_mp.environment.view import effective
 
@@ -148,7 +148,7 @@ def _from_variables(applied: Applied, known: Sequence[Effective], environ: Mappi
         yield Change("left out", left.variable.name, left.variable.value or None, left.why)
 
 
-def _from_scripts(scripts: Sequence[Script], environ: Mapping[str, str], decided: Collection[str]) -> Iterator[Change]:
+def _from_scripts(scripts: Sequence[MakerScript], environ: Mapping[str, str], decided: Collection[str]) -> Iterator[Change]:
     """What the maker's own scripts export, where nobody says anything yet, and the lists that they extend."""
     for script in scripts:
         file = next((name for name in script.files if os.access(name, os.R_OK)), None)

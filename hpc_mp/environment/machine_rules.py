@@ -10,7 +10,7 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.facts import facts
 from hpc_mp.environment.machine import Shown
-from hpc_mp.environment.name_filter import taken
+from hpc_mp.environment.nccl_values import taken
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.rules import clouds_of

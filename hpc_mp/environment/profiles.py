@@ -63,7 +63,7 @@ class Variable(Part):
         return self
 
 
-class Script(Part):
+class MakerScript(Part):
     """A maker's own script, read by bash before the variables; the first of ``files`` that is there."""
 
     files: Annotated[list[Text], Field(min_length=1)]
@@ -110,7 +110,7 @@ class Profile(Part):
     requires: dict[Library, Guard] = {}
     notes: list[Text] = []
     detect: Detect | None = None
-    script: list[Script] = []
+    script: list[MakerScript] = []
     variable: list[Variable] = []
 
     @model_validator(mode="after")

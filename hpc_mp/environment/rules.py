@@ -10,7 +10,7 @@ from typing import Protocol
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
 from hpc_mp.environment.facts import Harm, facts
-from hpc_mp.environment.numbers import is_plain, read_number
+from hpc_mp.environment.nccl_values import is_plain, read_number
 
 CLOSE = 0.8  # how alike two names are when one is taken for a slip of the other
 INTERFACES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES")
@@ -21,7 +21,7 @@ _EXPANDED = re.compile(r"[$`]")  # the shell puts a value there that is not know
 _STRAY = re.compile(r"[\s^=]")
 
 
-class Setting(Protocol):
+class Assignment(Protocol):
     """A variable that somebody sets. ``line``: of a script, or the number of the setting among others."""
 
     @property
@@ -34,7 +34,7 @@ class Setting(Protocol):
     def line(self) -> int: ...
 
 
-Settings = Sequence[Setting]
+Settings = Sequence[Assignment]
 
 
 def _removed(settings: Settings) -> Iterable[Hit]:
@@ -89,7 +89,7 @@ def _hurting(settings: Settings, harms: Mapping[str, Harm]) -> Iterable[Hit]:
             yield Hit(each.line, f"{each.name}={each.value} {harm.does}", harm.cure)
 
 
-def _harm(setting: Setting, harms: Mapping[str, Harm]) -> Harm | None:
+def _harm(setting: Assignment, harms: Mapping[str, Harm]) -> Harm | None:
     """What is known of the name, if the value is one of those that hurt."""
     harm = harms.get(setting.name)
     return harm if harm and re.fullmatch(harm.values, setting.value) else None
@@ -102,7 +102,7 @@ def _loopback(settings: Settings) -> Iterable[Hit]:
 
 
 def _two_clouds(settings: Settings) -> Iterable[Hit]:
-    first: dict[str, Setting] = {}
+    first: dict[str, Assignment] = {}
     for each in settings:
         for cloud in clouds_of(each):
             first.setdefault(cloud, each)
@@ -111,7 +111,7 @@ def _two_clouds(settings: Settings) -> Iterable[Hit]:
         yield Hit(each.line, f"{each.name} is for {other}, {before.name} for {one}")
 
 
-def clouds_of(setting: Setting) -> list[str]:
+def clouds_of(setting: Assignment) -> list[str]:
     """Whose networks a setting is for; none for most."""
     text = f"{setting.name}={setting.value}"
     return [cloud for cloud, pattern in facts().clouds.items() if re.match(pattern, text)]

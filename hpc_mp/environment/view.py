@@ -1,8 +1,10 @@
-"""Everything about the variables of one machine, in one look."""
+"""Everything about the variables of one machine, in one look, and as lines that every POSIX shell reads under ``set -eu``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from hpc_mp.base.findings import Finding
@@ -10,13 +12,15 @@ from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied, apply
 from hpc_mp.environment.conf import SYSTEM, ConfFile, read_file, user_file
 from hpc_mp.environment.detect import Platform, platform
-from hpc_mp.environment.findings import lint
+from hpc_mp.environment.facts import facts
+from hpc_mp.environment.findings import lint, place
 from hpc_mp.environment.machine import read_machine
 from hpc_mp.environment.machine_rules import Here
 from hpc_mp.environment.precedence import Effective, of_file, of_library, of_process, settle
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.versions import Installed, Release, distribution, versions
 
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 AUTO, NONE = "auto", "none"
 
 
@@ -66,3 +70,38 @@ def effective(environ: Mapping[str, str], files: tuple[ConfFile, ...], applied: 
     names |= {variable.name for variable in applied.profile.variable} if applied is not None else set()
     return settle([of_process(environ, names), *(of_file(file, "user file") for file in user), of_file(system, "system file"),
                    profile, of_library()])
+
+
+def shell_lines(view: View) -> Iterator[str]:
+    """What is set, and what the profile adds or takes away; any text as it is, bytes as ``os.fsdecode`` gives them.
+
+    Sourced in a container it brings along what the machine's own files say, which are not seen there.
+    """
+    profile = view.applied.profile if view.applied else None
+    yield f"# profile: {profile.name} ({profile.title})" if profile else "# profile: none"
+    for script in profile.script if profile else ():
+        given = "".join(f"{name}={shlex.quote(value)} " for name, value in script.given.items())
+        yield f"# first, in bash: {given}. {shlex.quote(script.files[0])}  ({script.reason})"
+    unset = {each.name: each for each in (view.applied.unset if view.applied else ())}
+    for each in view.variables:
+        if each.origin != "default" and each.name not in unset:
+            yield from _export(each, view)
+    for name, wanted in sorted(unset.items()):
+        yield f"# {one_line(wanted.reason)}"
+        yield f"unset {name}"
+    for left in view.applied.left_out if view.applied else ():
+        yield f"# left out: {left.variable.name} {one_line(left.why)}"
+
+
+def one_line(text: str) -> str:
+    """Text for a comment or a cell of a table: what cannot be printed becomes a question mark."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _export(each: Effective, view: View) -> Iterator[str]:
+    of_profile = view.applied is not None and any(each.name == known.name for known in view.applied.profile.variable)
+    if _NAME.fullmatch(each.name) and (of_profile or each.name.startswith(facts().families)):
+        yield f"# {one_line(place(each))}"
+        yield f"export {each.name}={shlex.quote(each.value or '')}"
+    else:
+        yield f"# left out: {one_line(each.name)} ({one_line(place(each))}), not a variable of these libraries"

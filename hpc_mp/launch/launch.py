@@ -17,7 +17,7 @@ from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import JobPlan, compose
+from hpc_mp.launch.plan import JobPlan, compose, newest_plan
 from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
@@ -143,7 +143,9 @@ def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
     backend = BACKENDS[where.place]
     if not backend.arrays:
         elements = elements[:1]
-    plans = tuple(replace(compose(given, where, backend.target, request.slurm_version), template=template) for given in elements)
+    earlier = newest_plan(elements[0]) if request.resume else None
+    plans = tuple(replace(compose(given, where, backend.target, request.slurm_version, earlier), template=template)
+                  for given in elements)
     check_array([plan.spec for plan in plans])
     data = elements[0].data
     find_files(data.files)

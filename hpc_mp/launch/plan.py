@@ -25,7 +25,7 @@ from hpc_mp.planner.order import RankOrder, choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.plan import RunPlan
+from hpc_mp.rundir.plan import RunPlan, read_plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,14 @@ class JobPlan:
     measured: LinkRates | None = None
 
 
-def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None) -> JobPlan:
+def compose(
+    given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
+) -> JobPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
         slurm_version: to write the job script for, in place of the one found.
+        earlier: the plan of the run that is resumed: a pipeline of as many stages keeps its cut, whatever release made it.
 
     Raises:
         HpcMpError: for a model that is missing or cannot be cut, state beyond the memory, a GPU that is not there, a
@@ -90,7 +93,7 @@ def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version
     facts = target.facts(given, slurm_version)
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
-    layers, device = _layers(given, shape), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
+    layers, device = _layers(given, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
     known = resolved(given, (device, layers))  # gloo and NCCL do not send the same
     traffic = traffic_of(known, shape, layers.value)
     order = choose_rank_order(known, traffic, measured)
@@ -104,8 +107,18 @@ def compose(given: JobSpec, where: Where, target: Target, slurm_version: Version
     return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
 
 
-def _layers(given: JobSpec, shape: ModelShape) -> ResolvedKey[tuple[int, ...]]:
+def newest_plan(given: JobSpec) -> RunPlan | None:
+    """That of the newest run of this job's name; None where there is none."""
+    try:
+        return read_plan(find_run(Path(given.job.directory) / given.job.name))
+    except HpcMpError:
+        return None
+
+
+def _layers(given: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> ResolvedKey[tuple[int, ...]]:
     p = given.parallel
+    if p.partition == "auto" and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == (p.pipeline, shape.layers):
+        return ResolvedKey("parallel.partition", earlier.layers, "as in the run that is resumed")
     why = "as given" if p.partition != "auto" else "stages of equal cost" if p.pipeline > 1 else "one stage has them all"
     return ResolvedKey("parallel.partition", stage_layers(given, shape), why)
 

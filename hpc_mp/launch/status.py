@@ -21,6 +21,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
+from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import StepMetrics, read_records
 
 RECENT = 20  # steps whose median time foretells the rest
@@ -41,6 +42,7 @@ class Overview:
         tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
         checkpoint: the newest one.
         cause: of a failure.
+        plan: what was predicted and chosen; None for ranks that were started by hand.
     """
 
     run: Path
@@ -57,6 +59,7 @@ class Overview:
     step_age: float | None
     checkpoint: Path | None
     cause: str | None
+    plan: RunPlan | None = None
 
     @property
     def ended(self) -> bool:
@@ -96,7 +99,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> Overview:
         eta=pace * (steps - step) if pace is not None and state == "running" else None,
         step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
-        cause=_cause(run, attempt, job) if state == "failed" else None)
+        cause=_cause(run, attempt, job) if state == "failed" else None,
+        plan=read_plan(run))
 
 
 def job_ids(run: RunDirectory) -> list[str]:

@@ -14,6 +14,7 @@ from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
 from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
+from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 
 
@@ -31,6 +32,7 @@ class Facts:
     Attributes:
         attempt: the current one, from 1; ``starts`` and ``failures`` hold all of them, ``traces`` (by rank), ``status``
             and ``verdict`` this one alone. The failure of a rank that was started again in the same attempt is left out.
+        plan: what the current attempt was predicted to need, and how its layers were divided; None where nobody wrote it.
         causes: attempt → why it failed, as far as anybody says.
         earlier: attempt → its placement, of those before the current one.
         written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
@@ -41,6 +43,7 @@ class Facts:
     attempt: int
     spec: JobSpec | None
     placement: Placement | None
+    plan: RunPlan | None
     earlier: Mapping[int, Placement]
     metrics: tuple[StepMetrics, ...]
     written: float | None
@@ -68,6 +71,7 @@ def read_facts(run: RunDirectory) -> Facts:
         attempt=attempt,
         spec=reader.job(),
         placement=reader.placement(run.placement),
+        plan=read_plan(run),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
         metrics=reader.lines(run.metrics, StepMetrics),
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,

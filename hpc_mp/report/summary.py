@@ -13,6 +13,7 @@ from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import Facts
 from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.rundir.plan import RunPlan
 from hpc_mp.rundir.records import StepMetrics
 
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
@@ -60,7 +61,7 @@ def summarize(facts: Facts) -> Summary:
         state=state,
         doing=_doing(facts) if state == "running" else "",
         when=_when(facts, state),
-        layout=layout(facts.placement, facts.spec),
+        layout=layout(facts.placement, facts.spec, facts.plan),
         cause=said or (UNSAVED if state == "failed" else ""),
         traceback=next((failure.traceback for failure in failures if cause and failure.rank == cause.rank), ""),
         failures=failures,
@@ -70,8 +71,8 @@ def summarize(facts: Facts) -> Summary:
     )
 
 
-def layout(placement: Placement | None, spec: JobSpec | None) -> str:
-    """One line: nodes × ranks, degrees, ZeRO, schedule, order; as much of it as is known."""
+def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | None = None) -> str:
+    """One line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order; as much of it as is known."""
     parts = []
     if placement is not None:
         d = placement.degrees
@@ -79,6 +80,8 @@ def layout(placement: Placement | None, spec: JobSpec | None) -> str:
                  else f"{counted(d.world, 'rank')} on 1 node")
         context = f" × context {d.context}" if d.context > 1 else ""
         parts += [world, f"tensor {d.tensor} × pipeline {d.pipeline}{context} × data {d.data}"]
+    if plan is not None and len(plan.layers) > 1:
+        parts.append(f"stages of {'+'.join(map(str, plan.layers))} layers")
     if spec is not None:
         batch = counted(spec.microbatches, "microbatch", "microbatches")
         sequences = counted(spec.microbatch_size, "sequence")

@@ -88,4 +88,9 @@ def read_plan(run: RunDirectory) -> RunPlan | None:
 
 def _from_dict(tree: dict[str, Any]) -> RunPlan:
     return RunPlan(tuple(tree["layers"]), Traffic(**tree["traffic"]), tuple(StateBytes(**each) for each in tree["state"]),
-                   tree["link_time_s"], tuple(ResolvedKey(**each) for each in tree["choices"]))
+                   tree["link_time_s"], tuple(map(_choice, tree["choices"])))
+
+
+def _choice(tree: dict[str, Any]) -> ResolvedKey[Any]:
+    value = tree["value"]
+    return ResolvedKey(tree["key"], tuple(value) if isinstance(value, list) else value, tree["why"])

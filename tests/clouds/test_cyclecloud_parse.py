@@ -117,7 +117,7 @@ def test_what_is_no_expression(line: str) -> None:
 _NUMBERS = st.integers(0, 10**6) | st.integers(2, 10**6).map(lambda number: number / 1000)
 _NAMES = st.from_regex(r"[A-Z][a-z]{2,6}(\.[a-z]{2,4})?", fullmatch=True).filter(
     lambda name: name.casefold() not in ("true", "false", "undefined", "null", "isnt"))
-_LEAVES = st.one_of(st.none(), st.booleans(), _NUMBERS, st.text(max_size=8)).map(ex.Literal) | _NAMES.map(ex.Name)
+_LEAVES = st.one_of(st.none(), st.booleans(), _NUMBERS, st.text(max_size=8)).map(ex.Literal) | _NAMES.map(ex.NameRef)
 
 
 def _grown(inner: st.SearchStrategy[ex.Expression]) -> st.SearchStrategy[ex.Expression]:
@@ -127,8 +127,8 @@ def _grown(inner: st.SearchStrategy[ex.Expression]) -> st.SearchStrategy[ex.Expr
         st.builds(ex.Call, st.sampled_from(["ifThenElse", "strcat", "f"]), several),
         st.builds(ex.Unary, st.sampled_from("!-"), inner),
         st.builds(ex.Index, inner, inner),
-        st.builds(ex.Binary, signs, inner, inner), st.builds(ex.Choice, inner, inner, inner), st.builds(ex.Items, several),
-        st.builds(ex.Record, st.lists(st.tuples(st.sampled_from(["Label", "Value"]), inner), max_size=2).map(tuple)))
+        st.builds(ex.Binary, signs, inner, inner), st.builds(ex.Conditional, inner, inner, inner), st.builds(ex.Items, several),
+        st.builds(ex.RecordLiteral, st.lists(st.tuples(st.sampled_from(["Label", "Value"]), inner), max_size=2).map(tuple)))
 
 
 @given(st.recursive(_LEAVES, _grown, max_leaves=12))
@@ -264,4 +264,4 @@ def test_names_and_nodes_are_resolved_in_a_damaged_template_too() -> None:
 
 def test_text_with_expressions_in_it_is_taken_apart() -> None:
     (section,) = parse("[c]\nA = x-${P}-y\n").template.sections
-    assert read_value(section.attributes[0]) == Mixed(("x-", ex.Name("P"), "-y"))
+    assert read_value(section.attributes[0]) == Mixed(("x-", ex.NameRef("P"), "-y"))

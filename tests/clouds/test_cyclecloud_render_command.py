@@ -85,7 +85,7 @@ def test_nothing_that_is_there_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("arguments", "words"), [
     ((), "--sku and --nodes: missing"), (("--sku", "Standard_D8ads_v5"), "--nodes: missing"),
     (("--nodes", "2", "--json"), "--sku: missing"),
-    (("--sku", "x", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
+    (("--sku", "Standard_X", "--nodes", "1", "--project-url", "u"), "counts with --workspace only"),
 ])
 def test_what_is_missing_is_named_in_a_pipe(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     done = call(*arguments, "--output", tmp_path / "out")

@@ -18,6 +18,8 @@ ROOM = "cluster/slurm/"
 OTHERS = {
     "lab/": "it is a Slurm of its own: it starts the daemons, and asks them while they come up",
     "lint/sbatch/": "it reads job scripts, in which these words are text",
+    "lint/kinds.py": "sbatch is the name of a kind of file",
+    "cli/lint.py": "sbatch is the name of a kind of file",
     "rundir/layout.py": "its table says which program writes a file",
 }
 COMMAND = re.compile(rf"(?:^|[;&|]|\$\(|\bexec\s)\s*(?:[\w./-]*/)?({'|'.join(PROGRAMS)})(?=\s|$)")

@@ -14,7 +14,7 @@ from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.apply import Applied
 from hpc_mp.environment.conf import read_file, read_lines, user_file, user_path
 from hpc_mp.environment.facts import facts
-from hpc_mp.environment.numbers import read_number
+from hpc_mp.environment.nccl_values import read_number
 from hpc_mp.environment.precedence import ORIGINS, Effective, Said
 from hpc_mp.environment.profiles import Profile
 from hpc_mp.environment.view import effective

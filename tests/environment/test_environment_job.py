@@ -19,7 +19,7 @@ from hpc_mp.cli.main import cli
 from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.job import ProfiledJob, of_interpreter, profile_job
-from hpc_mp.environment.profiles import APPLIED, Script, load_profile, profile_names
+from hpc_mp.environment.profiles import APPLIED, MakerScript, load_profile, profile_names
 from hpc_mp.environment.view import look
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import choose_profile
@@ -135,7 +135,7 @@ def test_the_makers_script_is_read_first(tmp_path: Path, monkeypatch: pytest.Mon
     maker = tmp_path / "set nccl env.sh"
     maker.write_text("echo noise\nexport NCCL_NET=$FLAVOUR NCCL_CROSS_NIC=0 NCCL_X=script\n"
                      "export LD_LIBRARY_PATH=/gib:$LD_LIBRARY_PATH\n")
-    script = Script(files=["/nowhere/x.sh", str(maker)], given={"FLAVOUR": "newIB"}, reason="why", source="where")
+    script = MakerScript(files=["/nowhere/x.sh", str(maker)], given={"FLAVOUR": "newIB"}, reason="why", source="where")
     profile = load_profile("gcp-a3-ultra").model_copy(update={"script": [script]})
     monkeypatch.setattr("hpc_mp.environment.job.load_profile", lambda name: profile)
     given = {"PATH": "/usr/bin:/bin", "NCCL_X": "module", "LD_LIBRARY_PATH": "/a"}

@@ -16,7 +16,7 @@ from hpc_mp.environment.facts import facts
 from hpc_mp.environment.file_rules import RULES as OF_LINES
 from hpc_mp.environment.findings import ANYWHERE
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE
-from hpc_mp.environment.name_filter import taken
+from hpc_mp.environment.nccl_values import taken
 from hpc_mp.environment.profiles import load_profile, profile_names
 from hpc_mp.environment.view import View, look
 

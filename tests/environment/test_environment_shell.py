@@ -17,8 +17,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.env import command
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.profiles import profile_names
-from hpc_mp.environment.shell import shell_lines
-from hpc_mp.environment.view import look
+from hpc_mp.environment.view import look, shell_lines
 
 SHELLS = [name for name in ("bash", "dash", "ksh", "zsh", "busybox") if shutil.which(name)]
 EVIL = "'\"`$(touch {folder}/evil)\\ $HOME ${{X:?}} !! ~ * ;&|<>#\t\r\n\x01\x7f\x1b[31m é \u2028"

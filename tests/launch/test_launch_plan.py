@@ -20,12 +20,12 @@ from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, load_job
 from hpc_mp.launch.backends import BACKENDS
-from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.watch import RanksEnd
+from hpc_mp.launch.backends.watch import RanksEnd, judge
 from hpc_mp.launch.emulator.emulator import Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, in_blocks, shared_environment, srun_environments
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import compose
+from hpc_mp.launch.plan import compose, newest_plan
+from hpc_mp.launch.run_files import begin
 from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
@@ -33,6 +33,7 @@ from hpc_mp.rundir import create_run
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
+from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
 from hpc_mp.rundir.records import RankStatus
 
 GIB = 2**30
@@ -178,6 +179,36 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
                  "slurm.setup has no effect here", "MiB per rank", "microbatches(1) × 4 sequences of 32 tokens"):
         assert part in text, text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    given = spec_of(tmp_path, 2, 2, "[parallel]\npipeline = 2\n")
+    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+    with begin(plan, None) as begun:
+        found = read_plan(begun.run)
+        assert found == plan.record and found is not None
+        assert load_job(begun.run.job).parallel.partition == found.layers == (1, 1)
+        assert newest_plan(given) == found
+    assert given.parallel.partition == "auto"
+    assert len(found.state) == 4 and found.traffic.pp > 0 and found.link_time_s is None
+    assert {choice.key for choice in found.choices} >= {"job.device", "parallel.partition", "parallel.order"}
+
+
+def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    def layers(earlier: tuple[int, ...], pipeline: int = 2, more: str = "") -> tuple[int, ...]:
+        given = spec_of(tmp_path, 2, 2, f"[parallel]\npipeline = {pipeline}\n{more}")
+        config = {**(given.model.config or {}), "n_layer": 4}
+        deeper = given.model_copy(update={"model": given.model.model_copy(update={"config": config})})
+        old = RunPlan(earlier, Traffic(), ())
+        return compose(deeper, Where("local", "so"), BACKENDS["local"].target, earlier=old).record.layers
+
+    assert layers((3, 1)) == (3, 1), "another release would have cut 2 + 2"
+    assert layers((1, 1, 1, 1)) == layers((4, 1)) == (2, 2)  # another layout, another model
+    assert layers((3, 1), pipeline=4) == (1, 1, 1, 1)
+    assert layers((3, 1), more="partition = [1, 3]\n") == (1, 3)
 
 
 def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def test_a_slurm_job_from_python(on_slurm: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_slurm_job_that_fails_names_its_cause(on_slurm: Path) -> None:
-    for path in on_slurm.parent.glob("*.txt"):
-        path.write_text("")
+    data = Path(load_job(on_slurm).data.files[0])
+    data.write_text("")
     outcome = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4"])
     assert outcome.state == "failed" and outcome.cause is not None and outcome.cause.kind == "user", outcome

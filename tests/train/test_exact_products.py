@@ -13,10 +13,12 @@ def test_a_product_equals_one_process(engine: Engine, reference: Reference, mode
     assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
 
 
-ORDERS = {"".join(letters): ((GPT2, LLAMA)[number % 2],) for number, letters in enumerate(permutations("DPT"))}
+ORDERS = ["".join(letters) for letters in permutations("DPT")]
+# Pipeline and data vary fastest here; tensor does in DPT, the order of the products above.
+QUICK = {"TDP": (GPT2,), "PTD": (LLAMA,), "DTP": (LLAMA,)}
 
 
-@pairs(ORDERS, (GPT2, LLAMA), ORDERS)
+@pairs(ORDERS, (GPT2, LLAMA), QUICK)
 def test_every_letter_order_is_exact(engine: Engine, reference: Reference, model: str, name: str) -> None:
     overrides = [*layout(2, 2, 2, microbatches=3), f'parallel.order="{name}"']
     assert engine(model, *overrides)[0].distance(reference(model)) < EXACT

@@ -9,6 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 WATCHED = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+MEANINGS = ("saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills",
+            "killed: steps since the last checkpoint are lost")  # of the first interrupt, and of the second
 
 
 class Interrupts:

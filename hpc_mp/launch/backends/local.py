@@ -13,8 +13,7 @@ from hpc_mp.base.extras import need_train
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
-from hpc_mp.launch.backends.judge import judge
-from hpc_mp.launch.backends.watch import watch
+from hpc_mp.launch.backends.watch import judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.emulator import ENTRY, EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments

@@ -15,7 +15,7 @@ from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array
-from hpc_mp.launch.staging.stage_in import stage_environment
+from hpc_mp.launch.staging.archive import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.job_chain import record_successors

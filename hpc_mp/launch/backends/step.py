@@ -15,7 +15,7 @@ from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
-from hpc_mp.launch.staging.stage_in import stage_environment
+from hpc_mp.launch.staging.archive import stage_environment
 from hpc_mp.rundir.outcome import Outcome
 
 

@@ -11,18 +11,14 @@ from pathlib import Path
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.backends.backend import Launch, concluded
-from hpc_mp.launch.backends.interrupts import Interrupts
+from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
 from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
 
 POLL_S = 1.0  # between two looks at the child
-# An interrupt: the signal to the supervisor, and what it does there (see hpc_mp.supervisor.signals.Signals).
-ON_INTERRUPT = (
-    (signal.SIGUSR2, "saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills"),
-    (signal.SIGINT, "killed: steps since the last checkpoint are lost"),
-)
+SIGNALS = (signal.SIGUSR2, signal.SIGINT)  # what the first and the second interrupt send to the supervisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +60,8 @@ def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, inter
         while (code := child.poll()) is None:
             selector.select(listener.interval or POLL_S)
             for _ in range(interrupts.received()):
-                number, meaning = ON_INTERRUPT[min(pressed, 1)]
+                listener.note(MEANINGS[min(pressed, 1)])
+                child.send_signal(SIGNALS[min(pressed, 1)])
                 pressed += 1
-                listener.note(meaning)
-                child.send_signal(number)
             listener.update(attempt.status(), attempt.steps())
     return STOPPED if pressed and code else code

@@ -1,19 +1,23 @@
-"""Follow emulated ranks to their end."""
+"""Follow emulated ranks to their end, and say what became of them."""
 
 from __future__ import annotations
 
 import selectors
+from contextlib import suppress
 from dataclasses import dataclass
 
-from hpc_mp.launch.backends.interrupts import Interrupts
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
+from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.launch.listener import Listener
+from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
 from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.waits import read_standings
 
-ON_INTERRUPT = (
-    ("stop", "saving at the next step, then stopping; once more (Ctrl-C or SIGTERM) kills"),
-    ("kill", "killed: steps since the last checkpoint are lost"),
-)
+COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +43,39 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
         while emulator.running:
             selector.select(listener.interval)
             for _ in range(interrupts.received()):
-                command, meaning = ON_INTERRUPT[min(pressed, 1)]
+                listener.note(MEANINGS[min(pressed, 1)])
+                emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
-                listener.note(meaning)
-                emulator.command(command)
             emulator.hear()
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
+
+
+def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
+    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record."""
+    bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
+    if ended.broken is not None:
+        return "failed", Cause("launcher", ended.broken)
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number)}
+    for end in bad:
+        if end.rank not in failures:
+            failures[end.rank] = _silent(end, attempt, placement)
+            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                write_failure(attempt.run, failures[end.rank])
+    ends = [failures[end.rank] for end in bad]
+    failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
+                         [node_name(node) for node in range(placement.nodes)])
+    if failure is not None and not (ended.asked and failure.kind == "peer"):
+        return "failed", cause_of(attempt.run, failure)
+    return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
+
+
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement) -> RankFailure:
+    """The end of a rank that wrote nothing about it."""
+    place = placement.ranks[end.rank]
+    words = attempt.last_words(end.rank)
+    said = "" if end.ours else ending(end.code)
+    return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code),
+                       "; ".join(filter(None, (said, words and f"its last words: {words}"))), end.time, attempt.number,
+                       place=coordinates(place))

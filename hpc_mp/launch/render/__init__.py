@@ -1,6 +1,6 @@
 """A job file becomes a job script: a template, filled in and explained line by line."""
 
-from hpc_mp.launch.render.array import check_array
+from hpc_mp.launch.render.checks import check_array
 from hpc_mp.launch.render.script import JobScript, render
 from hpc_mp.launch.render.site import ScriptTemplate, find_template, site_defaults
 from hpc_mp.launch.render.values import slurm_log

@@ -11,14 +11,21 @@ import hashlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.launch.staging.interpreter import Interpreter
+from hpc_mp.job import JobSpec
+from hpc_mp.job.resolution import ResolvedKey, resolved
+from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.render.values import rank_python
+from hpc_mp.launch.staging.interpreter import Interpreter, interpreter
 from hpc_mp.launch.staging.members import Member, members, write_tar
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.records import RankStatus, StagedEnvironment, write_record
 
 FORMAT = 1  # raised when the same environment gives another archive
 COMPRESS = ("zstd", "-q", "-T0", "-3")
@@ -39,6 +46,26 @@ class Packed:
     archive: Path
     prefix: Path
     size: int
+
+
+def stage_environment(spec: JobSpec, listener: Listener, *runs: RunDirectory) -> None:
+    """Pack the ranks' Python environment if the job wants that, and note in its runs, for the supervisor, where the archive
+    lies. The listener hears how many bytes are packed.
+
+    Raises:
+        HpcMpError: the environment cannot be packed.
+    """
+    if not spec.environment.stage:
+        return
+    shared = resolved(spec, [ResolvedKey("environment.stage", False)])  # the interpreter that is packed is not the packed one
+
+    def show(done: int, size: int) -> None:
+        listener.update(RankStatus(0, "packing the Python environment", done=done, total=size), ())
+
+    with listener.following(spec.train.steps):
+        packed = pack(interpreter([rank_python(shared, sys.executable)]), runs[0].cache, show)
+    for run in runs:
+        write_record(run.environment, StagedEnvironment(str(packed.archive), str(packed.prefix), packed.size))
 
 
 def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:

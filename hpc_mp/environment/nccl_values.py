@@ -1,8 +1,13 @@
-"""How NCCL reads a whole number: ``strtoll`` with base 0 (``ncclLoadParam`` in its src/misc/param.cc)."""
+"""How NCCL reads the value of a variable: a whole number, and a list of names.
+
+Numbers as ``strtoll`` with base 0 does (``ncclLoadParam`` in its src/misc/param.cc); lists by its own rules (``parseStringList``,
+``matchIfList`` in its src/misc/utils.cc).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _NUMBER = re.compile(r"[ \t\n\v\f\r]*([+-]?)(0[xX][0-9a-fA-F]+|[0-9]+)")
 _PLAIN = re.compile(r"[+-]?(0[xX][0-9a-fA-F]+|0|[1-9][0-9]*)")
@@ -31,3 +36,19 @@ def read_number(text: str) -> int | None:
         value = int(digits)
     value = -value if found[1] == "-" else value
     return value if LEAST <= value <= MOST else None
+
+
+def taken(pattern: str, names: Iterable[str]) -> list[str]:
+    """Of ``names`` those that ``[^][=]name[:port…],name…`` takes: ``^`` all others, ``=`` whole names instead of beginnings.
+
+    An empty list takes everything, behind ``^`` nothing.
+    """
+    others = pattern.startswith("^")
+    entries = pattern.removeprefix("^")
+    exact = entries.startswith("=")
+    wanted = [name for entry in entries.removeprefix("=").split(",") if (name := entry.partition(":")[0])]
+
+    def listed(name: str) -> bool:
+        return not wanted or any(name == each if exact else name.startswith(each) for each in wanted)
+
+    return [name for name in names if listed(name) != others]
