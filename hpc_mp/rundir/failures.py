@@ -33,7 +33,6 @@ class FailureKind:
     text: str = ""
 
 
-SKEW = 1.0  # seconds by which clocks of nodes may differ. Who moves after others have given up is whom they have waited for
 ECHO = 10  # the level from which on another rank's end or stand may have brought a failure about
 KINDS: dict[str, FailureKind] = {
     "memory": FailureKind(0, "ran out of memory"),
@@ -212,7 +211,7 @@ def root_cause(failures: Sequence[RankFailure], standings: Iterable[Standing], p
     stood = {standing.rank: standing for standing in standings}
     stood |= {failure.rank: failure.standing for failure in failures if failure.standing is not None}
     given_up = min((failure.time for failure in failures if failure.kind in ("hang", "lost")), default=math.inf)
-    stood = {rank: standing for rank, standing in stood.items() if standing.since <= given_up + SKEW}
+    stood = {rank: standing for rank, standing in stood.items() if standing.since < given_up}  # who moves later was waited for
     end = awaited(stood.values(), [place.rank for place in places] or list(stood))
     return first if end is None else _awaited(end, {failure.rank: failure for failure in failures}, stood, places, nodes)
 
