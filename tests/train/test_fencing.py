@@ -1,4 +1,4 @@
-"""How ranks start, stop and give way: identity by place, claims, reasons to stop."""
+"""How ranks start, stop and give way: identity by place, fences, reasons to stop."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from hpc_mp.rundir import (
 )
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.train.engine import groups
-from hpc_mp.train.rank.fencing import Claim, Stale, claim
-from hpc_mp.train.rank.rank_env import Identity, at_place, check_place
+from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
+from hpc_mp.train.rank.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Lookout, Pace, StopFlag
 
 TWO_NODES = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"]
@@ -68,7 +68,7 @@ def test_a_place_that_no_rank_has_is_refused(host: str, local: int) -> None:
 
 def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
     placement = place(Degrees(data=4), "DPT", 2)
-    for who in (Identity(0, 4, 1, "a", "x"), Identity(0, 4, 0, "b", "x")):
+    for who in (RankEnv(0, 4, 1, "a", "x"), RankEnv(0, 4, 0, "b", "x")):
         with pytest.raises(RuntimeError, match="says local rank"):
             check_place(placement, who, ["a", "b"])
     groups.check_coordinates(placement, 4, 2)
@@ -77,7 +77,7 @@ def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
         groups.check_coordinates(wrong, 4, 2)
 
 
-# --- claims ----------------------------------------------------------------------------------------------------------
+# --- fences ----------------------------------------------------------------------------------------------------------
 
 
 def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> AttemptRecord:
@@ -91,22 +91,22 @@ def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> AttemptReco
 def test_a_claim_holds_until_another_start_is_written_down(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     written(run)
-    mine, record = claim(run, {TOKEN: "7.0.1"})
+    mine, record = fence(run, {TOKEN: "7.0.1"})
     assert record is not None and record.attempt == 3 and mine.token == "7.0.1"
     mine.check()
     written(run)  # the same start once more
     mine.check()
     written(run, "7.1.2")
-    with pytest.raises(Stale, match=r"7\.0\.1.*7\.1\.2"):
+    with pytest.raises(FencedOut, match=r"7\.0\.1.*7\.1\.2"):
         mine.check()
     assert not mine.holds()
-    with pytest.raises(Stale):
-        claim(run, {TOKEN: "7.0.1"})
+    with pytest.raises(FencedOut):
+        fence(run, {TOKEN: "7.0.1"})
     run.attempt_record.unlink()
     mine.check()  # a file system that does not answer says nothing
     with pytest.raises(HpcMpError, match="cannot be read here"):
-        claim(run, {TOKEN: "7.0.1"})
-    assert claim(run, {})[1] is None and claim(None, {TOKEN: "x"})[1] is None and Claim().holds()
+        fence(run, {TOKEN: "7.0.1"})
+    assert fence(run, {})[1] is None and fence(None, {TOKEN: "x"})[1] is None and Fence().holds()
 
 
 # --- ranks as Slurm starts them --------------------------------------------------------------------------------------

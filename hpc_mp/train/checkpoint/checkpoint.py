@@ -24,7 +24,7 @@ from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.train.engine.optimizer import Optimizer
 from hpc_mp.train.engine.shard_layout import Saved
 from hpc_mp.train.engine.stage import Stage
-from hpc_mp.train.rank.fencing import Claim, Stale
+from hpc_mp.train.rank.fencing import Fence, FencedOut
 
 
 class SaveFailed(Exception):
@@ -32,7 +32,7 @@ class SaveFailed(Exception):
 
 
 def save(
-    checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: Optimizer, keep: int, claim: Claim,
+    checkpoints: Path, counters: dict[str, Any], stage: Stage, optimizer: Optimizer, keep: int, fence: Fence,
 ) -> Path:
     """Write one checkpoint; all ranks call this at the same step.
 
@@ -41,10 +41,10 @@ def save(
 
     Raises:
         SaveFailed: on every rank, when any rank could not write (full disk, exceeded quota, ...).
-        Stale: on rank 0, when the run has been started again; nothing is published.
+        FencedOut: on rank 0, when the run has been started again; nothing is published.
     """
     step = counters["step"]
-    temporary = checkpoints / f".{checkpoint_name(step)}.{claim.token}"  # ranks of another start may write the same step
+    temporary = checkpoints / f".{checkpoint_name(step)}.{fence.token}"  # ranks of another start may write the same step
     final = checkpoints / checkpoint_name(step)
     first = dist.get_rank() == 0
 
@@ -64,7 +64,7 @@ def save(
             manifest = {path.name: (path.stat().st_size, listed.get(path.name) or sha256(path)) for path in files}
             write_manifest(temporary, Manifest(step, manifest))
             sync(temporary)
-            claim.confirm()
+            fence.confirm()
             shutil.rmtree(final, ignore_errors=True)
             os.rename(temporary, final)
             sync(checkpoints)
@@ -76,7 +76,7 @@ def save(
         for hashed in _together(lambda: _hash_own(temporary)):
             listed |= hashed
         _together(publish)
-    except (SaveFailed, Stale):
+    except (SaveFailed, FencedOut):
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -118,7 +118,7 @@ def _together(action: Callable[[], Any]) -> list[Any]:
     result, reason = None, None
     try:
         result = action()
-    except Stale:
+    except FencedOut:
         raise  # the others are stale too: they may fail as they like
     except (Exception, CheckpointException) as error:  # whatever it is, the other ranks must hear of it
         reason = f"rank {dist.get_rank()}: {_first_cause(error)}"

@@ -31,7 +31,7 @@ from hpc_mp.train.engine.stage import Stage, StageSpan, hugging_face_config
 from hpc_mp.train.engine.tensor import TensorGroup
 from hpc_mp.train.engine.zero import PRECISIONS, shard
 from hpc_mp.train.rank.bootstrap import status
-from hpc_mp.train.rank.failures import Seat
+from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
 from hpc_mp.train.rank.signals import Stopped
 
@@ -39,7 +39,7 @@ SHOWN = 0.5  # seconds between two looks at what tokenizing has come to
 
 
 def tokens_of(
-    spec: JobSpec, shape: ModelShape, seat: Seat, store: dist.Store, asked: Callable[[], str | None],
+    spec: JobSpec, shape: ModelShape, context: RankContext, store: dist.Store, asked: Callable[[], str | None],
 ) -> TokenSet:
     """Rank 0 tokenizes (or finds it done), the others wait for it; they all read the same files.
 
@@ -50,53 +50,53 @@ def tokens_of(
         Stopped: on all ranks, when rank 0 had to stop.
     """
     key = "token set"
-    if seat.who.rank == 0:
+    if context.who.rank == 0:
         try:
-            tokens = _tokenize(spec, shape, seat, asked)
+            tokens = _tokenize(spec, shape, context, asked)
         except Stopped as stopped:
             store.set(key, json.dumps({"stopped": str(stopped)}))
             raise
         store.set(key, json.dumps({"directory": str(tokens.directory)}))
-    seat.waits.behind(key, 0, lambda: store.wait([key], FILES_TIMEOUT))
+    context.waits.behind(key, 0, lambda: store.wait([key], FILES_TIMEOUT))
     answer = json.loads(store.get(key))
     if "stopped" in answer:
         raise Stopped(answer["stopped"])
-    return load_tokens(_near(Path(answer["directory"]), spec, seat, store))
+    return load_tokens(_near(Path(answer["directory"]), spec, context, store))
 
 
-def _near(directory: Path, spec: JobSpec, seat: Seat, store: dist.Store) -> Path:
+def _near(directory: Path, spec: JobSpec, context: RankContext, store: dist.Store) -> Path:
     """With ``data.stage`` the copy of a token set on this node's own disk, which its first rank makes; else the set itself."""
     root = staging_root() if spec.data.stage else None
     if root is None:
         return directory
-    key = f"staged {seat.who.node}"
-    if seat.who.local_rank == 0:
+    key = f"staged {context.who.node}"
+    if context.who.local_rank == 0:
         stage_directory(directory, root)
         store.set(key, "")
-    first = next(place.rank for place in seat.placement.ranks if (place.node, place.local_rank) == (seat.place.node, 0))
-    seat.waits.behind(key, first, lambda: store.wait([key], FILES_TIMEOUT))
+    first = next(place.rank for place in context.placement.ranks if (place.node, place.local_rank) == (context.place.node, 0))
+    context.waits.behind(key, first, lambda: store.wait([key], FILES_TIMEOUT))
     return staged(directory, root)
 
 
-def _tokenize(spec: JobSpec, shape: ModelShape, seat: Seat, asked: Callable[[], str | None]) -> TokenSet:
+def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Callable[[], str | None]) -> TokenSet:
     last = [0.0]
 
     def progress(done: int, total: int) -> None:
         if time.monotonic() - last[0] < SHOWN:
             return
         last[0] = time.monotonic()
-        status(seat, "preparing data", done=done, total=total)
+        status(context, "preparing data", done=done, total=total)
         reason = asked()
         if reason is not None:
             raise Stopped(reason)
 
-    status(seat, "preparing data")
+    status(context, "preparing data")
     tokens = prepare(
-        find_files(spec.data.files), vocabulary=shape.vocabulary, cache=seat.run.cache, progress=progress,
+        find_files(spec.data.files), vocabulary=shape.vocabulary, cache=context.run.cache, progress=progress,
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None,
     )
-    seat.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
+    context.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     return tokens
 
 
@@ -126,7 +126,7 @@ def assemble(
 
 
 def restore(
-    spec: JobSpec, shape: ModelShape, seat: Seat, stage: Stage, optimizer: Optimizer, tokens: TokenSet,
+    spec: JobSpec, shape: ModelShape, context: RankContext, stage: Stage, optimizer: Optimizer, tokens: TokenSet,
 ) -> dict[str, Any]:
     """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values.
 
@@ -135,9 +135,9 @@ def restore(
     Raises:
         HpcMpError: nothing to resume from, or the run has trained on another text.
     """
-    run, log = seat.run, seat.log
+    run, log = context.run, context.log
     found: list[str | None] = [None]
-    if seat.who.rank == 0:
+    if context.who.rank == 0:
         path, skipped = newest_complete(run.checkpoints)
         for bad, reason in skipped:
             log.say(f"checkpoint {bad.name} is skipped: {reason}")

@@ -1,4 +1,4 @@
-"""From a job file to a seat: who this rank is, with what it computes, where all meet, and the run directory they share."""
+"""From a job file to a context: who this rank is, with what it computes, where all meet, and the run directory they share."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dic
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 from hpc_mp.train.rank import mpi
-from hpc_mp.train.rank.failures import Seat
-from hpc_mp.train.rank.fencing import Claim, claim
+from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.rank.fencing import Fence, fence
 from hpc_mp.train.rank.logs import Log
-from hpc_mp.train.rank.rank_env import Identity, at_place, identity, node_name
+from hpc_mp.train.rank.rank_env import RankEnv, at_place, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 from hpc_mp.train.rank.waits import Waits
 
@@ -35,19 +35,19 @@ class Bootstrap:
         record: what a launcher that counts starts wrote down for this one.
     """
 
-    who: Identity
+    who: RankEnv
     where: Rendezvous
-    claim: Claim
+    fence: Fence
     run: RunDirectory | None
     placement: Placement | None
     record: AttemptRecord | None
     waits: Waits
 
-    def seat(self, run: RunDirectory, placement: Placement) -> Seat:
+    def context(self, run: RunDirectory, placement: Placement) -> RankContext:
         """``run``, ``placement``: this start's own, or those that rank 0 made."""
         attempt = self.record.attempt if self.record else run.attempt()
         collected = self.record is not None  # srun labels what ranks print and writes it to a file per node
-        return Seat(self.who, run, attempt, placement, self.claim, self.record, Log(run, self.who, collected), self.waits)
+        return RankContext(self.who, run, attempt, placement, self.fence, self.record, Log(run, self.who, collected), self.waits)
 
 
 def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
@@ -55,12 +55,12 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
 
     Raises:
         HpcMpError: it has no place here, or what its launcher should have told is not there.
-        Stale: the run has been started again since.
+        FencedOut: the run has been started again since.
     """
     beside = RunDirectory(job_file.resolve().parent)
     run = beside if beside.placement.exists() else None
     placement = from_dict(read_json(run.placement)) if run else None
-    mine, record = claim(run, environ)
+    mine, record = fence(run, environ)
     where = rendezvous(record, environ)
     hosts = known_hosts(record)
     if environ.get(mpi.MPI) == "1":
@@ -89,7 +89,7 @@ def lay_out(spec: JobSpec) -> Placement:
     return place(degrees, order, spec.job.ranks_per_node, spec.parallel.rank_map)
 
 
-def read_job(job_file: Path, who: Identity) -> tuple[JobSpec, ModelShape]:
+def read_job(job_file: Path, who: RankEnv) -> tuple[JobSpec, ModelShape]:
     """The job and the shape of its model. Raises HpcMpError when they do not go together with as many ranks."""
     spec = load_job(job_file)
     shape = read_shape(spec)
@@ -110,15 +110,15 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     return int(given)
 
 
-def take_seat(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: dist.Store) -> Seat:
+def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: dist.Store) -> RankContext:
     """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:
         run, placement = _new_run(spec, shape, begun.who, store), lay_out(spec)
-    return begun.seat(run, placement)
+    return begun.context(run, placement)
 
 
-def _new_run(spec: JobSpec, shape: ModelShape, who: Identity, store: dist.Store) -> RunDirectory:
+def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: dist.Store) -> RunDirectory:
     key = "run directory"
     if who.rank == 0:
         run = create_run(Path(spec.job.directory), spec.job.name)
@@ -129,19 +129,19 @@ def _new_run(spec: JobSpec, shape: ModelShape, who: Identity, store: dist.Store)
     return RunDirectory(Path(store.get(key).decode()))
 
 
-def announce(seat: Seat, device: str) -> None:
+def announce(context: RankContext, device: str) -> None:
     """This rank's line in ``ranks.jsonl``. ``device``: its name."""
-    who, place_, task = seat.who, seat.place, os.environ.get("SLURM_PROCID", "")
-    file = LineFile(seat.run.ranks)
+    who, place_, task = context.who, context.place, os.environ.get("SLURM_PROCID", "")
+    file = LineFile(context.run.ranks)
     file.write(line_of(RankStart(
-        seat.attempt, who.rank, who.node, os.uname().nodename, time.time(), os.getpid(), who.local_rank,
-        place_.dp, place_.pp, place_.cp, place_.tp, seat.claim.token, device,
+        context.attempt, who.rank, who.node, os.uname().nodename, time.time(), os.getpid(), who.local_rank,
+        place_.dp, place_.pp, place_.cp, place_.tp, context.fence.token, device,
         int(task) if task.isdigit() else None)))
     file.close()
 
 
-def status(seat: Seat, phase: str, detail: str = "", done: int = 0, total: int = 0) -> None:
+def status(context: RankContext, phase: str, detail: str = "", done: int = 0, total: int = 0) -> None:
     """What rank 0 is doing, for whoever watches."""
-    if seat.who.rank == 0:
+    if context.who.rank == 0:
         with suppress(OSError):  # a full disk must not stop training
-            write_record(seat.run.status, RankStatus(seat.attempt, phase, detail, done, total, time.time()))
+            write_record(context.run.status, RankStatus(context.attempt, phase, detail, done, total, time.time()))

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.rank_env import RankEnv
 
 
-def choose_device(asked: str, who: Identity, ranks_per_node: int) -> tuple[torch.device, str]:
+def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.device, str]:
     """The device of this rank and the communication backend. ``auto`` takes a GPU when every rank of the machine gets
     one; ``cuda`` with fewer GPUs shares them, over gloo. All emulated nodes are one machine.
 

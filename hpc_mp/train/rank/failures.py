@@ -16,28 +16,28 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
-from hpc_mp.train.rank.fencing import Claim
+from hpc_mp.train.rank.fencing import Fence
 from hpc_mp.train.rank.logs import Log
-from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.rank_env import RankEnv
 from hpc_mp.train.rank.waits import Waits
 
 LAST_WORDS = 5.0  # seconds in which a file system must take them: one behind a lost link never does
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A rank's seat in a run.
+class RankContext:
+    """A rank's context in a run.
 
     Attributes:
         attempt: counts the starts of the run, from 1.
         record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
     """
 
-    who: Identity
+    who: RankEnv
     run: RunDirectory
     attempt: int
     placement: Placement
-    claim: Claim
+    fence: Fence
     record: AttemptRecord | None
     log: Log
     waits: Waits
@@ -96,24 +96,24 @@ def failure_kind(error: BaseException) -> str:
     return told or "error"
 
 
-def record_failure(seat: Seat, error: BaseException) -> str:
+def record_failure(context: RankContext, error: BaseException) -> str:
     """Write down why this rank ends; returns the kind. A stale rank writes to its own log alone."""
-    who, run, log = seat.who, seat.run, seat.log
+    who, run, log = context.who, context.run, context.log
     kind = failure_kind(error)
     message = str(error) if kind == "user" else f"{type(error).__name__}: {error}"
     trace = "".join(traceback.format_exception(error))
     log.own.write(trace)
-    if not seat.claim.holds():
+    if not context.fence.holds():
         return kind
-    place = seat.place
+    place = context.place
     failure = RankFailure(
-        who.rank, who.node, kind, message, time.time(), seat.attempt, os.uname().nodename, os.getpid(), coordinates(place), trace,
-        standing=seat.waits.standing(error=error), **getattr(error, "facts", {}))
+        who.rank, who.node, kind, message, time.time(), context.attempt, os.uname().nodename, os.getpid(), coordinates(place),
+        trace, standing=context.waits.standing(error=error), **getattr(error, "facts", {}))
     try:
         write_failure(run, failure)
     except OSError as full:
         log.own.write(f"the failure could not be recorded: {full}")
-    if kind != "peer" and _first(run, seat.attempt):
+    if kind != "peer" and _first(run, context.attempt):
         main = LineFile(run.main_log)
         main.write(f"{time.strftime('%H:%M:%S')} rank {who.rank} on {who.node} (dp {place.dp}, pp {place.pp}, tp {place.tp}) "
                    f"failed: {message}")
@@ -127,11 +127,11 @@ def cause_known(run: RunDirectory, attempt: int) -> bool:
     return any(failure.kind != "peer" for failure in read_failures(run, attempt))
 
 
-def die(seat: Seat, error: Exception) -> NoReturn:
+def die(context: RankContext, error: Exception) -> NoReturn:
     """End this process from any of its threads, whatever the others wait for, with what can be said in ``LAST_WORDS``."""
     def speak() -> None:
-        seat.log.own.dump()
-        record_failure(seat, error)
+        context.log.own.dump()
+        record_failure(context, error)
 
     words = threading.Thread(target=speak, daemon=True)
     words.start()

@@ -1,6 +1,6 @@
-"""A rank's claim to its run directory: it may write there as long as the start that it belongs to is the current one.
+"""Fencing: a rank may write into its run directory only while the attempt that it belongs to is the current one.
 
-A job that Slurm starts again has the same run directory. Ranks of its earlier start may live on, on a node that was cut
+A job that Slurm starts again has the same run directory. Ranks of its earlier attempt may live on, on a node that was cut
 off and came back: they must neither join the new ranks nor publish anything.
 """
 
@@ -14,31 +14,31 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt
 
 
-class Stale(Exception):
-    """The run has been started again: this rank belongs to an earlier start."""
+class FencedOut(Exception):
+    """The run has been started again: this rank belongs to an earlier attempt."""
 
 
-class Claim:
-    """Of ranks that no launcher counts the starts of: it always holds."""
+class Fence:
+    """The fence of ranks whose attempts no launcher counts: it always holds."""
 
     token = ""
 
     def check(self) -> None:
-        """Raises Stale. Made for every step: it costs one look at the file's date."""
+        """Raises FencedOut. Made for every step: it costs one look at the file's date."""
 
     def confirm(self) -> None:
-        """Raises Stale. Made before something is published: the file is read, so that NFS asks its server."""
+        """Raises FencedOut. Made before something is published: the file is read, so that NFS asks its server."""
 
     def holds(self) -> bool:
         """The same as a question."""
         try:
             self.confirm()
-        except Stale:
+        except FencedOut:
             return False
         return True
 
 
-class TokenClaim(Claim):
+class TokenFence(Fence):
     """Holds while ``attempt.json`` has this rank's token. A file system that does not answer says nothing of it."""
 
     def __init__(self, path: Path, token: str) -> None:
@@ -62,27 +62,27 @@ class TokenClaim(Claim):
         except (OSError, ValueError):
             return
         if current != self.token:
-            raise Stale(f"this rank belongs to start {self.token} of the run, its current start is {current}")
+            raise FencedOut(f"this rank belongs to attempt {self.token} of the run, whose current attempt is {current}")
 
 
-def claim(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> tuple[Claim, AttemptRecord | None]:
-    """What this rank may claim, and what its launcher wrote down for it; None without such a launcher.
+def fence(run: RunDirectory | None, environ: Mapping[str, str] = os.environ) -> tuple[Fence, AttemptRecord | None]:
+    """This rank's fence, and the attempt record that its launcher wrote; None without such a launcher.
 
     Args:
         run: the run directory in which the job file lies; None when a launcher has made none.
 
     Raises:
-        Stale: another start is the current one.
+        FencedOut: another attempt is the current one.
         HpcMpError: the launcher's record cannot be read here.
     """
     token = environ.get(TOKEN)
     if run is None or token is None:
-        return Claim(), None
+        return Fence(), None
     try:
         record = read_attempt(run.attempt_record)
     except (OSError, ValueError) as error:
         raise HpcMpError(f"{TOKEN} = {token}", f"belongs to {run.attempt_record}, which cannot be read here ({error})",
                          "keep job.directory on a file system that all nodes see, and start ranks with hpc-mp launch") from None
-    mine = TokenClaim(run.attempt_record, token)
+    mine = TokenFence(run.attempt_record, token)
     mine.confirm()
     return mine, record

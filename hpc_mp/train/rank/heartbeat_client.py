@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hpc_mp.train.rank.failures import NodeLost
 from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE, START
-from hpc_mp.train.rank.stall_clock import AwakeClock
+from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 CONNECT = 10.0  # seconds for one attempt to connect
 
@@ -46,7 +46,7 @@ class Client:
     def _beat(self) -> NodeLost | None:
         """Until the end, or until rank 0 is not heard any more."""
         tick = self.timeout / BEATS
-        clock = AwakeClock(tick)
+        clock = StallAwareClock(tick)
         heard = clock.now()
         connection = self._connect()
         if connection is None:

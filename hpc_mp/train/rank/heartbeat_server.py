@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hpc_mp.train.rank.failures import NodeLost
-from hpc_mp.train.rank.stall_clock import AwakeClock
+from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 BEAT, FAREWELL = b"b", b"f"
 BEATS = 6  # in a timeout
@@ -47,7 +47,7 @@ class Server:
     def __init__(self, own: int, names: Mapping[int, str], token: str, timeout: float, lost: Callable[[NodeLost], None]) -> None:
         self.own, self.names, self.token, self.timeout, self.lost = own, names, token, timeout, lost
         self.tick = min(timeout / BEATS, GRACE)
-        self.clock = AwakeClock(self.tick)
+        self.clock = StallAwareClock(self.tick)
         self.heard = {node: self.clock.now() + START for node in names if node != own}
         self.broken: set[int] = set()
         self.connected: dict[socket.socket, int] = {}

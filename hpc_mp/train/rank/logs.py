@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.rank_env import RankEnv
 
 LONGEST = 64 << 20  # bytes of a node's log; beyond it ...
 KEPT = 16 << 20  # ... so many of its last ones are put aside and the others dropped
@@ -50,7 +50,7 @@ class Own(LineFile):
 class Log:
     """A rank's log. ``collected``: whether the launcher collects what ranks print, as srun does."""
 
-    def __init__(self, run: RunDirectory, who: Identity, collected: bool) -> None:
+    def __init__(self, run: RunDirectory, who: RankEnv, collected: bool) -> None:
         self.own: Standard | Own = Standard() if collected else Own(run.rank_log(who.rank))
         self.main = LineFile(run.main_log) if who.rank == 0 else None
         self.said: set[str] = set()

@@ -25,10 +25,10 @@ from hpc_mp.train.engine.groups import build, check_coordinates
 from hpc_mp.train.engine.memory import held_bytes, limit_bytes, peak_bytes, resident_noted
 from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
-from hpc_mp.train.rank.bootstrap import Bootstrap, announce, known_hosts, read_job, start, status, take_seat, threads
+from hpc_mp.train.rank.bootstrap import Bootstrap, announce, join_run, known_hosts, read_job, start, status, threads
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
-from hpc_mp.train.rank.failures import NodeLost, PeerGone, Seat, cause_known, die, record_failure
-from hpc_mp.train.rank.fencing import Stale
+from hpc_mp.train.rank.failures import NodeLost, PeerGone, RankContext, cause_known, die, record_failure
+from hpc_mp.train.rank.fencing import FencedOut
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE
 from hpc_mp.train.rank.logs import cap
@@ -55,7 +55,7 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
         begun = start(job_file)
         with begun.waits.listening():
             return _run(job_file, begun, stop)
-    except Stale as stale:
+    except FencedOut as stale:
         print(f"hpc-mp: {stale}; it ends", file=sys.stderr, flush=True)
         return 1
 
@@ -70,35 +70,35 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         if begun.run is None or begun.placement is None or who.rank >= len(begun.placement.ranks):
             raise
         print(f"hpc-mp: {error}", file=sys.stderr)
-        record_failure(begun.seat(begun.run, begun.placement), error)
+        record_failure(begun.context(begun.run, begun.placement), error)
         return 2
     try:
         store = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
     except dist.DistError as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
-        record_failure(begun.seat(begun.run, begun.placement), error)
+        record_failure(begun.context(begun.run, begun.placement), error)
         return 1
-    seat = begun.waits.behind("the run directory", 0, lambda: take_seat(begun, spec, shape, store))
-    seat.log.capture()
+    context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, store))
+    context.log.capture()
     with ExitStack() as beating:
-        beating.enter_context(noted(seat.waits, seat.run, seat.attempt, spec.job.step_timeout))
-        beating.enter_context(resident_noted(seat.run.memory(who.rank)))
+        beating.enter_context(noted(context.waits, context.run, context.attempt, spec.job.step_timeout))
+        beating.enter_context(resident_noted(context.run.memory(who.rank)))
         try:
-            _check_seat(seat, spec)
-            nodes = _introduce(seat, device_name(device))
-            beating.enter_context(heartbeat(seat.placement, who.rank, nodes, begun.where, store,
-                                            spec.job.heartbeat_timeout, partial(_lost, seat)))
-            ended = _train(spec, shape, seat, device, backend, store, stop)
+            _check_seat(context, spec)
+            nodes = _introduce(context, device_name(device))
+            beating.enter_context(heartbeat(context.placement, who.rank, nodes, begun.where, store,
+                                            spec.job.heartbeat_timeout, partial(_lost, context)))
+            ended = _train(spec, shape, context, device, backend, store, stop)
             leave()
-        except Stale:
+        except FencedOut:
             raise
         except Exception as error:  # every end of a rank is recorded, whatever its cause
-            kind = record_failure(seat, error)
-            if kind == "peer" and seat.record is not None:
+            kind = record_failure(context, error)
+            if kind == "peer" and context.record is not None:
                 time.sleep(LINGER)
             return 2 if kind == "user" else 1
-    seat.log.flush()
+    context.log.flush()
     return EXIT_STOPPED if ended.stopped else 0
 
 
@@ -108,36 +108,36 @@ def leave() -> None:
     dist.destroy_process_group()
 
 
-def _check_seat(seat: Seat, spec: JobSpec) -> None:
+def _check_seat(context: RankContext, spec: JobSpec) -> None:
     """Before the first word with others: host, local rank and coordinates are those of the placement."""
-    check_place(seat.placement, seat.who, known_hosts(seat.record))
-    check_coordinates(seat.placement, spec.shard_degree, seat.who.rank)
+    check_place(context.placement, context.who, known_hosts(context.record))
+    check_coordinates(context.placement, spec.shard_degree, context.who.rank)
 
 
-def _introduce(seat: Seat, device: str) -> dict[int, str]:
+def _introduce(context: RankContext, device: str) -> dict[int, str]:
     """Say who is here and with what, and hear it of the others; returns the name of every node of the placement.
 
     Raises:
         HpcMpError: the ranks' devices do not suit each other.
     """
-    announce(seat, device)
-    everyone: list[tuple[str, str]] = [("", "")] * seat.who.world
-    dist.all_gather_object(everyone, (seat.who.node, device))
+    announce(context, device)
+    everyone: list[tuple[str, str]] = [("", "")] * context.who.world
+    dist.all_gather_object(everyone, (context.who.node, device))
     check_devices(everyone)
-    return {place.node: node for place, (node, _) in zip(seat.placement.ranks, everyone, strict=True)}
+    return {place.node: node for place, (node, _) in zip(context.placement.ranks, everyone, strict=True)}
 
 
 def _train(
-    spec: JobSpec, shape: ModelShape, seat: Seat, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
+    spec: JobSpec, shape: ModelShape, context: RankContext, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
 ) -> TrainingEnd:
     """Everything between meeting the others and leaving them."""
-    pace, given = Pace(), seat.record
-    lookout = Lookout(stop, pace, seat.run.stop, given.end if given else None, given.grace if given else 0.0)
-    looks = [seat.claim.check, lookout.look] if seat.who.rank == 0 else []
-    watchdog = Watchdog(spec.job.step_timeout, partial(die, seat))
+    pace, given = Pace(), context.record
+    lookout = Lookout(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
+    looks = [context.fence.check, lookout.look] if context.who.rank == 0 else []
+    watchdog = Watchdog(spec.job.step_timeout, partial(die, context))
     duties = [watchdog.fed, *looks]
-    if seat.who.local_rank == 0 and given is not None:  # srun writes a log per node
-        duties.append(partial(cap, seat.run.node_log(seat.who.node)))
+    if context.who.local_rank == 0 and given is not None:  # srun writes a log per node
+        duties.append(partial(cap, context.run.node_log(context.who.node)))
 
     def asked() -> str | None:
         for look in looks:
@@ -151,50 +151,50 @@ def _train(
             raise Stopped(reason)
 
     try:
-        tokens = tokens_of(spec, shape, seat, store, asked)
-        status(seat, "building model")
+        tokens = tokens_of(spec, shape, context, store, asked)
+        status(context, "building model")
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
-        groups = seat.waits.together("the making of process groups", range(seat.who.world), lambda: build(
-            seat.placement, spec.shard_degree, device, backend, shape.tied, timeout))
+        groups = context.waits.together("the making of process groups", range(context.who.world), lambda: build(
+            context.placement, spec.shard_degree, device, backend, shape.tied, timeout))
         clock = DropoutClock(spec.train.seed)
         stage, pipeline, optimizer = assemble(spec, shape, groups, device, clock)
         stop_if_asked()
-        counters = restore(spec, shape, seat, stage, optimizer, tokens)
+        counters = restore(spec, shape, context, stage, optimizer, tokens)
         stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
     except Stopped as stopped:
-        _conclude(seat, str(stopped), "before the first step of this start")
+        _conclude(context, str(stopped), "before the first step of this start")
         return TrainingEnd(0, str(stopped))
-    if seat.who.rank == 0:
-        seat.claim.confirm()
-        cut_metrics(seat.run.metrics, counters["step"])
+    if context.who.rank == 0:
+        context.fence.confirm()
+        cut_metrics(context.run.metrics, counters["step"])
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
-    trainer = Trainer(spec, seat.run, seat.attempt, seat.claim, stage, pipeline, optimizer, groups, clock, samples, device,
-                      seat.log, stop, duties, pace, seat.waits)
+    trainer = Trainer(spec, context.run, context.attempt, context.fence, stage, pipeline, optimizer, groups, clock, samples,
+                      device, context.log, stop, duties, pace, context.waits)
 
     def traced(step: int, spans: list[Span]) -> None:
         memory = RankMemory(**held_bytes(optimizer), peak=peak_bytes(device), limit=limit_bytes(device, spec.job.ranks_per_node))
-        write_trace(seat.run.trace(seat.who.rank), RankTrace(
-            seat.attempt, seat.who.rank, step, tuple(TracedAction(*span) for span in spans), memory, seat.place.pp))
+        write_trace(context.run.trace(context.who.rank), RankTrace(
+            context.attempt, context.who.rank, step, tuple(TracedAction(*span) for span in spans), memory, context.place.pp))
 
-    status(seat, "training")
-    seat.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")
+    status(context, "training")
+    context.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")
     with watchdog:
         ended = trainer.train(counters, traced)
         watchdog.fed()
         dist.barrier()  # under the watchdog, unlike that of ``leave``
-    _conclude(seat, ended.stopped, f"after step {ended.step}")
+    _conclude(context, ended.stopped, f"after step {ended.step}")
     return ended
 
 
-def _conclude(seat: Seat, reason: str | None, when: str) -> None:
+def _conclude(context: RankContext, reason: str | None, when: str) -> None:
     """Say how training ended. ``reason``: why it stopped; None when all steps are done."""
     phase = "done" if reason is None else "stopped"
-    status(seat, phase, reason or "")
-    seat.log.say(f"{phase} {when}" + (f": {reason}" if reason else ""))
+    status(context, phase, reason or "")
+    context.log.say(f"{phase} {when}" + (f": {reason}" if reason else ""))
 
 
-def _lost(seat: Seat, error: NodeLost) -> None:
+def _lost(context: RankContext, error: NodeLost) -> None:
     """What the heartbeat calls. A broken connection of a process whose failure is known is no news."""
-    if not error.facts["silent"] and cause_known(seat.run, seat.attempt):
-        die(seat, PeerGone(str(error)))
-    die(seat, error)
+    if not error.facts["silent"] and cause_known(context.run, context.attempt):
+        die(context, PeerGone(str(error)))
+    die(context, error)

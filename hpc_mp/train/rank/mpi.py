@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement
-from hpc_mp.train.rank.rank_env import Identity, at_place
+from hpc_mp.train.rank.rank_env import RankEnv, at_place
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 MPI = "HPC_MP_MPI"  # "1" in the environment of ranks that meet through MPI
@@ -43,7 +43,7 @@ def world() -> Iterator[Any]:
 def come_up(
     comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, token: str, address: str | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> tuple[Identity, Rendezvous]:
+) -> tuple[RankEnv, Rendezvous]:
     """Which rank this is, and where all meet: on a port that rank 0 has just bound. All processes call this.
 
     Args:
@@ -59,7 +59,7 @@ def come_up(
     beside = _same_host(comm)
     if hosts is None:
         place = placement.ranks[comm.Get_rank()]
-        who = Identity(place.rank, len(placement.ranks), place.local_rank, node, "MPI")
+        who = RankEnv(place.rank, len(placement.ranks), place.local_rank, node, "MPI")
     else:
         who = at_place(placement, hosts, node, beside.Get_rank(), "MPI")
     ranks = comm.allgather(who.rank)

@@ -12,7 +12,7 @@ from hpc_mp.layout.placement import Placement
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class RankEnv:
     """A rank before it has met the others. ``node`` is the scheduler's name of its node."""
 
     rank: int
@@ -37,7 +37,7 @@ def node_name(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
-def identity(environ: Mapping[str, str] = os.environ) -> Identity:
+def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
     """Raises HpcMpError when variables are half there; without any, this is the only rank."""
     for source, marker, names in SOURCES:
         if marker not in environ:
@@ -47,11 +47,11 @@ def identity(environ: Mapping[str, str] = os.environ) -> Identity:
             raise HpcMpError(f"{marker} = {environ[marker]}", f"is set by {source} but {', '.join(missing)} is not",
                              "start ranks with srun, mpirun, torchrun or hpc-mp launch")
         rank, world, local_rank = (int(environ[name]) for name in names)
-        return Identity(rank, world, local_rank, node_name(environ), source)
-    return Identity(0, 1, 0, node_name(environ), "no launcher")
+        return RankEnv(rank, world, local_rank, node_name(environ), source)
+    return RankEnv(0, 1, 0, node_name(environ), "no launcher")
 
 
-def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> Identity:
+def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: int, source: str) -> RankEnv:
     """The rank that the placement has where this process runs, whatever order the launcher started processes in.
 
     Args:
@@ -68,10 +68,10 @@ def at_place(placement: Placement, hosts: Sequence[str], host: str, local_rank: 
                          f"is no rank's place: {len(here)} ranks run on {host}, the hosts are {', '.join(hosts)}",
                          "start ranks with the script that `hpc-mp launch` wrote, on the hosts that it chose")
     place = here[local_rank]
-    return Identity(place.rank, len(placement.ranks), place.local_rank, host, source)
+    return RankEnv(place.rank, len(placement.ranks), place.local_rank, host, source)
 
 
-def check_place(placement: Placement, who: Identity, hosts: Sequence[str] | None) -> None:
+def check_place(placement: Placement, who: RankEnv, hosts: Sequence[str] | None) -> None:
     """Every rank must run where the placement says. ``hosts``: of each node; None when no launcher has named them.
 
     Raises:

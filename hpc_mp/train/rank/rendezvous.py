@@ -10,7 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from hpc_mp.rundir import AttemptRecord
-from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.rank_env import RankEnv
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet
 FILES_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize, or a checkpoint of terabytes to verify
@@ -45,7 +45,7 @@ def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.env
                       int(listening) if listening else None, environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
 
-def meet(who: Identity, where: Rendezvous, backend: str) -> dist.Store:
+def meet(who: RankEnv, where: Rendezvous, backend: str) -> dist.Store:
     """Wait for all ranks and make the default process group; returns this start's part of the store.
 
     In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes

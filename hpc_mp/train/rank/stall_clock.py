@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 
-class AwakeClock:
+class StallAwareClock:
     """Seconds that this process was awake for: a pause of it (SIGSTOP, gang scheduling, a suspended machine, a long call
     that keeps Python's lock) counts as two ticks at most. Whoever slept must not blame others for their silence.
 

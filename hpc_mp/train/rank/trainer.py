@@ -25,7 +25,7 @@ from hpc_mp.train.engine.optimizer import Optimizer, learning_rate
 from hpc_mp.train.engine.pipeline import Pipeline, Span
 from hpc_mp.train.engine.stage import Stage
 from hpc_mp.train.engine.tensor import local
-from hpc_mp.train.rank.fencing import Claim
+from hpc_mp.train.rank.fencing import Fence
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
@@ -59,7 +59,7 @@ class Trainer:
 
     Attributes:
         attempt: counts the starts of this run.
-        claim: to the run directory.
+        fence: to the run directory.
         duties: what else this rank does between two steps: prove that it lives, look for reasons to stop …
         pace: kept for those duties.
         waits: is told how far the rank has come.
@@ -68,7 +68,7 @@ class Trainer:
     spec: JobSpec
     run: RunDirectory
     attempt: int
-    claim: Claim
+    fence: Fence
     stage: Stage
     pipeline: Pipeline
     optimizer: Optimizer
@@ -87,7 +87,7 @@ class Trainer:
 
         Raises:
             SaveFailed: the last checkpoint could not be saved.
-            Stale: the run has been started again.
+            FencedOut: the run has been started again.
         """
         settings = self.spec.train
         metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
@@ -200,7 +200,7 @@ class Trainer:
         began = time.perf_counter()
         try:
             path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.spec.checkpoint.keep,
-                                   self.claim)
+                                   self.fence)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters['step']} FAILED: {error}. Training goes on; the earlier "
                          "checkpoints are unharmed")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from hpc_mp.train.rank.failures import Hung
-from hpc_mp.train.rank.stall_clock import AwakeClock
+from hpc_mp.train.rank.stall_clock import StallAwareClock
 from hpc_mp.train.rank.waits import place, stack
 
 FIRST = 3  # times as long may the first step take, which allocates, connects and compiles
@@ -34,7 +34,7 @@ class Watchdog:
         self._fed.set()
 
     def _watch(self) -> None:
-        clock = AwakeClock(self._timeout / TICKS)
+        clock = StallAwareClock(self._timeout / TICKS)
         due = FIRST * self._timeout
         while not self._closed.wait(self._timeout / TICKS):
             now = clock.now()

@@ -12,11 +12,11 @@ from hpc_mp.doctor.bench.events import TOLD, Voice
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.train.rank import mpi
-from hpc_mp.train.rank.rank_env import Identity, identity, node_name
+from hpc_mp.train.rank.rank_env import RankEnv, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
-def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO) -> tuple[Identity, Rendezvous]:
+def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO) -> tuple[RankEnv, Rendezvous]:
     """Raises HpcMpError when there are not as many processes as ranks."""
     if environ.get(mpi.MPI) == "1":
         laid_out = place(Degrees(data=spec.world), "cluster", spec.ranks_per_node)
@@ -28,7 +28,7 @@ def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO
     return who, _through_launcher(who, voice, told) if environ.get(TOLD) == "1" else rendezvous(None, environ)
 
 
-def _through_launcher(who: Identity, voice: Voice, told: TextIO) -> Rendezvous:
+def _through_launcher(who: RankEnv, voice: Voice, told: TextIO) -> Rendezvous:
     """Rank 0 listens on a port that is free now, and says so; the launcher tells all ranks, on standard input, where that is.
 
     So no port is guessed, and nobody needs a file that all nodes see.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.busbw import Collective
-from hpc_mp.train.rank.rank_env import Identity
+from hpc_mp.train.rank.rank_env import RankEnv
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -25,7 +25,7 @@ TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16,
 class TorchNetwork:
     """A process group of all ranks, and one for each group of the measurement."""
 
-    def __init__(self, spec: BenchSpec, who: Identity, where: Rendezvous) -> None:
+    def __init__(self, spec: BenchSpec, who: RankEnv, where: Rendezvous) -> None:
         """Raises HpcMpError when there is no GPU for this rank."""
         self._device = _device(spec, who)
         wait = timedelta(seconds=spec.timeout)
@@ -119,7 +119,7 @@ class TorchNetwork:
         dist.destroy_process_group()
 
 
-def _device(spec: BenchSpec, who: Identity) -> torch.device:
+def _device(spec: BenchSpec, who: RankEnv) -> torch.device:
     if spec.backend == "gloo":
         return torch.device("cpu")
     found = torch.cuda.device_count() if torch.cuda.is_available() else 0
