@@ -116,7 +116,9 @@ class RankFailure:
 
     def __str__(self) -> str:
         """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
-        return one_line(self.message) if self.kind == "user" else sentence(who(self.rank, self.place, self.node), self.kind, self.message)
+        if self.kind == "user":
+            return one_line(self.message)
+        return sentence(who(self.rank, self.place, self.node), self.kind, self.message)
 
 
 YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
