@@ -116,7 +116,9 @@ class RankFailure:
 
     def __str__(self) -> str:
         """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
-        return self.message if self.kind == "user" else sentence(who(self.rank, self.place, self.node), self.kind, self.message)
+        if self.kind == "user":
+            return one_line(self.message)
+        return sentence(who(self.rank, self.place, self.node), self.kind, self.message)
 
 
 YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
@@ -136,8 +138,13 @@ def who(rank: int, place: Iterable[tuple[str, int]] = (), node: str | None = Non
 
 def sentence(subject: str, kind: str, message: str) -> str:
     """What has failed, what it has done, and the evidence."""
-    text = KINDS[kind].text
-    return " ".join(filter(None, (subject, text and f"{text}:" if message else text, message)))
+    text, said = KINDS[kind].text, one_line(message)
+    return " ".join(filter(None, (subject, text and f"{text}:" if said else text, said)))
+
+
+def one_line(message: str) -> str:
+    """A message of several lines, as CUDA's are, in one: it is the last line of logs."""
+    return " ".join(line.strip() for line in message.splitlines() if line.strip())
 
 
 def precedence(kind: str, time: float) -> tuple[int, float]:

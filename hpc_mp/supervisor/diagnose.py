@@ -16,7 +16,18 @@ from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
-from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure, coordinates, kind_of_end, precedence, root_cause, sentence, who
+from hpc_mp.rundir.failures import (
+    ECHO,
+    KINDS,
+    RankFailure,
+    coordinates,
+    kind_of_end,
+    one_line,
+    precedence,
+    root_cause,
+    sentence,
+    who,
+)
 from hpc_mp.rundir.outcome import STOPPED, Cause
 from hpc_mp.supervisor.evidence import Evidence, gather
 from hpc_mp.supervisor.log_patterns import (
@@ -163,7 +174,7 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
     same = [other for other in symptoms if other.kind == symptom.kind]
     blamed = (_lost(same, evidence.here) if symptom.kind == "lost"
               else tuple(dict.fromkeys(other.host for other in same if other.host)) if consequence.blame_node else ())
-    message = symptom.text if symptom.kind == "user" else sentence(_who(symptom, evidence), symptom.kind, symptom.text)
+    message = one_line(symptom.text) if symptom.kind == "user" else sentence(_who(symptom, evidence), symptom.kind, symptom.text)
     if symptom.kind == "lost" and blamed:
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
     log = str(evidence.run.node_log(symptom.host)) if evidence.run and symptom.host else None

@@ -88,7 +88,7 @@ def native(trainer: Any) -> None:
 FAULTS: dict[str, Callable[[Any], None]] = {
     "user": user,
     "memory": raises(MemoryError),
-    "error": raises(lambda: ValueError("boom")),
+    "error": raises(lambda: ValueError("boom\n\nin two lines ")),
     "space": raises(lambda: OSError(errno.ENOSPC, "No space left on device")),
     "exit": lambda trainer: os._exit(3),
     "killed": sends(signal.SIGKILL),

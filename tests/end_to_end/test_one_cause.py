@@ -57,7 +57,7 @@ set = {{ OMP_NUM_THREADS = "1" }}
 KINDS: dict[str, tuple[str, str]] = {
     "user": ("user", "data.files = x: is empty"),
     "memory": ("memory", "ran out of memory: MemoryError"),
-    "error": ("error", "failed: ValueError: boom"),
+    "error": ("error", "failed: ValueError: boom in two lines"),
     "space": ("space", "found no space: OSError: [Errno 28]"),
     "exit": ("exit", "ended with exit code 3"),
     "killed": ("signal", "was killed by SIGKILL"),
