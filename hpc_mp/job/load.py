@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from functools import reduce
 from itertools import starmap
 from pathlib import Path
 from types import MappingProxyType
@@ -104,14 +104,11 @@ def _parse(path: Path) -> dict[str, Any]:
 
 
 def _overridden(tree: Mapping[str, Any], overrides: Sequence[str], base: Path) -> JobSpec:
-    changed = deepcopy(dict(tree))
-    for override in overrides:
-        _override(changed, override)
-    return resolve(changed, base)
+    return resolve(reduce(_override, overrides, dict(tree)), base)
 
 
-def _override(tree: dict[str, Any], text: str) -> None:
-    """Put ``"a.b=value"`` into a parsed job file; text that is no TOML value is taken as it is."""
+def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
+    """A parsed job file with ``"a.b=value"`` put in; text that is no TOML value is taken as it is."""
     key, equals, raw = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
@@ -120,12 +117,16 @@ def _override(tree: dict[str, Any], text: str) -> None:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
         parsed = {}
-    table = tree
+    changed = dict(tree)
+    table = changed
     for part in parts[:-1]:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
+        inner = table.get(part, {})
+        if not isinstance(inner, dict):
             raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key of a table")
+        table[part] = dict(inner)  # a copy: the elements of an array start from the same file
+        table = table[part]
     table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
+    return changed
 
 
 def _as_override(key: str, value: Any) -> str:

@@ -52,7 +52,7 @@ class Job(Section):
     """As Slurm writes times. Ranks save and stop before it and the job is queued again: a shorter limit may start sooner.
     Example: `"1-12"`."""
     directory: PathName = "runs"
-    """Where runs lie: a file system that all nodes share. Example: `"/scratch/me/runs"`."""
+    """Where runs lie: a file system that all nodes share. Example: `"../runs"`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`cuda` where the partition lists GPUs, else `cpu`. Say `"cuda"` where the site has GPUs and does not count them. Example:
     `"cuda"`."""
@@ -232,16 +232,16 @@ class Slurm(Section):
     """`"pyxis"`, `"apptainer"` or `"singularity"`; `auto`: pyxis where srun knows `--container-image`, else apptainer. Example:
     `"apptainer"`."""
     container_mounts: tuple[Line, ...] = ()
-    """`SOURCE[:TARGET[:FLAGS]]` beside what the run needs. Example: `["/opt/site:/opt/site:ro"]`."""
+    """`SOURCE[:TARGET[:FLAGS]]` beside what the run needs. Example: `["/usr/share/site:/usr/share/site:ro"]`."""
     modules: tuple[Line, ...] = ()
     """`module purge`, then these. Example: `["cuda/12.8"]`."""
     conda: Line | None = None
-    """An environment by name or directory; its Python runs the ranks. Example: `"/home/me/env"`."""
+    """An environment by name or directory; its Python runs the ranks. Example: `"envs/train"`."""
     venv: Line | None = None
-    """A virtual environment; its Python runs the ranks. Example: `"/home/me/.venv"`."""
+    """A virtual environment; its Python runs the ranks. Example: `".venv"`."""
     python: Line | None = None
     """The ranks' interpreter, before conda and venv. Left out: the launching one, in a container `python3`. Example:
-    `"/opt/py/bin/python"`."""
+    `"/usr/bin/python3.12"`."""
     setup: tuple[str, ...] = ()
     """Lines of bash on the first node, before the ranks; what they export reaches all ranks. Example: `["ulimit -c 0"]`."""
     extra: dict[Option, Flag] = {}

@@ -193,7 +193,7 @@ def test_init_writes_a_job_file_and_says_what_it_found(here: Path) -> None:
     result = init()
     assert result.exit_code == 0, result.output
     assert "none: Slurmctld(primary) at ctl is DOWN" in result.output
-    assert re.search(r"this machine +\d+ cores, \d+ GiB", result.output)
+    assert re.search(r"this machine +\d+ cores, [\d.,]+ GiB", result.output)
     assert "hpc-mp launch job.toml" in result.output
     assert load_job(here / "job.toml").job.name == "first"
 

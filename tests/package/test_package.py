@@ -244,7 +244,7 @@ def test_a_forbidden_import_is_found(copy: Path, importer: str, line: str, impor
     file = copy / "hpc_mp" / importer
     file.write_text(file.read_text() + "\n" + line + "\n")
     done = lint_imports(copy)
-    module = "hpc_mp." + importer.removesuffix(".py").removesuffix("/__init__")
+    module = "hpc_mp." + importer.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     assert done.returncode == 1 and f"{module} -> {imported}" in done.stdout, done.stdout + done.stderr
 
 
