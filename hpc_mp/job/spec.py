@@ -70,8 +70,8 @@ class Model(Section):
     pretrained: PathName | None = None
     """A Hugging Face checkpoint directory: its weights, its config and, if tokenizer files lie there, its tokenizer."""
     config: Config | None = None
-    """A table with `model_type` (`"gpt2"` or `"llama"`) and sizes under Hugging Face's names: random weights. A name that the
-    family does not know is refused."""
+    """A table with `model_type` (the family, by Hugging Face's name, for example `"gpt2"`) and sizes under Hugging Face's names:
+    random weights. A name that the family does not know is refused."""
     stage: bool = False
     """The checkpoint in `model.pretrained` is copied to every node's own disk; not once the run has one of its own."""
 

@@ -132,7 +132,7 @@ RankMap = Annotated[Literal["auto", "block", "cyclic"] | tuple[int, ...], must_f
 Betas = Annotated[tuple[float, float], must_first(
     "must be two numbers of at least 0 and less than 1", "write for example betas = [0.9, 0.95]", _are_betas)]
 Config = Annotated[dict[str, Any], must(
-    "does not name the model's family", 'add model_type = "gpt2" or "llama"',
+    "does not name the model's family", 'add for example model_type = "gpt2"',
     lambda config: isinstance(config.get("model_type"), str))]
 
 

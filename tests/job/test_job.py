@@ -62,6 +62,8 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
     "two models": ("config = {", 'pretrained = "."\nconfig = {', "model:", "has both pretrained and config", "set pretrained"),
     "no family": ('model_type = "llama", ', "", "model.config:", "does not name the model's family", 'model_type = "gpt2"'),
     "unknown family": ('"llama"', '"lama"', "model_type = 'lama'", "is not one of gpt2, llama", "did you mean 'llama'? Use"),
+    "sliding window": ('"llama"', '"qwen2", use_sliding_window = true', "use_sliding_window = true", "is not built yet",
+                       "leave it out"),
     "several mistakes": ("steps = 10", "stepps = 10", "train.stepps = 10", "is no key of [train]",
                          "Also wrong: train.steps: is required"),
     # ranges

@@ -25,6 +25,8 @@ from hpc_mp.train.engine import initial
 MODELS: dict[str, str] = {
     "gpt2": 'model_type = "gpt2", n_layer = 5, n_embd = 32, n_head = 8, n_inner = 102, vocab_size = 307, n_positions = 32, '
             "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0",
+    "qwen2": 'model_type = "qwen2", num_hidden_layers = 5, hidden_size = 32, num_attention_heads = 8, num_key_value_heads = 4, '
+             "intermediate_size = 102, vocab_size = 307, max_position_embeddings = 32",
     "llama": 'model_type = "llama", num_hidden_layers = 5, hidden_size = 32, num_attention_heads = 8, num_key_value_heads = 4, '
              "intermediate_size = 102, vocab_size = 307, max_position_embeddings = 32",
 }

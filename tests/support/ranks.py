@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import pickle
 import select
@@ -18,10 +19,12 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint
 import torch.distributed.fsdp  # noqa: F401
-from transformers.models.gpt2 import modeling_gpt2  # noqa: F401
-from transformers.models.llama import modeling_llama  # noqa: F401
 
+from hpc_mp.layout.models import FAMILIES
 from hpc_mp.train.rank.main import main
+
+for module in (module for family in FAMILIES.values() for module in family.modules):
+    importlib.import_module(module)
 
 
 def run_ranks(world: int, function: Callable[..., Any], *args: Any, timeout: float = 120.0) -> list[Any]:

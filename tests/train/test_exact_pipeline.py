@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from exact import EXACT, LAYOUTS, PIPELINE, Engine, Reference, pairs
+from exact import EXACT, LAYOUTS, PIPELINE, UNTIED, Engine, Reference, pairs
 
 
 @pairs(PIPELINE)
@@ -10,6 +10,6 @@ def test_a_pipeline_equals_one_process(engine: Engine, reference: Reference, mod
     assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
 
 
-@pairs(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], ["gpt2-untied"], {"pp2 1f1b M3": ("gpt2-untied",)})
+@pairs(["pp2 1f1b M3", "tp2 pp2 dp2 zero2"], [UNTIED], {"pp2 1f1b M3": (UNTIED,)})
 def test_untied_gpt2_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
     assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT

@@ -8,6 +8,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.gpt2 import GPT2
 from hpc_mp.layout.models.llama import LLAMA
+from hpc_mp.layout.models.qwen2 import QWEN2
 from hpc_mp.layout.models.shape import LayerCosts, ModelShape, check_layout, chunk_sizes, layer_costs, read_config, stage_layers
 
 __all__ = [
@@ -15,7 +16,7 @@ __all__ = [
     "layer_costs", "read_config", "read_shape", "stage_layers",
 ]
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, QWEN2)}
 
 
 def family_of(model_type: str) -> Family:

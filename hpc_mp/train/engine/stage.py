@@ -75,8 +75,8 @@ class Stage(nn.Module):
         self.rotary = None if family.rotary is None else _Rotary(type(whole.get_submodule(family.rotary)), config)
 
         if part.first or (part.last and shape.tied):
-            self._graft(family.embedding, VocabularyEmbedding(self._made(f"{family.embedding}.weight"), config.pad_token_id
-                                                              if shape.model_type == "llama" else None, tensor))
+            padding = cast(nn.Embedding, whole.get_submodule(family.embedding)).padding_idx
+            self._graft(family.embedding, VocabularyEmbedding(self._made(f"{family.embedding}.weight"), padding, tensor))
         if part.first and family.position is not None:
             self._graft(family.position, whole.get_submodule(family.position))
         if part.first and family.embedding_dropout is not None:
