@@ -87,7 +87,7 @@ def run_job(
     Args:
         job: a job file, or a job made in Python (``hpc_mp.job.JobSpec``), whose relative paths are seen from the current
             directory.
-        on: "auto", "slurm", "local" (emulated nodes of this machine) or "mpi"; as ``hpc-mp launch --on``.
+        on: where, as ``hpc-mp launch --on`` takes it: "auto", "slurm", "local" (emulated nodes of this machine) or another.
         overrides: ``"train.steps=20"`` strings, as ``hpc-mp launch --set`` takes them.
         wait: whether to wait for the end of a Slurm job; all others are always waited for.
         resume: go on with the newest run of this job, on this or another layout.

@@ -21,8 +21,8 @@ class AttemptRecord:
     Attributes:
         token: unlike that of any other start of this run (on Slurm: job id, dot, restart count).
         attempt: from 1; records of metrics.jsonl and ranks.jsonl carry it.
-        hosts: the scheduler's name of each node of placement.json, in its order; none where only MPI knows them.
-        address: where ranks meet: rank 0's host; empty where only MPI knows it.
+        hosts: the scheduler's name of each node of placement.json, in its order; none where only what starts ranks knows them.
+        address: where ranks meet: rank 0's host; empty where only that knows it.
         port: on that host.
         end: unix seconds at which the scheduler ends the job; None without a limit.
         grace: seconds before ``end`` at which ranks save and stop.

@@ -132,7 +132,7 @@ class RunDirectory:
     outcome = RunFile("outcome.json", "supervisor; on emulated nodes launch", "launch, status, logs, report",
         "the verdict: how the run ended and why; once there, the only answer")
     report = RunFile("report.html", "report", "you", "curves, layout, pipeline and memory, drawn")
-    mpirun_log = RunFile("mpirun.log", "mpirun and the supervisor", "you", "what they said, with --on mpi")
+    supervisor_log = RunFile("supervisor.log", "supervisor", "you", "what it said, outside of Slurm")
     slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "what the job script said")
 
     log = RunFile("log/", "", "", "the logs of the current attempt")

@@ -52,7 +52,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         return _nothing_to_do(waiting)
     attempt = begin(waiting)
     run.outcome.unlink(missing_ok=True)
-    hosts = ", ".join(attempt.record.hosts) or "the hosts of mpirun"
+    hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
     attempt.say(f"start {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, _stalled(run)
     if sum(end.kind != "stopped" for end in stalled) > retries:  # Slurm asks nobody when it queues a job again

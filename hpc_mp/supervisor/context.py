@@ -61,8 +61,8 @@ class AttemptContext(SupervisedRun):
     @property
     def environ(self) -> dict[str, str]:
         """The environment of everything that is started for this attempt."""
-        return {**self.base_environ, TOKEN: self.record.token, "MASTER_ADDR": self.record.address,
-                "MASTER_PORT": str(self.record.port)}
+        meeting = {"MASTER_ADDR": self.record.address} if self.record.address else {}  # else the launcher of the ranks says where
+        return {**self.base_environ, TOKEN: self.record.token, **meeting, "MASTER_PORT": str(self.record.port)}
 
     def is_current(self) -> bool:
         """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""

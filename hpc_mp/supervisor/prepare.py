@@ -70,7 +70,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     """A host for every node of the placement, and why; with ``rank_map = "auto"`` by measured rates and by switches."""
     run, given, placement = waiting.run, waiting.allocation, waiting.placement
     if given is None:
-        return (), "rank map: as MPI has it"
+        return (), "rank map: as the launcher has it"
     if len(given.hosts) < placement.nodes:
         raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")

