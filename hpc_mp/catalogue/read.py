@@ -1,7 +1,8 @@
 """Rows of the catalogue from its files: the shipped ones, the site's, the user's; the later ones override by name.
 
 A row says ``like = NAME`` and only what differs; a row that is like its own name changes the one of an earlier file. It takes
-over what the machine is, not who it is: title, marks, short name and twin are a row's own.
+over what the machine is, not who it is: title, marks, short name and twin are a row's own. What was measured on the one is not
+said of the other, if that has other GPUs, memory or adapters.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ ASSET, FILE, VARIABLE = "env/machines", "machines.toml", "HPC_MP_MACHINES"
 CLOUDS = ("azure", "aws", "gcp", "site")
 _TABLES = ("gpu", *CLOUDS, "sources")
 _OWN = ("title", "fabric", "twin", "marks", "pci")
+_MEASURED = {"memory_seen_gib": ("memory_gib",), "busbw": ("gpu", "gpus"),
+             "busbw_pair": ("gpu", "gpus", "nics", "rdma", "rdma_gbps")}  # what was measured → what it holds for
 
 Kind = Literal["gpus", "machines"]
 Row = dict[str, Any]
@@ -100,8 +103,10 @@ def _complete(name: str, placed: Placed, below: Mapping[str, Row], shipped: bool
         base = below[like]
     else:
         raise HpcMpError(said, "is in no file of the catalogue", _meant(like, {**below, **placed}))
-    inherited = base if like == name else {key: value for key, value in base.items() if key not in _OWN}
     own = {key: value for key, value in row.items() if key not in ("like", "from")}
+    differs = {key for key, value in own.items() if value != base.get(key)}
+    inherited = {key: value for key, value in base.items()
+                 if (like == name or key not in _OWN) and differs.isdisjoint(_MEASURED.get(key, ()))}
     sources = {} if shipped else dict.fromkeys(own.keys() - {"cloud"}, str(path))
     sources |= {figure: source for source, figures in row.get("from", {}).items() for figure in figures}
     return inherited | own | {"sources": inherited.get("sources", {}) | sources}

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from typing import Any, get_args
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
-from hpc_mp.job.spec import JobSpec
+from hpc_mp.job.spec import JobSpec, Parallel
 
 MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
+
+# Of those that a job file may name, what the engine runs; the other has virtual stages.
+BUILT_SCHEDULES = tuple(name for name in get_args(Parallel.model_fields["schedule"].annotation) if name != "interleaved_1f1b")
 
 # (key, the values that are built, what to do instead)
 NOT_BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("parallel.context", (1,), "leave parallel.context = 1"),
     ("parallel.expert", (1,), "leave parallel.expert = 1"),
     ("parallel.virtual_stages", (1,), "leave parallel.virtual_stages = 1"),
-    ("parallel.schedule", ("gpipe", "1f1b"), 'use "1f1b" or "gpipe" (`hpc-mp schedule` draws the other)'),
+    ("parallel.schedule", BUILT_SCHEDULES, 'use "1f1b" or "gpipe" (`hpc-mp schedule` draws the other)'),
     ("parallel.recompute", ("none",), 'leave parallel.recompute = "none"'),
     ("parallel.offload", ("none",), 'leave parallel.offload = "none"'),
     ("train.precision", ("fp64", "fp32", "bf16"), 'use "bf16" or "fp32"'),

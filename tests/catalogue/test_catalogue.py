@@ -91,7 +91,7 @@ def test_a_plan_finds_what_it_counts_with() -> None:
     lacking = {(each.gpu.name, figure) for each in SHIPPED.machines.values() if each.gpu and not each.is_gone
                for figure in ("peak_tflops", "memory_mib", "memory_gbs", "power_w", "pcie", "nvlink_gbs")
                if not getattr(each.gpu, figure)}
-    assert lacking == {("GB300", "memory_mib")}
+    assert lacking == set()
     for model in SHIPPED.gpus.values():
         assert {"fp64", "fp32", "fp16"} <= set(model.peak_tflops) <= {"fp64", "fp32", "tf32", "bf16", "fp16"}
     h100 = SHIPPED.gpu("NVIDIA H100 80GB HBM3")
@@ -151,6 +151,17 @@ def test_the_doctor_on_a_node_knows_the_rows_that_were_packed(own: Path, tmp_pat
            "print(catalogue().machine('alps').gpu.nvlinks, catalogue() == catalogue(), 'pydantic' in sys.modules)"
     done = subprocess.run([sys.executable, "-IS", "-c", code], env={}, text=True, capture_output=True, check=True)
     assert done.stdout.split() == ["4", "True", "False"]
+
+
+def test_what_was_measured_on_another_machine_is_not_taken_over(own: Path) -> None:
+    own.write_text('[site.small]\nlike = "Standard_ND96isr_H100_v5"\nmemory_gib = 512\n'
+                   '[site.other]\nlike = "p5.48xlarge"\ngpu = "H200"\n[site.narrow]\nlike = "p5.48xlarge"\nnics = 8\n'
+                   '[aws."p4de.24xlarge"]\nlike = "p4de.24xlarge"\nmemory_gib = 1024\n'
+                   '[site.same]\nlike = "p6-b200.48xlarge"\nmemory_gib = 2048\n')
+    found = catalogue().machines
+    seen = {name: (row.memory_seen_gib, row.busbw, row.busbw_pair) for name, row in found.items()}
+    assert seen.items() >= {"small": (None, 460, 0), "other": (1999, 0, 0), "narrow": (1999, 0, 0), "same": (1999, 838, 0),
+                            "p4de.24xlarge": (None, 0, 78)}.items()
 
 
 def test_later_files_override_rows_by_name(own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hpc_mp.catalogue import catalogue
 from hpc_mp.clouds import ClusterRequest, check, find_machine, render
 from hpc_mp.clouds.request import usual_scratch
 
@@ -25,8 +26,8 @@ AWS = {"region": "us-east-1", "subnet": "subnet-0123456789abcdef0", "head-subnet
        "bucket": "my-bucket"}
 GCP = {"region": "us-central1", "zone": "us-central1-a", "project": "my-project"}
 OPTIONS = {"aws": AWS, "gcp": GCP}
-AWS_SKUS = ("p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5e.48xlarge", "p5en.48xlarge", "p6-b200.48xlarge", "c6i.xlarge")
-GCP_SKUS = ("a3-ultragpu-8g", "a4-highgpu-8g", "n2-standard-4")
+AWS_SKUS = tuple(size.name for size in catalogue().of("aws"))
+GCP_SKUS = tuple(size.name for size in catalogue().of("gcp") if not size.rdma.startswith("TCPX"))  # which is refused
 FORMS: dict[str, tuple[str, int, str, dict[str, str]]] = {  # name: machine, nodes, capacity, more options
     **{sku: (sku, 4, "on-demand", {}) for sku in (*AWS_SKUS, *GCP_SKUS)},
     "p5-block": ("p5.48xlarge", 2, "block", {"reservation": "cr-0123456789abcdef0", "key": "my-key"}),

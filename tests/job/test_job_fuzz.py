@@ -13,6 +13,7 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
+from hpc_mp.job.checks import BUILT_SCHEDULES
 from hpc_mp.layout.models import check_layout, layer_costs, read_shape
 
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -41,7 +42,7 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
         "job": {"name": NAMES, "directory": PATHS, "device": st.sampled_from(["auto", "cpu", "cuda"]),
                 "time_limit": st.sampled_from(["5", "02:00:00", "1-12", "1-00:00:00", "90:00"])},
         "model": {}, "data": {"tokenizer": PATHS},
-        "parallel": {"microbatches": st.just(microbatches), "schedule": st.sampled_from(["gpipe", "1f1b"]),
+        "parallel": {"microbatches": st.just(microbatches), "schedule": st.sampled_from(BUILT_SCHEDULES),
                      "partition": st.just("auto") | st.lists(st.integers(1, 99), min_size=pipeline, max_size=pipeline),
                      "order": st.sampled_from(["auto", "cluster", "spread", "PDT", "TPDC"]),
                      **({"shard_degree": st.sampled_from([d for d in range(1, data + 1) if data % d == 0])} if zero else {})},

@@ -163,6 +163,9 @@ FALSE_FRIENDS = (
     "srun -K apptainer exec --nv --pwd /data/runs/llama/0001 image.sif python a.py\n",  # no password
     "SRUN_ARGS=''\n$SRUN_ARGS\n",  # runs nothing
     "#SBATCH --cluster=one\n",
+    "srun --nodes=4 --ntasks=2 -K python a.py\n",  # on two nodes, says srun, and starts them
+    "#SBATCH --exclusive\nsrun --gpus-per-node=8 -K python a.py\n",  # the job has all GPUs of its nodes
+    "srun --nodes=1-4 --gres=gpu:1 -K python a.py\n",
     "exec python3 -P -m watchdog /data/run -- \\\n  srun -K python a.py\n",
 )
 

@@ -127,6 +127,7 @@ EDITS: dict[str, Edit] = {
     r"meant: LOC, NVL, (PIX)": changed(r"=\d", "={}"),
     r"^(export) \w+=…": changed(r"^", "{} "),
     r"(?i)leave it out (and choose|but for)": changed(r"CUDA_\w+=\S+ ", ""),
+    r"Leave it out of srun": changed(r"--(nodes|gres)=\S+ ", ""),
     r"Leave it out; where the order matters": changed(r"--node-rank=\S+", ""),
     r"(?i)leave (it|them|--\w+) out|leave it out|remove it|keep one|keep --|or leave both|as a directive|Keep the": dropped,
     r"torch.distributed.init_process_group": dropped,

@@ -11,6 +11,7 @@ import pytest
 import torch.distributed as dist
 from layouts import job, layout, run_engine, write_text
 
+from hpc_mp.job.checks import BUILT_SCHEDULES
 from hpc_mp.train.engine import groups
 
 
@@ -43,7 +44,7 @@ SETTINGS = ['train.precision="fp32"', "train.steps=1"]
 
 
 @pytest.mark.parametrize(("pipeline", "schedule", "microbatches"),
-                         [(4, "gpipe", 2), (4, "1f1b", 2), (3, "gpipe", 1), (2, "1f1b", 4)])
+                         [*((4, name, 2) for name in BUILT_SCHEDULES), (3, "gpipe", 1), (2, "1f1b", 4)])
 def test_first_messages_never_wait_for_each_other(tmp_path: Path, pipeline: int, schedule: str, microbatches: int) -> None:
     write_text(tmp_path)
     cut = layout(pipeline=pipeline, schedule=schedule, microbatches=microbatches)

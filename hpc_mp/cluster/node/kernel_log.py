@@ -1,4 +1,4 @@
-"""The kernel's log, from wherever this user may read it."""
+"""The kernel's log, from wherever this user may read it; and what the kernel keeps when its log is overwritten."""
 
 from __future__ import annotations
 
@@ -41,6 +41,11 @@ def read_kernel_log(source: NodeSource) -> tuple[KernelMessage, ...]:
         with contextlib.suppress(Unavailable):
             return tuple(_stamped(source.text(name)[-_MOST:], up))
     raise Unavailable("; ".join(tried))
+
+
+def read_taint(source: NodeSource) -> int:
+    """The bits that mark what happened to this kernel since boot, readable by all. Raises Unavailable."""
+    return source.number("/proc/sys/kernel/tainted")
 
 
 def _kmsg(source: NodeSource) -> str:

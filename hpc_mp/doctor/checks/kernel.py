@@ -1,4 +1,4 @@
-"""What the kernel complained about in the last day, GPUs left out."""
+"""What the kernel complained about in the last day, GPUs left out; and what it never forgets until it is booted again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Finding, Severity
 from hpc_mp.base.text import duration
-from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log
+from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_taint
 from hpc_mp.doctor.checks.check import Check
 
 _DAY_S = 86_400.0
@@ -37,7 +37,17 @@ _MEMORY = r"Out of memory: Killed process|oom-kill:constraint=CONSTRAINT_NONE"
 _NETWORK = (r"NETDEV WATCHDOG|mlx5_core.*(health compromised|device's health|poll_health|cmd .*timeout)"
             r"|neighbour: .*table overflow|nf_conntrack: table full|efa .*(reset|timeout)")
 
-CHECKS: tuple[Check[tuple[KernelMessage, ...]], ...] = (
+_SCARS = {4: "a machine check (M)", 5: "a bad page of memory (B)", 7: "an oops (D)"}  # bits: Linux, admin-guide/tainted-kernels
+
+
+def scars(taint: int) -> Iterator[Finding]:
+    """Modules of NVIDIA and Mellanox mark a kernel too (P, O, E): that is well."""
+    seen = [what for bit, what in _SCARS.items() if taint >> bit & 1]
+    yield Finding("kernel-taint", "warning" if seen else "ok", "", f"kernel.tainted = {taint}"
+                  + (f": {', '.join(seen)} since boot" if seen else ""))
+
+
+CHECKS: tuple[Check[tuple[KernelMessage, ...]] | Check[int], ...] = (
     Check("kernel-hardware", read_kernel_log, _complaint("kernel-hardware", _HARDWARE, "error"),
           "the kernel's log: machine checks, EDAC, `[Hardware Error]`",
           "error: one that could not be corrected, in the last day",
@@ -58,4 +68,8 @@ CHECKS: tuple[Check[tuple[KernelMessage, ...]], ...] = (
           "the kernel's log: adapter's health, transmit timeout, neighbour or connection table full",
           "error: in the last day",
           "an adapter's firmware that stops needs a reset or a new adapter; for full tables see kernel-neighbours"),
+    Check("kernel-taint", read_taint, scars,
+          "`/proc/sys/kernel/tainted`",
+          "warning: since boot a machine check, a bad page of memory or an oops, even if the log has lost it",
+          "drain the node, read the old log (journalctl -k -b), then reboot: after an oops, locks may be held for ever"),
 )

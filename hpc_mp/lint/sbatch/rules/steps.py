@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
 from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
@@ -16,6 +17,7 @@ from hpc_mp.lint.sbatch.step import Step
 INHERITS_CPUS = ((22, 5), (23, 11))  # from the first to before the second, srun does not
 CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
+_GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
@@ -157,6 +159,41 @@ def _container_without_gpus(script: Script) -> Iterable[Hit]:
             yield Hit(command.line, command.name)
 
 
+def _more_than_the_job(script: Script) -> Iterable[Hit]:
+    """Source: what srun 22.05.8 says and does, as "Only allocated 2 nodes asked for 4"."""
+    for step in script.steps:
+        if step.opaque:
+            continue
+        job = script.of(step)
+        asked, most = _nodes(step.option("nodes"), 1), _nodes(job.option("nodes"), 2)
+        many = step.value("ntasks") or (str(job.tasks) if job.option("ntasks") or job.option("ntasks-per-node") else None)
+        started = int(many) if many and many.isdecimal() else asked  # with fewer tasks than nodes, srun takes fewer nodes
+        if asked > most > 0 and started >= asked:
+            yield Hit(_line(step, "nodes"), f"{asked} nodes", str(most))
+        asked, most = _gpus(step.options), _gpus(job.options)
+        if asked > most > 0 and not job.option("exclusive"):  # an exclusive job has all GPUs of its nodes
+            yield Hit(_line(step, "gpus-per-node", "gres"), f"{asked} GPUs per node", str(most))
+
+
+def _line(step: Step, *names: str) -> int:
+    return next(option.line for option in reversed(step.options) if option.name in names)
+
+
+def _nodes(option: Option | None, end: int) -> int:
+    """The least (``end`` 1) or most (2) of ``--nodes=2-4``; 0 where that is not said in figures."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", (option.value or "") if option else "")
+    return int(found[end] or found[1]) if found else 0
+
+
+def _gpus(options: Iterable[Option]) -> int:
+    """GPUs of a node, by the last option that says it; 0 where none does in figures."""
+    found = 0
+    for option in options:
+        if option.name in _GPUS and (number := re.fullmatch(_GPUS[option.name], option.value or "")):
+            found = int(number[1])
+    return found
+
+
 RULES: tuple[Rule[Script], ...] = (
     Rule("HM301", "warning", _lingering,
          "No --kill-on-bad-exit: when one rank dies, the others wait for it in a collective until the time limit.",
@@ -213,4 +250,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM319", "warning", _container_without_gpus,
          "{it} without --nv: the program sees no GPU in the container.",
          "{it} exec --nv …, or --rocm on AMD."),
+    Rule("HM320", "error", _more_than_the_job,
+         "The step asks for {it}, and the job has {advice}: srun gives up before it starts anything.",
+         "Leave it out of srun, which then takes what the job has, or change the directive."),
 )
