@@ -6,8 +6,6 @@ import html
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import slurm_jobs
+import warm
 from click.testing import CliRunner
 from faults import FAULTS
 from slurm_lab.cluster import Cluster
@@ -97,9 +96,8 @@ def write_job(directory: Path, more: str = "") -> Path:
 
 def launched(job: Path, fault: str, rank: int, *overrides: str) -> Told:
     options = [word for override in overrides for word in ("--set", override)]
-    path = os.pathsep.join([str(FAULTY.parent), *filter(None, sys.path)])
-    done = subprocess.run([sys.executable, FAULTY, "launch", job, "--on", "local", "--json", *options], capture_output=True,
-                          text=True, timeout=200, env=os.environ | environment(fault, rank) | {"PYTHONPATH": path})
+    environ = os.environ | environment(fault, rank) | {"PYTHONPATH": str(FAULTY.parent)}
+    done = warm.Program([FAULTY, "launch", job, "--on", "local", "--json", *options], environ).end(200)
     assert done.returncode in (1, 2), done.stderr
     return Told(find_run(job.parent / "runs" / "t"), json.loads(done.stdout), done.stderr)
 

@@ -1,0 +1,129 @@
+"""Python programs as forks of this process: to import torch and transformers anew would take each some seconds of a processor.
+
+They are processes of their own with an environment, arguments, output and an exit code of their own; what they start is real,
+but for the emulator's zygote, which is forked from them in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ranks  # noqa: F401  (imports what is to be shared)
+
+from hpc_mp.launch.emulator import emulator, zygote
+
+POLL_S = 0.01
+
+
+class Fork:
+    """A function in a fork of this process, with the part of ``subprocess.Popen`` that is needed here.
+
+    Args:
+        streams: open files that become its standard input, output and errors.
+    """
+
+    def __init__(self, function: Callable[[], int | None], streams: Sequence[int], env: Mapping[str, str]) -> None:
+        self.pid = os.fork()
+        self.returncode: int | None = None
+        if self.pid == 0:
+            _become(function, streams, env)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float = 300.0) -> int:
+        """The exit code, negative for a signal. Raises subprocess.TimeoutExpired, and kills it."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                self.kill()
+                raise subprocess.TimeoutExpired(f"fork {self.pid}", timeout)
+            time.sleep(POLL_S)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _become(function: Callable[[], int | None], streams: Sequence[int], env: Mapping[str, str]) -> None:
+    code = 1
+    try:
+        for number, stream in enumerate([os.dup(stream) for stream in streams]):
+            os.dup2(stream, number)
+            os.close(stream)
+        sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", buffering=1, closefd=False) for n in range(3))
+        os.environ.clear()
+        os.environ.update(env)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # that of pytest-timeout is not for us
+        code = function() or 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+class Program:
+    """``python ARGUMENTS`` (``-m MODULE …`` or ``FILE …``), warm; its output goes to files that ``end`` reads."""
+
+    def __init__(self, arguments: Sequence[str | Path], env: Mapping[str, str]) -> None:
+        words = list(map(str, arguments))
+
+        def program() -> None:
+            emulator.subprocess = _Subprocess()  # type: ignore[assignment]
+            path = env.get("PYTHONPATH", "").split(os.pathsep)
+            sys.path[:0] = [each for each in path if each not in sys.path]
+            if words[0] == "-m":
+                sys.argv = words[1:]
+                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+            else:
+                sys.argv = words
+                runpy.run_path(words[0], run_name="__main__")
+
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        with open(os.devnull) as nothing:
+            self.process = Fork(program, [nothing.fileno(), self._out.fileno(), self._err.fileno()], env)
+
+    def end(self, timeout: float) -> subprocess.CompletedProcess[str]:
+        """Wait for it. Raises subprocess.TimeoutExpired."""
+        code = self.process.wait(timeout)
+        said = []
+        for file in (self._out, self._err):
+            file.seek(0)
+            said.append(file.read().decode())
+            file.close()
+        return subprocess.CompletedProcess([], code, *said)
+
+
+class _Subprocess:
+    """Stands for the module in which the emulator finds ``Popen``."""
+
+    @staticmethod
+    def Popen(argv: Sequence[str], *, stdin: int, stdout: int, env: Mapping[str, str], **_: Any) -> Fork:  # noqa: N802
+        modules = argv[argv.index("hpc_mp.launch.emulator.zygote") + 1:]
+
+        def begin() -> int:
+            os.setsid()
+            return zygote.main(modules)
+
+        return Fork(begin, [stdin, stdout, 2], env)
