@@ -147,7 +147,7 @@ class TieredRates:
                 if rate < self.usual}
 
     def chained(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """From the first one always on to the nearest that is left: those with good ways between them stand together."""
+        """From the first one always on to the nearest that is left: those with fast links between them stand together."""
         order, left = [*hosts[:1]], [*hosts[1:]]
         while left:
             order.append(max(left, key=lambda host: self.between(order[-1], host)))

@@ -55,7 +55,7 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Put the attempt that was away to ``attempts/K/``: copies of what it was told, and its logs; returns the new one's number.
+    """Put the attempt that was away to ``attempts/K/``: copies of its inputs, and its logs; returns the new one's number.
 
     A rank of that attempt that still lives, on a node that was cut off, goes on writing into the logs put away.
 

@@ -53,7 +53,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     attempt = begin(waiting)
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
-    attempt.say(f"start {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
+    attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, _stalled(run)
     if sum(end.kind != "stopped" for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.kind != "stopped")
@@ -73,7 +73,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         code = follow(command, attempt.environ, run.srun_log, signals, attempt.has_failed).code
     if not attempt.is_current():
         return 1
-    code = _telling(run, code)
+    code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
     ending = _ending(attempt, code, script, signals.asked)
 
@@ -84,9 +84,9 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:
     """For a job of a chain, or one that was stopped while it waited."""
-    told = waiting.run.stop.exists()
-    waiting.say(f"nothing to do: the run {'was told to stop' if told else 'is complete'}")
-    _conclude(waiting, waiting.run.attempt(), "stopped" if told else "completed")
+    stopped = waiting.run.stop.exists()
+    waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")
+    _conclude(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")
     return 0
 
 
@@ -95,7 +95,7 @@ def _stalled(run: RunDirectory) -> list[history.AttemptEnd]:
     return history.without_progress(history.history(run), history.saved_step(run))
 
 
-def _telling(run: RunDirectory, code: int) -> int:
+def _first_code(run: RunDirectory, code: int) -> int:
     """srun's code is the greatest of all tasks': what the first task ended with tells more."""
     log = run.srun_log
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
@@ -127,7 +127,7 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int)
             died.cause.node if died else None))
     if action in ("done", "fail"):
         _conclude(attempt, record.attempt, ending)
-    attempt.say(f"start {record.attempt} {'failed: ' if died else ''}{message}; {why}")
+    attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message}; {why}")
     if action != "fail":
         return 0
     return code if 0 < code < 256 else 1
@@ -151,9 +151,9 @@ def _again(attempt: AttemptContext, decision: Decision) -> tuple[str, str]:
         if refused is not None:
             return "fail", f"not queued again ({refused}); `hpc-mp launch --resume` goes on"
     if action == "requeue" and decision.exclude:
-        unheard = exclude(given.job_id, decision.exclude, attempt.spec.job.nodes)
+        denied = exclude(given.job_id, decision.exclude, attempt.spec.job.nodes)
         nodes = ", ".join(decision.exclude)
-        why += f"; without {nodes}" if unheard is None else f"; {nodes} could not be left out ({unheard})"
+        why += f"; without {nodes}" if denied is None else f"; {nodes} could not be left out ({denied})"
     return action, why
 
 

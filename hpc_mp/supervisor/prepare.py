@@ -63,7 +63,7 @@ def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
     down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
     record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
-                    f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
+                    f"attempt {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 
 def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
@@ -84,4 +84,4 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
     measured = read_measured(run.measured)
     here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)
-    return ordered, f"{why}; switches as told by {witness}" if tree.above else why
+    return ordered, f"{why}; switches according to {witness}" if tree.above else why

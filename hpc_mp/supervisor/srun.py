@@ -12,8 +12,8 @@ from pathlib import Path
 
 from hpc_mp.supervisor.signals import Signals
 
-POLL_S = 0.5  # between two looks
-LAG = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
+POLL_S = 0.5  # seconds between two polls
+LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
 
@@ -37,7 +37,7 @@ def follow(
         failed: whether a rank has said by now that it failed.
         at_most: seconds that it may take.
     """
-    since = time.monotonic() + at_most - LAG
+    since = time.monotonic() + at_most - LAG_S
     with open(log, "ab") as words:
         step = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
                                 start_new_session=True)
@@ -46,7 +46,7 @@ def follow(
             signals.pass_on(step)
         if since > time.monotonic() and failed():
             since = time.monotonic()
-        if time.monotonic() - since > LAG:
+        if time.monotonic() - since > LAG_S:
             return StepEnd(_force(step), True)
         time.sleep(POLL_S)
     return StepEnd(step.returncode, False)

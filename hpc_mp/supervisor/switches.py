@@ -22,7 +22,7 @@ FOLDER = Path("/etc/slurm")
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
 FLAT = "node"  # the pattern where there are no switches
 STEP_S = 30.0  # seconds for a step that says one line per node, on many of them
-TELL = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
+SAY_ADDRESS = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
 def in_a_step(argv: Sequence[str]) -> str:
@@ -34,7 +34,7 @@ def switches(
     hosts: Sequence[str], srun: Sequence[str], ask: Runner = ask, run: Runner = in_a_step,
     environ: Mapping[str, str] = os.environ, folder: Path = FOLDER,
 ) -> tuple[SwitchTree, str]:
-    """The tree that ``hosts`` hang in, and who told of it; an empty one where nobody does.
+    """The tree that ``hosts`` hang in, and where it is from; an empty one where nobody does.
 
     Args:
         srun: the ranks' command, in whose shape the nodes are asked; none: they are not.
@@ -62,12 +62,12 @@ def _of_file(path: Path) -> SwitchTree:
 
 
 def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchTree:
-    step = one_task_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
+    step = one_task_per_node(srun, len(hosts), ["sh", "-c", SAY_ADDRESS]) if srun and len(hosts) > 1 else None
     if step is None:
         return SwitchTree()
     try:
-        told = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
-        return from_addresses((words[1], words[2]) for words in told if len(words) == 3 and words[0] in hosts)
+        lines = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
+        return from_addresses((words[1], words[2]) for words in lines if len(words) == 3 and words[0] in hosts)
     except (CommandFailed, HpcMpError):
         return SwitchTree()
 

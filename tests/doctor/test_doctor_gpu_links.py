@@ -103,4 +103,4 @@ def test_an_older_matrix_names_its_devices_in_the_head() -> None:
     assert told is not None
     assert told.gpus == ("GPU0", "GPU1")
     assert told.nics == {"mlx5_0": "mlx5_0"}
-    assert told.ways["GPU1", "mlx5_0"] == "SYS"
+    assert told.paths["GPU1", "mlx5_0"] == "SYS"

@@ -27,7 +27,7 @@ from hpc_mp.rundir.records import StepMetrics, line_of
 
 ENTRY = "emulated:rank"
 if "LAG" in os.environ:
-    sys.modules["__main__"].LAG = float(os.environ["LAG"])  # type: ignore[attr-defined]  # of the zygote that imports us
+    sys.modules["__main__"].LAG_S = float(os.environ["LAG"])  # type: ignore[attr-defined]  # of the zygote that imports us
 
 
 def rank(job_file: Path) -> int:

@@ -118,7 +118,7 @@ def test_a_start_says_who_told_its_order(tmp_path: Path, monkeypatch: pytest.Mon
     assert why(four) == (HOSTS, "rank map: in Slurm's order of hosts")
     (tmp_path / "topology.conf").write_text(CONF.format("c"))
     hosts, words = why(four)
-    assert hosts == ("n1", "n3", "n2", "n4") and words.endswith(f"; switches as told by {tmp_path}/topology.conf")
+    assert hosts == ("n1", "n3", "n2", "n4") and words.endswith(f"; switches according to {tmp_path}/topology.conf")
     assert why(job(job={"nodes": 4}, parallel={"rank_map": "block"})) == (HOSTS, "parallel.rank_map = block")
 
 
@@ -142,7 +142,7 @@ def test_a_start_follows_the_rates_that_its_run_was_given(tmp_path: Path, monkey
     assert abs(ordered.index("n1") - ordered.index("n2")) == 2, "neighbours in the ring"
     assert words.endswith("n1–n2 has 10 % of the usual rate: carries nothing")
     (tmp_path / "topology.conf").write_text(CONF.format("c"))
-    assert hosts("lab")[1].endswith(f"; switches as told by {tmp_path}/topology.conf")
+    assert hosts("lab")[1].endswith(f"; switches according to {tmp_path}/topology.conf")
     run.plan.unlink()
     assert hosts("lab") == (HOSTS, "rank map: in Slurm's order of hosts, for plan.json cannot be read")
     write_plan(run, RING)

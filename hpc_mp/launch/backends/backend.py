@@ -22,7 +22,7 @@ class Launch:
         resumed: the run to go on with; None for a new one.
         wait: whether to wait for the end where the back end can leave a run alone.
         check: the last check, to be called before anything is written. It takes seconds and raises HpcMpError.
-        listener: hears where the run lies and how it goes.
+        listener: is notified of where the run lies and how it goes.
     """
 
     plans: tuple[JobPlan, ...]

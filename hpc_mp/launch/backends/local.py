@@ -77,5 +77,5 @@ def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             **plan.spec.environment.set}
     places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]
-    told = srun_environments(places, str(os.getpid()), step)
-    return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(told)]
+    environs = srun_environments(places, str(os.getpid()), step)
+    return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(environs)]

@@ -22,7 +22,7 @@ from hpc_mp.rundir.job_chain import record_successors
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
 from hpc_mp.rundir.records import RankStatus
 
-POLL_S = 1.0  # between two looks at a run directory
+POLL_S = 1.0  # between two polls of a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
 
@@ -116,7 +116,7 @@ def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
 
 
 class _QueueWatcher:
-    """Between two looks at the queue: progress from the run directories, and why a job waits whenever that is new."""
+    """Between two polls of the queue: progress from the run directories, and why a job waits whenever that is new."""
 
     def __init__(self, attempts: Sequence[AttemptReader], listener: Listener) -> None:
         self._attempts, self._listener = attempts, listener

@@ -46,7 +46,7 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 listener.note(MEANINGS[min(pressed, 1)])
                 emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
-            emulator.hear()
+            emulator.receive()
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)

@@ -15,7 +15,7 @@ from hpc_mp.cluster.slurm.job import FINAL
 from hpc_mp.launch.submit.worker import SubmittedCall, failure_file
 from hpc_mp.rundir import read_json
 
-POLL_S = 0.1  # between two looks at the files
+POLL_S = 0.1  # between two polls of the files
 LATE_S = 5.0  # in which a result may appear on a shared file system after the job has ended
 
 

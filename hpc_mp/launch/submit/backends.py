@@ -75,7 +75,7 @@ class SlurmBackend(SubmitBackend):
         """As Slurm said half a minute ago at most: it is asked ever more rarely, whoever asks us."""
         if not self._seen.ended and time.monotonic() >= self._due:
             self._due = time.monotonic() + next(self._delays, queue.DELAYS_S[-1])
-            self._seen = queue.look([self.id])[self.id]
+            self._seen = queue.job_states([self.id])[self.id]
         return self._seen.state
 
     def why(self) -> str:
@@ -112,13 +112,13 @@ class EmulatedBackend(SubmitBackend):
         shared = {**inherited(os.environ), **EMULATED, "SUBMITIT_EXECUTOR": "slurm"}
         self._stack = ExitStack()
         self._emulator = self._stack.enter_context(Emulator([ENTRY.partition(":")[0], "submitit.core.submission"], shared))
-        told = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
-        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(told)]
+        environs = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
+        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(environs)]
         with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / ".lock", "w") as lock:
             self._emulator.start(tasks, folder, listener, lock.fileno(), ENTRY)
 
     def state(self) -> str:
-        exits = self._heard()
+        exits = self._ended()
         if len(exits) < self._tasks and self._emulator.broken is None:
             return "RUNNING"
         self._stack.close()
@@ -128,7 +128,7 @@ class EmulatedBackend(SubmitBackend):
 
     def why(self) -> str:
         ends = "; ".join(f"task {end.rank} on {node_name(end.rank // self._per_node)} {ending(end.code)}"
-                         for end in self._heard() if end.code)
+                         for end in self._ended() if end.code)
         return self._emulator.broken or ends or f"it is {self.state()}"
 
     def cancel(self) -> None:
@@ -136,9 +136,9 @@ class EmulatedBackend(SubmitBackend):
             self._cancelled = True
             self._emulator.command("kill")
 
-    def _heard(self) -> list[Exit]:
+    def _ended(self) -> list[Exit]:
         """All ends of tasks so far; does not wait."""
-        self._emulator.hear()
+        self._emulator.receive()
         return self._emulator.exits
 
 

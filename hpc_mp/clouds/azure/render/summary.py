@@ -1,4 +1,4 @@
-"""What a rendered cluster comes to: quota, what a job sees, what Slurm is told, what is open, what nobody has verified."""
+"""What a rendered cluster comes to: quota, what a job sees, what Slurm gets, what is open, what nobody has verified."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class AzureSummary:
     unverified: tuple[str, ...]
 
 
-def told(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
+def azure_summary(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
     """``server``: size of the machine that is made for CycleCloud itself, if one is."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
