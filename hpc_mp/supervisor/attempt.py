@@ -23,14 +23,14 @@ from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.diagnose import RootCause, classify, gather
-from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
+from hpc_mp.supervisor.diagnose import RootCause, classify
+from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.profile import apply_profile
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import follow
+from hpc_mp.supervisor.srun import StepCommand, follow
 
 AVOIDED_S = 24 * 3600.0  # how long a node that failed is left out
 EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
@@ -70,7 +70,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if code == 0 and signals.asked:
         code = STOPPED
     if code == 0:
-        code = follow(command, attempt.environ, run.srun_log, signals, attempt.has_failed).code
+        code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, attempt.has_failed).code
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)
@@ -107,7 +107,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
         return "stopped"
-    return classify(gather(attempt.run, attempt.record.attempt, attempt.job_id, code, script))
+    return classify(gather(attempt, code, script))
 
 
 def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int) -> int:

@@ -29,7 +29,7 @@ from hpc_mp.rundir.failures import (
     who,
 )
 from hpc_mp.rundir.outcome import STOPPED, Cause
-from hpc_mp.supervisor.evidence import Evidence, gather
+from hpc_mp.supervisor.evidence import Evidence
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
     CANNOT_START,
@@ -45,7 +45,7 @@ from hpc_mp.supervisor.log_patterns import (
     xid,
 )
 
-__all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify", "gather"]
+__all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,15 @@ FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then,
 
 
 @dataclass(frozen=True, slots=True)
+class StepCommand:
+    """``argv`` is srun and what it starts; ``log`` gets what srun says, which names nodes and tasks that died."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    log: Path
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnd:
     """``code`` as ``subprocess`` gives it; ``forced``: srun did not end by itself after a rank had failed."""
 
@@ -26,20 +35,18 @@ class StepEnd:
 
 
 def follow(
-    argv: Sequence[str], environ: Mapping[str, str], log: Path, signals: Signals | None,
-    failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+    command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
 ) -> StepEnd:
     """Run srun to its end.
 
     Args:
-        log: gets what srun says, which names nodes and tasks that died.
         signals: what to tell it; None: it is not to be interrupted.
         failed: whether a rank has said by now that it failed.
         at_most: seconds that it may take.
     """
     since = time.monotonic() + at_most - LAG_S
-    with open(log, "ab") as words:
-        step = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+    with open(command.log, "ab") as words:
+        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
                                 start_new_session=True)
     while step.poll() is None:
         if signals is not None:

@@ -287,7 +287,7 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
             return call
 
         if phase == "tokenizing":
-            state.SHOWN = 0.0
+            state.PROGRESS_S = 0.0
             run.stop.touch()
         else:
             setattr(main, {"meeting": "meet", "restoring": "restore"}[phase], asked(phase))

@@ -146,7 +146,7 @@ def test_a_start_that_takes_long_fools_nobody(monkeypatch: pytest.MonkeyPatch) -
     assert first.said == early.said == late.said == []
     for node in (early, late, first):
         node.close()
-    monkeypatch.setattr(heartbeat_server, "START", 0.0)
+    monkeypatch.setattr(heartbeat_server, "START_S", 0.0)
     first = server(3)
     early = client(first, 1)
     until(lambda: first.said, 15)
