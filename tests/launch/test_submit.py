@@ -18,7 +18,7 @@ from slurm_lab.lab import Lab
 
 import hpc_mp
 from hpc_mp.base.errors import HpcMpError, RunFailed
-from hpc_mp.launch.submit import backends
+from hpc_mp.launch.submit import tasks
 from hpc_mp.launch.submit.api import SubmittedJob
 
 
@@ -118,10 +118,11 @@ def test_no_result_in_time_then_cancelled(here: dict[str, Any]) -> None:
     assert job.state == "CANCELLED"
 
 
-@pytest.mark.parametrize(("arguments", "words"), [({"nodes": 0}, "nodes = 0"), ({"tasks_per_node": -1}, "tasks_per_node")])
-def test_wrong_numbers(here: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("arguments", "words"), [({"nodes": 0}, "nodes = 0"), ({"tasks_per_node": -1}, "tasks_per_node"),
+                                                    ({"on": "mpi"}, "Choose one of auto, slurm, local")])
+def test_wrong_arguments(here: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
-        hpc_mp.submit(sleep, **here, **arguments)
+        hpc_mp.submit(sleep, **here | arguments)
 
 
 def test_the_door_is_light() -> None:
@@ -178,7 +179,7 @@ def test_a_job_that_is_killed_does_not_hang(lab: Lab, there: dict[str, Any]) -> 
 @pytest.mark.parametrize("trap", [True, False])
 def test_an_early_signal_does_not_kill(lab: Lab, there: dict[str, Any], monkeypatch: pytest.MonkeyPatch, trap: bool) -> None:
     if not trap:  # submitit's own way
-        monkeypatch.setattr(backends, "PYTHON", sys.executable)
+        monkeypatch.setattr(tasks, "PYTHON", sys.executable)
 
     def signalled(turn: int) -> SubmittedJob:
         begun = lab.share / f"begun-{trap}-{turn}"

@@ -11,7 +11,7 @@ from datetime import datetime
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
@@ -70,6 +70,13 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
         log.close()
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
+
+
+def submit(request: CallRequest) -> SubmittedTasks:
+    """Run a Python callable on emulated nodes, which end with the returned object."""
+    from hpc_mp.launch.submit.tasks import EmulatedTasks  # submitit takes a while to import
+
+    return EmulatedTasks(request)
 
 
 def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:

@@ -9,7 +9,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
 from hpc_mp.cluster.slurm.submit import sbatch
-from hpc_mp.launch.backends.backend import Launch, concluded
+from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
@@ -60,6 +60,13 @@ def _job(launch: Launch) -> Outcome:
         listener.say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
         return _ended(launch, attempt, jobs[0], None)
     return _ended(launch, attempt, jobs[0], end)
+
+
+def submit(request: CallRequest) -> SubmittedTasks:
+    """Queue a Python callable as a job. Raises HpcMpError: an option that submitit does not know; RunFailed: sbatch refuses."""
+    from hpc_mp.launch.submit.tasks import SlurmTasks  # submitit takes a while to import
+
+    return SlurmTasks(request)
 
 
 def _array(launch: Launch) -> tuple[Outcome, ...]:
