@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.rundir import RunDirectory, find_run, problem
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
-from hpc_mp.rundir.job_chain import successors
+from hpc_mp.rundir.runs import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",

@@ -17,12 +17,12 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.follow import AttemptReader
-from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.runs import successors
 
 RECENT = 20  # steps whose median time foretells the rest
 

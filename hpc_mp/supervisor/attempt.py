@@ -19,8 +19,8 @@ from hpc_mp.job import load_job
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
-from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
+from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify

@@ -30,7 +30,7 @@ from hpc_mp.clouds.azure import Finding, lint, read_project
 from hpc_mp.clouds.azure.parameters import Given, declared
 from hpc_mp.clouds.azure.parse import parse
 from hpc_mp.clouds.azure.render import Choices, azure_summary, settle, words
-from hpc_mp.clouds.azure.render.slurm_lines import slurm_lines
+from hpc_mp.clouds.azure.render.summary import slurm_lines
 from hpc_mp.clouds.azure.render.write import as_json
 from hpc_mp.environment.profiles import load_profiles
 from hpc_mp.job import load_job

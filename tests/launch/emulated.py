@@ -22,7 +22,7 @@ from hpc_mp.launch.backends.watch import RanksEnd, watch
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.listener import Teller
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.records import StepMetrics, line_of
 
 ENTRY = "emulated:rank"

@@ -12,7 +12,7 @@ from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.submit.worker import SubmittedCall
 from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, verdict
 
 

@@ -24,7 +24,7 @@ from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import local_device
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
 

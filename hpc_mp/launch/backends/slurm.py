@@ -17,10 +17,10 @@ from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.archive import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
-from hpc_mp.rundir.follow import AttemptReader
-from hpc_mp.rundir.job_chain import record_successors
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
 from hpc_mp.rundir.records import RankStatus
+from hpc_mp.rundir.runs import record_successors
 
 POLL_S = 1.0  # between two polls of a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open

@@ -14,7 +14,7 @@ from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
 
 POLL_S = 1.0  # between two polls of the child
