@@ -32,6 +32,7 @@ from hpc_mp.launch.backends.mpi import family, mpirun_environment
 from hpc_mp.launch.backends.mpi import patient as ask_mpirun
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
+from hpc_mp.rundir.failures import kind_of
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"
@@ -71,11 +72,16 @@ def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event
             yield from _unless_refused(events(lines.read()))
     if emulator.broken is not None:
         raise RunFailed(emulator.broken)
-    failed = [end for end in emulator.exits if end.code and not end.ours]
+    # Which of two ranks ends first is chance: the first whose last words do not speak of another rank is the cause.
+    failed = [(end, _last_words(logs[end.rank])) for end in emulator.exits if end.code and not end.ours]
+    failed.sort(key=lambda each: kind_of("\n".join(each[1])) == "peer")
     if failed:
-        rank, code = failed[0].rank, failed[0].code
-        last = logs[rank].read_text(errors="replace").splitlines()[-KEPT:] if logs[rank].exists() else []
-        raise RunFailed("\n".join([f"rank {rank} {ending(code)}", *last]))
+        end, words = failed[0]
+        raise RunFailed("\n".join([f"rank {end.rank} {ending(end.code)}", *words]))
+
+
+def _last_words(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-KEPT:] if log.exists() else []
 
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
