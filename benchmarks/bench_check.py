@@ -85,7 +85,7 @@ def side_by_side(name: str, size: int, ranks: int, rounds: int, rank: int) -> li
     from hpc_mp.doctor.bench.ranks.measure import allocate, measure
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
     from hpc_mp.doctor.bench.spec import BenchSpec
-    from hpc_mp.planner.busbw import COLLECTIVES
+    from hpc_mp.planner.collectives import COLLECTIVES
     from hpc_mp.train.rank.rank_env import Identity
     from hpc_mp.train.rank.rendezvous import Rendezvous
 

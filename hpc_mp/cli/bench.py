@@ -21,7 +21,7 @@ from hpc_mp.doctor.bench.result import BenchRow
 from hpc_mp.doctor.bench.run import follow
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, parse_size
 from hpc_mp.doctor.bench.table import foot, head, line
-from hpc_mp.planner.busbw import COLLECTIVES
+from hpc_mp.planner.collectives import COLLECTIVES
 
 
 def _size(_context: click.Context, _option: click.Parameter, text: str | None) -> int | None:

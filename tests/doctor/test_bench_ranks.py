@@ -23,7 +23,7 @@ from hpc_mp.doctor.bench.ranks.rendezvous import meet
 from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
 from hpc_mp.doctor.bench.result import BenchRow, row
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec, load_spec
-from hpc_mp.planner.busbw import COLLECTIVES, PLACED
+from hpc_mp.planner.collectives import COLLECTIVES, PLACED
 
 SIZE = 2**18
 

@@ -18,7 +18,7 @@ from hpc_mp.doctor.bench.groups import split
 from hpc_mp.doctor.bench.result import BenchRow, average, row, statistics
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.doctor.bench.table import foot, head, line, number
-from hpc_mp.planner.busbw import COLLECTIVES, PLACED
+from hpc_mp.planner.collectives import COLLECTIVES, PLACED
 
 GPU = "NVIDIA H100 80GB HBM3"
 

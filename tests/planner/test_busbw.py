@@ -13,7 +13,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.groups import along, nodes_of, split
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, dump_spec, load_spec, parse_size, sweep
 from hpc_mp.layout.placement import ORDERS, Degrees, place
-from hpc_mp.planner.busbw import COLLECTIVES, collective
+from hpc_mp.planner.collectives import COLLECTIVES, collective
 
 RANKS = st.integers(1, 512)
 NAMES = st.sampled_from(list(COLLECTIVES))

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.planner.busbw import COLLECTIVES
-from hpc_mp.planner.collectives import ceiling, expect, expect_tcp, expected, nic_share
+from hpc_mp.planner.collectives import COLLECTIVES, ceiling, expect, expect_tcp, expected, nic_share
 from hpc_mp.planner.fabrics import fabric, fabrics
 
 OFF = 0.06  # largest residual of a published row; the median is 2 %

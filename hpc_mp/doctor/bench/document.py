@@ -14,7 +14,7 @@ from typing import Any
 from hpc_mp.doctor.bench.expectation import Judged
 from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average, statistics
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.busbw import COLLECTIVES, PLACED
+from hpc_mp.planner.collectives import COLLECTIVES, PLACED
 
 VERSION = 3
 SHOWN = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|TORCH_NCCL_|CUDA_VISIBLE_DEVICES$")

@@ -19,7 +19,7 @@ from hpc_mp.doctor.bench.groups import Groups, along, split
 from hpc_mp.doctor.bench.spec import Backend, BenchSpec, sweep
 from hpc_mp.doctor.bench.start import on_emulated_nodes, on_mpirun, on_slurm
 from hpc_mp.layout.placement import Degrees
-from hpc_mp.planner.busbw import ALIGN
+from hpc_mp.planner.collectives import ALIGN
 
 SIZES: dict[Backend, tuple[int, int, int]] = {  # where the user names none: first, last, factor
     "nccl": (2**20, 2**30, 4), "gloo": (2**10, 2**24, 4), "mpi": (2**10, 2**24, 4)}

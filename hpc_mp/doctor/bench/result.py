@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec
-from hpc_mp.planner.busbw import COLLECTIVES, PLACED, Placed
+from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Placed
 
 SPIKE = 1.5  # times the median: an iteration that took longer is one (the default of nccl-tests' analyze_perf_json.py)
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.planner.busbw import COLLECTIVES, collective
+from hpc_mp.planner.collectives import COLLECTIVES, collective
 
 Backend = Literal["nccl", "gloo", "mpi"]
 ELEMENT: dict[str, int] = {"float": 4, "double": 8, "half": 2, "bfloat16": 2, "int32": 4}

@@ -14,7 +14,7 @@ from hpc_mp import __version__
 from hpc_mp.doctor.bench.expectation import Judged
 from hpc_mp.doctor.bench.result import BenchRow, GroupResult, Timing, average
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.busbw import COLLECTIVES, Collective
+from hpc_mp.planner.collectives import COLLECTIVES, Collective
 
 SPIKES_SHOWN = 3
 MEMBERS_SHOWN = 8

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding
 from hpc_mp.base.text import data_size
-from hpc_mp.cluster.node.disks import Disks, read_disks
-from hpc_mp.cluster.node.mounts import Mounts, read_mounts
+from hpc_mp.cluster.node.mounts import Disks, Mounts, read_disks, read_mounts
 from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
 

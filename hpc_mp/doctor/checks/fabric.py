@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.cluster.node.rdma import RdmaFabric, RdmaPort, read_fabric
+from hpc_mp.cluster.node.rdma import Efa, RdmaFabric, RdmaPort, read_efa, read_fabric
 from hpc_mp.doctor.checks.check import Check
 
 _FULL = 0x8000  # of a partition key: full member; two limited members cannot talk to each other
@@ -192,4 +192,24 @@ CHECKS: tuple[Check[RdmaFabric], ...] = (
           "`ibv_devinfo`: active_mtu",
           "warning: below 4096, or below another port's",
           "set an MTU of 4096 in the subnet manager's partition, and the same on all ports"),
+)
+
+
+def efa_software(efa: Efa) -> Iterator[Finding]:
+    if not any(adapter.efa for adapter in efa.fabric.adapters):
+        return
+    if efa.library is None:
+        yield Finding("efa-software", "error", "libfabric", "is not in any of its places: NCCL would fall back to sockets")
+    if efa.plugin is None:
+        yield Finding("efa-software", "warning", "aws-ofi-nccl", "is not in any of its places; a container may bring its own",
+                      "install it (the EFA installer does, since 1.29), or see that the container has it")
+    if efa.library and efa.plugin:
+        yield Finding("efa-software", "ok", "", f"driver {efa.driver or 'of unknown version'}, {efa.library}, {efa.plugin}")
+
+
+EFA: tuple[Check[Efa], ...] = (
+    Check("efa-software", read_efa, efa_software,
+          "`/opt/amazon/efa`, `/opt/amazon/ofi-nccl`, `/sys/module/efa/version`",
+          "error: EFA without libfabric; warning: without the plug-in aws-ofi-nccl",
+          "install Amazon's EFA software (efa_installer.sh)"),
 )

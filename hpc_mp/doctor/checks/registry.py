@@ -7,7 +7,6 @@ from typing import Any
 from hpc_mp.doctor.checks import (
     cpu,
     disks,
-    efa,
     fabric,
     gpu_clocks,
     gpu_log,
@@ -32,7 +31,7 @@ GPU: tuple[Check[Any], ...] = (
     *gpu_use.CHECKS,
 )
 PASSIVE: tuple[Check[Any], ...] = (
-    *GPU, *fabric.CHECKS, *efa.CHECKS, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
+    *GPU, *fabric.CHECKS, *fabric.EFA, *growth.CHECKS, *pci.CHECKS, *host.CHECKS, *limits.CHECKS, *memory.CHECKS,
     *cpu.CHECKS, *disks.CHECKS, *processes.CHECKS, *kernel.CHECKS, *scale.CHECKS,
 )
 NEEDED = ("gpu-", "fabric-", "efa-", "gdr-", "limit-memlock", "memory-errors", "pci-errors", "kernel-hardware")

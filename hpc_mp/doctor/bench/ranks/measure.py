@@ -8,7 +8,7 @@ from typing import Any
 
 from hpc_mp.doctor.bench.ranks import pattern
 from hpc_mp.doctor.bench.ranks.network import Network
-from hpc_mp.planner.busbw import Collective, Counts, Placed
+from hpc_mp.planner.collectives import Collective, Counts, Placed
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.busbw import Collective
+from hpc_mp.planner.collectives import Collective
 
 TYPES = {"float": np.float32, "double": np.float64, "int32": np.int32}
 

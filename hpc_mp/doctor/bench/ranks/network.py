@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from hpc_mp.planner.busbw import Collective
+from hpc_mp.planner.collectives import Collective
 
 
 class Network(Protocol):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_mp.planner.busbw import Collective
+from hpc_mp.planner.collectives import Collective
 
 PERIOD = 8191
 ADDENDS = 8  # ranks that add to one element: 8 × 31 = 248 is exact in bfloat16 too, whose whole numbers end at 256

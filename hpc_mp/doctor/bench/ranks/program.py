@@ -14,7 +14,7 @@ from hpc_mp.doctor.bench.events import Voice
 from hpc_mp.doctor.bench.ranks.measure import allocate, measure
 from hpc_mp.doctor.bench.ranks.network import Network
 from hpc_mp.doctor.bench.spec import ELEMENT, BenchSpec, load_spec
-from hpc_mp.planner.busbw import COLLECTIVES, PLACED, Collective
+from hpc_mp.planner.collectives import COLLECTIVES, PLACED, Collective
 
 
 def main(arguments: Sequence[str]) -> int:

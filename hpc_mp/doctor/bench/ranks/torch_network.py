@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.spec import BenchSpec
-from hpc_mp.planner.busbw import Collective
+from hpc_mp.planner.collectives import Collective
 from hpc_mp.train.rank.rank_env import RankEnv
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
