@@ -26,8 +26,7 @@ from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
-from hpc_mp.supervisor.prepare import begin
-from hpc_mp.supervisor.profile import apply_profile
+from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import StepCommand, follow

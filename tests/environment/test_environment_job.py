@@ -24,7 +24,7 @@ from hpc_mp.environment.view import view_of
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import choose_profile
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.supervisor.profile import apply_profile
+from hpc_mp.supervisor.prepare import apply_profile
 
 NOTHING: Mapping[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""``doctor.html``: a survey as one self-contained page."""
+"""``doctor.html``: a survey as one self-contained page. Apart from the report: only who asks for the page loads Jinja."""
 
 from __future__ import annotations
 

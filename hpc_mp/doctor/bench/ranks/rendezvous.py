@@ -1,4 +1,7 @@
-"""Which rank this is, and where all meet: as the ranks of a job find out, or as the launcher says."""
+"""Which rank this is, and where all meet: as the ranks of a job find out, or as the launcher says.
+
+Only ranks of torch import it: those that measure over MPI have met by it already.
+"""
 
 from __future__ import annotations
 
