@@ -104,13 +104,16 @@ def test_what_an_earlier_reading_left_hanging_is_not_tried_again(tmp_path: Path)
 
 
 def test_readers_that_have_ended_are_no_zombies_of_the_machine() -> None:
-    dead = subprocess.Popen(["true"])
     read = functools.partial(read_processes, NodeSource())
-    while dead.pid not in (each.pid for each in read().zombies):  # of a process that is not the readers' parent
-        time.sleep(0.01)
-    found = in_time({"a reader beside the dead one": read}, 60)["a reader beside the dead one"]
-    dead.wait()
-    assert not isinstance(found, Unavailable) and dead.pid not in [each.pid for each in found.zombies]
+    with subprocess.Popen(["bash", "-c", "sleep 0 & exec sleep 60"]) as reader:  # a reader with a dead child
+        while not (dead := [each.pid for each in psutil.Process(reader.pid).children() if each.status() == "zombie"]):
+            time.sleep(0.01)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "getppid", lambda: -1)
+            assert {each.pid for each in read().zombies} >= {*dead}, "of a process that no doctor has started"
+        found = in_time({"another reader": read}, 60)["another reader"]
+        reader.kill()
+    assert not isinstance(found, Unavailable) and not {each.pid for each in found.zombies} & {*dead}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 3}', '{"x": [1]}'])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class NodeProcess:
 class Processes:
     """Attributes:
         stuck: in uninterruptible sleep, and not come on for half a second.
-        zombies: dead, not waited for by their parent; without the other readers of this doctor.
+        zombies: dead, not waited for by their parent; without this doctor's other readers and what they ran.
         orphans: of users, started at least a minute ago, whose parent has gone; only where Slurm's daemon runs.
         count: of all.
         names: of all programs that run.
@@ -60,17 +61,26 @@ def read_processes(source: NodeSource) -> Processes:
         time.sleep(_MOMENT_S)
     later = [(before, _process(source, before.pid, 0.0)) for before in waiting]
     stuck = tuple(before for before, now in later if now and now.state == "D" and now.switches == before.switches)
-    ours = os.getppid() if source.root == Path("/") else None  # it is about to wait for readers that ended before this one
+    doctor = os.getppid() if source.root == Path("/") else None  # it is about to wait for readers that ended before this one
     names = frozenset(process.name for process in every)
     slurm = "slurmd" in names
     return Processes(
         stuck=stuck,
-        zombies=tuple(process for process in every if process.state == "Z" and process.parent != ours),
+        zombies=tuple(process for process in every if process.state == "Z" and doctor not in _ancestors(process, every)),
         orphans=tuple(process for process in every if slurm and _is_orphan(process)),
         count=len(every),
         names=names,
         slurm=slurm,
     )
+
+
+def _ancestors(process: NodeProcess, every: Iterable[NodeProcess]) -> list[int]:
+    """Its parent, the parent's parent, and so on."""
+    parents = {each.pid: each.parent for each in every}
+    found = [process.parent]
+    while found[-1] in parents and len(found) <= len(parents):
+        found.append(parents[found[-1]])
+    return found
 
 
 def _is_orphan(process: NodeProcess) -> bool:
