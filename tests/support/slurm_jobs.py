@@ -19,12 +19,13 @@ from slurm_lab.cluster import Cluster
 from hpc_mp.rundir import RunDirectory, read_lines
 
 EXACT = 1e-12
-EIGHT = ("job.nodes=4", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3")
+EIGHT = ("job.nodes=4", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
+         "environment.health=true")
 TWO = ("job.nodes=2", "job.ranks_per_node=1", "parallel.zero=1")
 
 
-def write_job(directory: Path, more: str = "") -> Path:
-    """A job file with its text in a directory that every node sees."""
+def write_job(directory: Path, more: str = "health = false\n") -> Path:
+    """A job file with its text in a directory that every node sees; to look at each node takes a second of a processor."""
     path = layouts.write_job(directory, more='[environment]\nset = { OMP_NUM_THREADS = "1" }\n' + more)
     directory.chmod(0o777)  # an ordinary user launches from it too
     return path
