@@ -6,7 +6,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import warm
 from hypothesis import given
 from hypothesis import strategies as st
 from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
@@ -213,15 +213,13 @@ def job(tmp_path: Path) -> Path:
 
 def stopped(job: Path, mark: str, rank: int, nodes: int, *overrides: str) -> RunDirectory:  # noqa: F811
     """Launch on emulated nodes of one rank each, send SIGSTOP to one rank in mid-training, wait for the end."""
-    started = subprocess.Popen(
-        command(job, [f"job.nodes={nodes}", "train.steps=100000", *overrides]), env=environment(mark),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    started = warm.Program(command(job, [f"job.nodes={nodes}", "train.steps=100000", *overrides])[1:], environment(mark))
     run = RunDirectory(job.parent / "runs" / "exact" / "0001")
     until(lambda: len(read_lines(run.metrics)) >= 2, 120)
     pid = next(line["pid"] for line in read_lines(run.ranks) if line["rank"] == rank)
     os.kill(pid, signal.SIGSTOP)
-    _, err = started.communicate(timeout=120)
-    assert started.returncode == 1, err
+    done = started.end(120)
+    assert done.returncode == 1, done.stderr
     return run
 
 
