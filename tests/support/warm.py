@@ -65,7 +65,7 @@ def _become(function: Callable[[], int | None], streams: Sequence[int], env: Map
         for number, stream in enumerate([os.dup(stream) for stream in streams]):
             os.dup2(stream, number)
             os.close(stream)
-        sys.stdin, sys.stdout, sys.stderr = (open(n, "w" if n else "r", buffering=1, closefd=False) for n in range(3))
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r", buffering=1, closefd=False) for n in range(3))
         os.environ.clear()
         os.environ.update(env)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGALRM):
@@ -100,7 +100,7 @@ class Program:
                 sys.argv = words
                 runpy.run_path(words[0], run_name="__main__")
 
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes them)
         with open(os.devnull) as nothing:
             self.process = Fork(program, [nothing.fileno(), self._out.fileno(), self._err.fileno()], env)
 
@@ -119,7 +119,7 @@ class _Subprocess:
     """Stands for the module in which the emulator finds ``Popen``."""
 
     @staticmethod
-    def Popen(argv: Sequence[str], *, stdin: int, stdout: int, env: Mapping[str, str], **_: Any) -> Fork:  # noqa: N802
+    def Popen(argv: Sequence[str], *, stdin: int, stdout: int, env: Mapping[str, str], **_: Any) -> Fork:
         modules = argv[argv.index("hpc_mp.launch.emulator.zygote") + 1:]
 
         def begin() -> int:
