@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
+from itertools import pairwise
 
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
@@ -76,6 +77,19 @@ def duration(seconds: float) -> str:
         if count or parts:
             parts.append((count, name))
     return " ".join(f"{count} {name}" for count, name in parts[:2] if count)
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in one unit and rounded: ``53 s ago``, ``3 min ago``, ``2 d ago``.
+
+    Less than a second, and what a machine whose clock is ahead has written, is ``just now``.
+    """
+    if seconds < 1:
+        return "just now"
+    for (length, name), (longer, _) in pairwise(reversed(LONG)):
+        if (count := round(seconds / length)) * length < longer:
+            return f"{count} {name} ago"
+    return f"{round(seconds / LONG[0][0])} {LONG[0][1]} ago"
 
 
 def moment(time: float) -> str:

@@ -71,9 +71,9 @@ def command(
     against = yardstick(fabric, node_rate)
     options = [f"{name}={value}" for name, value in (("partition", partition), ("account", account)) if value is not None]
     layout = BenchLayout(axis, tensor, pipeline, order) if axis else None
-    wish = BenchRequest(collective, backend, nodes, ranks_per_node, split, layout, (minbytes, maxbytes, stepfactor, stepbytes),
+    request = BenchRequest(collective, backend, nodes, ranks_per_node, split, layout, (minbytes, maxbytes, stepfactor, stepbytes),
                         datatype, warmup_iters, iters, bool(check), timeout, (*options, *srun), mpi)
-    chosen = plan(wish, decide(on))
+    chosen = plan(request, decide(on))
     began = _now()
     with BenchTable(chosen.spec, table=not as_json) as shown:
         measured = follow(chosen.spec, chosen.start(), shown)

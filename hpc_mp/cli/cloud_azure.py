@@ -18,12 +18,12 @@ from hpc_mp.clouds.azure.render import (
     SERVER,
     Choices,
     Storage,
+    azure_summary,
     choices_within,
     find_size,
     refuse_full,
     settle,
     sizes_on_offer,
-    told,
     words,
     write,
 )
@@ -79,7 +79,7 @@ def render_azure(sku: str | None, nodes: int | None, output: Path | None, as_wor
         option = "--resource-group" if resource_group else "--project-url"
         raise HpcMpError(option, "counts with --workspace only", "give --workspace, or leave it out")
     plan = settle(choices, offer)
-    found = told(plan, offer, SERVER if workspace else None)
+    found = azure_summary(plan, offer, SERVER if workspace else None)
     written = write(directory, plan, found, workspace, wheel)
     if json_:
         click.echo(json.dumps({"directory": str(directory), "files": [str(path) for path in written], **asdict(found)}))

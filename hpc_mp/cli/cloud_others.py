@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from hpc_mp.clouds import CLOUDS, FIELDS, ClusterRequest, ClusterSummary, check, find_machine, promise, usual_scratch, write
+from hpc_mp.clouds import CLOUDS, FIELDS, ClusterRequest, ClusterSummary, check, find_machine, summarise, usual_scratch, write
 from hpc_mp.clouds import render as rendered
 
 
@@ -41,11 +41,11 @@ def _cloud_options(function: Callable[..., None]) -> Callable[..., None]:
 def render_others(sku: str, nodes: int, output: Path | None, name: str, partition: str | None, capacity: str,
                   scratch_gib: int | None, as_json: bool, **options: str | None) -> None:
     size = find_machine(sku)
-    wish = ClusterRequest(size, nodes, name, partition or ("gpu" if size.gpus else "cpu"), capacity,
+    request = ClusterRequest(size, nodes, name, partition or ("gpu" if size.gpus else "cpu"), capacity,
                 usual_scratch(size) if scratch_gib is None else scratch_gib,
                 {key.replace("_", "-"): value for key, value in options.items() if value is not None})
-    check(wish)
-    directory, files, found = output or Path(name), rendered(wish), promise(wish)
+    check(request)
+    directory, files, found = output or Path(name), rendered(request), summarise(request)
     write(directory, files)
     if as_json:
         click.echo(json.dumps({"directory": str(directory.absolute()), "files": sorted(files)} | found.document()))

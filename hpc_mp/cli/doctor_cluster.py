@@ -49,19 +49,19 @@ def cluster(as_json: bool, nodes: int | None, nodelist: str | None, partition: s
 
     if as_json and then_launch is not None:
         raise HpcMpError("--json", "would print two documents with --then-launch", "run `hpc-mp launch --json` afterwards")
-    wish = SurveyRequest(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology, gpus or 0, compute or 0.0,
-                tuple(shlex.split(srun)))
-    report = _survey(wish, as_json, html)
+    request = SurveyRequest(nodes, expand(nodelist) if nodelist else (), partition, interfaces, topology,
+                            gpus or 0, compute or 0.0, tuple(shlex.split(srun)))
+    report = _survey(request, as_json, html)
     if then_launch is None:
         return 0 if report.sound else 1
-    from hpc_mp.cli.launch import launch_and_tell
+    from hpc_mp.cli.launch import launch_and_report
     from hpc_mp.cli.progress import TerminalListener
     from hpc_mp.launch.launch import LaunchRequest
 
-    return launch_and_tell(LaunchRequest(then_launch, wait=False), TerminalListener(aside=False))
+    return launch_and_report(LaunchRequest(then_launch, wait=False), TerminalListener(aside=False))
 
 
-def _survey(wish: SurveyRequest, as_json: bool, html: Path | None) -> Report:
+def _survey(request: SurveyRequest, as_json: bool, html: Path | None) -> Report:
     """Survey, print, and leave what launch and placement read. ``html``: a page is written there.
 
     Raises:
@@ -73,7 +73,7 @@ def _survey(wish: SurveyRequest, as_json: bool, html: Path | None) -> Report:
     from hpc_mp.doctor.survey.run import run
 
     with _progress() as show:
-        report = run(wish, show)
+        report = run(request, show)
     if as_json:
         click.echo(json.dumps(report.document()))
     else:

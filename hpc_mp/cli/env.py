@@ -23,7 +23,7 @@ from hpc_mp.environment.findings import place
 from hpc_mp.environment.precedence import Effective
 from hpc_mp.environment.profiles import profile_names
 from hpc_mp.environment.versions import shown
-from hpc_mp.environment.view import AUTO, View, look, one_line, shell_lines
+from hpc_mp.environment.view import AUTO, View, one_line, shell_lines, view_of
 
 IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
 
@@ -39,8 +39,8 @@ IN_A_PIPE = 400  # columns: whoever reads it there wants a variable on one line
 @click.option("--root", metavar="DIR", type=click.Path(path_type=Path, exists=True, file_okay=False),
               help="Look at a copy of another machine's files below DIR, with this process's variables.")
 def command(profile: str, everything: bool, as_json: bool, as_shell: bool, root: Path | None) -> None:
-    view = look(NodeSource(), os.environ, profile) if root is None else \
-        look(NodeSource(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
+    view = view_of(NodeSource(), os.environ, profile) if root is None else \
+        view_of(NodeSource(root.resolve(), _nobody), os.environ, profile, installed=lambda name: None)
     if as_json:
         click.echo(json.dumps(_tree(view)))
     elif as_shell:

@@ -23,7 +23,7 @@ from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.lab import keeper, why_not
 from hpc_mp.lab.cluster import LabCluster, LabError
 from hpc_mp.lab.lab import Lab, installed_release, spread
-from hpc_mp.lab.view import HostView, look, written
+from hpc_mp.lab.view import HostView, host_views, written
 
 RATE = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?bit)")
 OFF = "off"
@@ -103,7 +103,7 @@ def down(name: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(name: str | None, as_json: bool) -> None:
     cluster = chosen(name)
-    nodes = look(cluster)
+    nodes = host_views(cluster)
     if as_json:
         click.echo(json.dumps({
             "name": cluster.directory.name.removeprefix("hpc-mp-"), "slurm_conf": str(cluster.conf),

@@ -37,10 +37,10 @@ def command(
     if dry_run or explain:
         _print(preview(request, listener), explain, as_json)
         return 0
-    return launch_and_tell(request, listener, as_json)
+    return launch_and_report(request, listener, as_json)
 
 
-def launch_and_tell(request: LaunchRequest, listener: Listener, as_json: bool = False) -> int:
+def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool = False) -> int:
     """Launch, and print what became of every run; the exit code. Raises RunFailed for a single run that failed or stopped."""
     outcome = launch(request, listener)
     if as_json:

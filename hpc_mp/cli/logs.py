@@ -16,7 +16,7 @@ from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.outcome import cause
 
-LOOK = 0.5  # seconds between two looks at the files
+POLL_S = 0.5  # between two polls of the files
 
 
 @click.command(help="Show what a run has said; after a failure the cause comes last.")
@@ -39,7 +39,7 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
             click.echo(line)
         if ended:
             break
-        time.sleep(LOOK)
+        time.sleep(POLL_S)
         if jobs and time.monotonic() > due:
             jobs, due = _jobs(found), time.monotonic() + next(delays, queue.DELAYS_S[-1])
     if not sources and (rank is not None or node is not None):
@@ -51,7 +51,7 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
 
 def _jobs(run: RunDirectory) -> list[SlurmJob]:
     ids = job_ids(run)
-    return list(queue.look(ids).values()) if ids else []
+    return list(queue.job_states(ids).values()) if ids else []
 
 
 def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.base.text import duration
+from hpc_mp.base.text import ago, duration
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.launch.status import RunStatus, overview
@@ -70,5 +70,5 @@ def _steps(seen: RunStatus) -> str:
     if seen.tokens_per_s is not None:
         words += f", {seen.tokens_per_s:,.0f} tokens/s"
     if seen.step_age is not None and seen.state == "running":
-        words += f", the last {duration(seen.step_age)} ago"
+        words += f", the last {ago(seen.step_age)}"
     return words + (f", about {duration(seen.eta)} left" if seen.eta else "")

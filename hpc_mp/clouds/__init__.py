@@ -6,7 +6,17 @@ created but files.
 
 from hpc_mp.clouds.render import render, write
 from hpc_mp.clouds.request import CLOUDS, FIELDS, ClusterRequest, check, find_machine, usual_scratch
-from hpc_mp.clouds.summary import ClusterSummary, promise
+from hpc_mp.clouds.summary import ClusterSummary, summarise
 
-__all__ = ["CLOUDS", "FIELDS", "ClusterRequest", "ClusterSummary", "check", "find_machine", "promise", "render", "usual_scratch",
-           "write"]
+__all__ = [
+           "CLOUDS",
+           "FIELDS",
+           "ClusterRequest",
+           "ClusterSummary",
+           "check",
+           "find_machine",
+           "render",
+           "summarise",
+           "usual_scratch",
+           "write",
+]

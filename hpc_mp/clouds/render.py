@@ -12,7 +12,7 @@ from hpc_mp import __version__
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.clouds.request import ClusterRequest
-from hpc_mp.clouds.summary import promise, resource
+from hpc_mp.clouds.summary import resource, summarise
 
 FOLDER = "cyclecloud/other-clouds"
 VERSIONS = {  # what the templates were checked with; tests/test_clouds_prove.py checks them again
@@ -25,38 +25,39 @@ _CAPACITY = {"on-demand": "ONDEMAND", "spot": "SPOT", "block": "CAPACITY_BLOCK"}
 _ARN = {"cn": "aws-cn", "us-gov": "aws-us-gov"}  # regions that are a partition of their own, by how their names begin
 
 
-def render(wish: ClusterRequest) -> dict[str, str]:
-    """File name → text. The wish must have been checked."""
+def render(request: ClusterRequest) -> dict[str, str]:
+    """File name → text. The request must have been checked."""
     jinja = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
                                autoescape=False)
-    values = _values(wish)
-    folder = asset(f"{FOLDER}/{wish.size.cloud}")
+    values = _values(request)
+    folder = asset(f"{FOLDER}/{request.size.cloud}")
     texts = {file.name: file.read_text(encoding="utf-8") for file in sorted(folder.iterdir())}
     return {name.removesuffix(".j2"): jinja.from_string(text).render(values) if name.endswith(".j2") else text
-            for name, text in texts.items() if name != "build-image.sh" or wish.size.nics}
+            for name, text in texts.items() if name != "build-image.sh" or request.size.nics}
 
 
-def _values(wish: ClusterRequest) -> dict[str, object]:
-    found = promise(wish)
+def _values(request: ClusterRequest) -> dict[str, object]:
+    found = summarise(request)
     wheel = f"hpc_mp-{__version__}-py3-none-any.whl"
     options = {name.replace("-", "_"): "" for name in ("key", "reservation", "state-bucket")}
-    options |= {name.replace("-", "_"): value for name, value in wish.options.items()}
+    options |= {name.replace("-", "_"): value for name, value in request.options.items()}
     region = options["region"]
     return VERSIONS | options | {
-        "size": wish.size, "nodes": wish.nodes, "name": wish.name, "partition": wish.partition, "capacity": wish.capacity,
-        "capacity_type": _CAPACITY.get(wish.capacity), "scratch_gib": wish.scratch_gib, "placement": wish.placement,
-        "placement_reason": "" if wish.placement else f"  # {_without_placement(wish)}", "resource": resource(wish),
+        "size": request.size, "nodes": request.nodes, "name": request.name, "partition": request.partition,
+        "capacity": request.capacity, "capacity_type": _CAPACITY.get(request.capacity), "scratch_gib": request.scratch_gib,
+        "placement": request.placement,
+        "placement_reason": "" if request.placement else f"  # {_without_placement(request)}", "resource": resource(request),
         "head_subnet": options.get("head_subnet") or options.get("subnet"),
         "arn": next((arn for begin, arn in _ARN.items() if region.startswith(f"{begin}-")), "aws"),
-        "version": __version__, "wheel": wheel, "wheel_uri": f"s3://{options.get('bucket')}/{wish.name}/{wheel}",
+        "version": __version__, "wheel": wheel, "wheel_uri": f"s3://{options.get('bucket')}/{request.name}/{wheel}",
         "quotas": found.quotas, "needs": found.needs, "busbw": found.busbw, "job": found.job,
     }
 
 
-def _without_placement(wish: ClusterRequest) -> str:
-    if not wish.size.nics:
+def _without_placement(request: ClusterRequest) -> str:
+    if not request.size.nics:
         return "these machines have no fast network to be close on"
-    if "reservation" in wish.options:
+    if "reservation" in request.options:
         return "the reservation decides where its machines stand"
     return "a single node is close to itself"
 

@@ -75,29 +75,30 @@ def usual_scratch(size: MachineType) -> int:
     return _SCRATCH_DEFAULT[size.cloud] if size.gpus else 0
 
 
-def check(wish: ClusterRequest) -> None:
+def check(request: ClusterRequest) -> None:
     """
     Raises:
         HpcMpError: an option is missing, malformed, of another cloud, or goes with no other.
     """
-    cloud = wish.size.cloud
-    if wish.nodes < 1:
-        raise HpcMpError(f"--nodes {wish.nodes}", "must be at least 1", "say how many machines the cluster is to have")
-    _match("--name", wish.name, _NAMES[cloud], "letters, digits and hyphens, at most "
+    cloud = request.size.cloud
+    if request.nodes < 1:
+        raise HpcMpError(f"--nodes {request.nodes}", "must be at least 1", "say how many machines the cluster is to have")
+    _match("--name", request.name, _NAMES[cloud], "letters, digits and hyphens, at most "
            + ("40" if cloud == "aws" else "20, in lower case"))
-    _match("--partition", wish.partition, _PARTITION, "lower case letters, digits and hyphens, at most 25")
-    missing = {f"--{name}": field.words for name, field in FIELDS.items() if cloud in field.needed and name not in wish.options}
+    _match("--partition", request.partition, _PARTITION, "lower case letters, digits and hyphens, at most 25")
+    missing = {f"--{name}": field.words for name, field in FIELDS.items()
+               if cloud in field.needed and name not in request.options}
     if missing:
         raise HpcMpError(", ".join(missing), f"missing, and {CLOUDS[cloud]} needs {'them' if len(missing) > 1 else 'it'}",
                          f"give {'; '.join(missing.values())}")
     for name, field in FIELDS.items():
-        _check_option(name, field, cloud, wish.options.get(name))
-    _check_zone(wish.options)
-    _check_capacity(wish)
+        _check_option(name, field, cloud, request.options.get(name))
+    _check_zone(request.options)
+    _check_capacity(request)
     least, step, words = _SCRATCH[cloud]
-    if wish.scratch_gib and wish.scratch_gib != least and (wish.scratch_gib < least or wish.scratch_gib % step):
-        raise HpcMpError(f"--scratch-gib {wish.scratch_gib}", f"is no size of the file system: {words}",
-                         f"say --scratch-gib {max(least, wish.scratch_gib // step * step)}, or 0 for none")
+    if request.scratch_gib and request.scratch_gib != least and (request.scratch_gib < least or request.scratch_gib % step):
+        raise HpcMpError(f"--scratch-gib {request.scratch_gib}", f"is no size of the file system: {words}",
+                         f"say --scratch-gib {max(least, request.scratch_gib // step * step)}, or 0 for none")
 
 
 def _check_option(name: str, field: Field, cloud: str, value: str | None) -> None:
@@ -114,16 +115,16 @@ def _check_zone(options: Mapping[str, str]) -> None:
                          f"give a zone whose name begins with {options['region']}-")
 
 
-def _check_capacity(wish: ClusterRequest) -> None:
-    allowed = CAPACITIES[wish.size.cloud]
-    if wish.capacity not in allowed:
-        raise HpcMpError(f"--capacity {wish.capacity}", f"does not exist on {CLOUDS[wish.size.cloud]}",
+def _check_capacity(request: ClusterRequest) -> None:
+    allowed = CAPACITIES[request.size.cloud]
+    if request.capacity not in allowed:
+        raise HpcMpError(f"--capacity {request.capacity}", f"does not exist on {CLOUDS[request.size.cloud]}",
                          f"say {' or '.join(allowed)}")
-    if wish.capacity == "block" and "reservation" not in wish.options:
+    if request.capacity == "block" and "reservation" not in request.options:
         raise HpcMpError("--capacity block", "a Capacity Block is a reservation with an identifier",
                          "give it with --reservation cr-…")
-    if wish.capacity in ("spot", "flex") and "reservation" in wish.options:
-        raise HpcMpError(f"--capacity {wish.capacity}", "does not go with a reservation", "leave out one of the two")
+    if request.capacity in ("spot", "flex") and "reservation" in request.options:
+        raise HpcMpError(f"--capacity {request.capacity}", "does not go with a reservation", "leave out one of the two")
 
 
 def _match(option: str, value: str, pattern: str, words: str) -> None:

@@ -69,38 +69,38 @@ class ClusterSummary:
         return f"all-reduce busbw of large payloads {' and '.join(known) or 'not known'}"
 
 
-def promise(wish: ClusterRequest) -> ClusterSummary:
-    size = wish.size
+def summarise(request: ClusterRequest) -> ClusterSummary:
+    size = request.size
     return ClusterSummary(
-        cloud=size.cloud, tool=TOOLS[size.cloud], sku=size.name, nodes=wish.nodes, partition=wish.partition,
-        node_names=_node_names(wish), gpus=size.gpus, gpu_model=size.gpu_title, gres=gres(size), adapters=size.nics,
+        cloud=size.cloud, tool=TOOLS[size.cloud], sku=size.name, nodes=request.nodes, partition=request.partition,
+        node_names=_node_names(request), gpus=size.gpus, gpu_model=size.gpu_title, gres=gres(size), adapters=size.nics,
         network=size.rdma or "Ethernet", adapter_gbps=size.rdma_gbps, vcpus=size.vcpus, memory_gib=size.memory_gib,
-        placement_group=wish.placement, capacity=wish.capacity, quotas=_quotas(wish), profile=size.profile, fabric=size.fabric,
-        busbw_node=size.busbw, busbw_pair=size.busbw_pair, job=_job(wish))
+        placement_group=request.placement, capacity=request.capacity, quotas=_quotas(request), profile=size.profile,
+        fabric=size.fabric, busbw_node=size.busbw, busbw_pair=size.busbw_pair, job=_job(request))
 
 
-def resource(wish: ClusterRequest) -> str:
+def resource(request: ClusterRequest) -> str:
     """ParallelCluster's name of the machines of a queue: at most 25 letters, digits and hyphens."""
-    return wish.size.name.partition(".")[0]
+    return request.size.name.partition(".")[0]
 
 
-def _node_names(wish: ClusterRequest) -> str:
-    if wish.size.cloud == "aws":
-        return f"{wish.partition}-st-{resource(wish)}-[1-{wish.nodes}]"
-    return f"{wish.name}-nodeset-[0-{wish.nodes - 1}]"
+def _node_names(request: ClusterRequest) -> str:
+    if request.size.cloud == "aws":
+        return f"{request.partition}-st-{resource(request)}-[1-{request.nodes}]"
+    return f"{request.name}-nodeset-[0-{request.nodes - 1}]"
 
 
-def _quotas(wish: ClusterRequest) -> tuple[QuotaNeed, ...]:
+def _quotas(request: ClusterRequest) -> tuple[QuotaNeed, ...]:
     rows = tomllib.loads(asset(_QUOTAS).read_text(encoding="utf-8"))["quota"]
-    each = {"vcpus": wish.size.vcpus, "gpus": wish.size.gpus}
-    fitting = [QuotaNeed(row["name"], row["code"], row["unit"], each[row["unit"]] * wish.nodes, row["source"]) for row in rows
-               if row["cloud"] == wish.size.cloud and re.fullmatch(row["capacity"], wish.capacity)
-               and re.fullmatch(row["machines"], wish.size.name)]
+    each = {"vcpus": request.size.vcpus, "gpus": request.size.gpus}
+    fitting = [QuotaNeed(row["name"], row["code"], row["unit"], each[row["unit"]] * request.nodes, row["source"]) for row in rows
+               if row["cloud"] == request.size.cloud and re.fullmatch(row["capacity"], request.capacity)
+               and re.fullmatch(row["machines"], request.size.name)]
     return tuple(fitting[:1])
 
 
-def _job(wish: ClusterRequest) -> str:
-    lines = ["[job]", f"nodes = {wish.nodes}",
-             *([f"ranks_per_node = {wish.size.gpus}"] if wish.size.gpus else ['device = "cpu"']),
-             "[slurm]", f'partition = "{wish.partition}"', "[environment]", f'profile = "{wish.size.profile}"']
+def _job(request: ClusterRequest) -> str:
+    lines = ["[job]", f"nodes = {request.nodes}",
+             *([f"ranks_per_node = {request.size.gpus}"] if request.size.gpus else ['device = "cpu"']),
+             "[slurm]", f'partition = "{request.partition}"', "[environment]", f'profile = "{request.size.profile}"']
     return "\n".join(lines) + "\n"

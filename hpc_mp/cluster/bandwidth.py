@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median, median_high
 from typing import Any
 
-from hpc_mp.base.text import duration
+from hpc_mp.base.text import ago
 
 COUNTS_DAYS = 30
 """For so long a measurement counts: cables are changed, and nodes and switches are mended."""
@@ -48,8 +48,8 @@ class LinkRates:
         return median(rate for _, _, rate in self.pairs) if self.pairs else None
 
     def when(self, now: float | None = None) -> str:
-        """``3 d 4 h ago``."""
-        return f"{duration(self._age(now))} ago"
+        """``3 d ago``."""
+        return ago(self._age(now))
 
     def recent(self, now: float | None = None) -> bool:
         """Whether it counts still."""
@@ -147,7 +147,7 @@ class TieredRates:
                 if rate < self.usual}
 
     def chained(self, hosts: Sequence[str]) -> tuple[str, ...]:
-        """From the first one always on to the nearest that is left: those with good ways between them stand together."""
+        """From the first one always on to the nearest that is left: those with fast links between them stand together."""
         order, left = [*hosts[:1]], [*hosts[1:]]
         while left:
             order.append(max(left, key=lambda host: self.between(order[-1], host)))

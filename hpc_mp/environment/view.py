@@ -1,4 +1,4 @@
-"""Everything about the variables of one machine, in one look, and as lines that every POSIX shell reads under ``set -eu``."""
+"""Everything about the variables of one machine, in one value, and as lines that every POSIX shell reads under ``set -eu``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class View:
     findings: tuple[Finding, ...]
 
 
-def look(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
+def view_of(source: NodeSource, environ: Mapping[str, str], profile: str = AUTO, installed: Installed = distribution) -> View:
     """Args: ``profile``: a name, ``auto`` for the one that the machine fits, ``none``. Raises HpcMpError: no such profile."""
     machine = read_machine(source)
     seen = platform(machine)

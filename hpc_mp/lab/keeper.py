@@ -1,4 +1,4 @@
-"""A cluster that outlives the command that made it: a process in the background keeps it until it is told to end.
+"""A cluster that outlives the command that made it: a process in the background keeps it until it is ended.
 
 A cluster called NAME is the directory /var/lib/hpc-mp-NAME; it is up while a process holds a lock on that directory, which the
 keeper does for as long as it lives. When the keeper ends, however it ends, so does the cluster; when the cluster ends, the keeper
@@ -35,7 +35,7 @@ def names() -> list[str]:
     return sorted(path.name.removeprefix(PREFIX) for path in STATE.glob(f"{PREFIX}*") if _held(path))
 
 
-def start(lab: Lab, tell: Callable[[str], None]) -> bool:
+def start(lab: Lab, say_progress: Callable[[str], None]) -> bool:
     """Bring up a cluster that stays when this process ends, and return when all its nodes are idle.
 
     Nothing is left if it cannot start, or if this process is interrupted or killed before that.
@@ -48,18 +48,18 @@ def start(lab: Lab, tell: Callable[[str], None]) -> bool:
     lock = _claim(lab.directory)
     if lock is None:
         return False
-    hear, say = os.pipe()
+    reader, say = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, ENDS)  # until each half knows what to do when interrupted
     keeper = os.fork()
     if keeper == 0:
-        os.close(hear)  # else it would not notice that nobody listens
+        os.close(reader)  # else it would not notice that nobody listens
         _keep(lab, say)
     os.close(say)
     os.close(lock)  # the keeper has it too
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
-        with open(hear, encoding="utf-8") as said:
-            _listen(said, tell)
+        with open(reader, encoding="utf-8") as said:
+            _listen(said, say_progress)
     except BaseException:
         with suppress(ProcessLookupError):
             os.kill(keeper, signal.SIGTERM)
@@ -117,7 +117,7 @@ def _claim(directory: Path) -> int | None:
         os.close(lock)
 
 
-def _listen(said: Iterable[str], tell: Callable[[str], None]) -> None:
+def _listen(said: Iterable[str], say_progress: Callable[[str], None]) -> None:
     """What the keeper says until the cluster is up, a JSON object per line."""
     for line in said:
         message = json.loads(line)
@@ -125,7 +125,7 @@ def _listen(said: Iterable[str], tell: Callable[[str], None]) -> None:
             return
         if "failed" in message:
             raise LabError(message["failed"])
-        tell(message["tell"])
+        say_progress(message["say_progress"])
     raise LabError("the process that was to keep the cluster was killed")
 
 
@@ -145,7 +145,7 @@ def _keep(lab: Lab, say: int) -> NoReturn:
             signal.signal(number, _pass)  # not SIG_IGN: all programs of the cluster would inherit that
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDS)
         try:
-            lab.up(lambda what: _say(say, tell=what))
+            lab.up(lambda what: _say(say, say_progress=what))
             _say(say, up=True)
             os.close(say)
             lab.process.wait()

@@ -61,10 +61,10 @@ class Lab(LabCluster):
         self.patience = patience
         self.endings = ExitStack()
 
-    def up(self, tell: Callable[[str], None] = lambda _: None) -> None:
+    def up(self, say: Callable[[str], None] = lambda _: None) -> None:
         """Start everything and wait until all nodes are idle. LabError with the daemons' words if that fails.
 
-        tell: is told what is being waited for.
+        say: called with what is being waited for.
         """
         with ExitStack() as endings:
             unshare = ["unshare", *NAMESPACES, "--pid", "--fork", "--kill-child"]
@@ -79,15 +79,15 @@ class Lab(LabCluster):
             self.write()
             try:
                 assert process.stdin and process.stdout
-                tell("the database and its daemon" if self.accounting else "switches and controller")
+                say("the database and its daemon" if self.accounting else "switches and controller")
                 process.stdin.write(b"\n")
                 process.stdin.flush()
                 if process.stdout.readline() != b"ready\n":
                     raise LabError("the lab did not start")
                 for node in self.nodes:
-                    tell(f"node {node}")
+                    say(f"node {node}")
                     self.boot(node)
-                tell("all nodes idle")
+                say("all nodes idle")
                 self.wait_idle(self.patience)
             except BaseException as error:
                 error.add_note(self.logs())

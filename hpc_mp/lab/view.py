@@ -1,4 +1,4 @@
-"""What a running cluster looks like: its nodes in Slurm's eyes, and their cables."""
+"""What a running cluster looks like: its nodes as Slurm shows them, and their cables."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HostView:
     cable: Cable | None
 
 
-def look(cluster: LabCluster) -> list[HostView]:
+def host_views(cluster: LabCluster) -> list[HostView]:
     switches, states = _switches(cluster), _states(cluster)
     cables = _cables(cluster) if os.geteuid() == 0 else {}
     return [HostView(name, switches[name], conf.node_address(cluster.number, name), states.get(name), cables.get(name))

@@ -17,7 +17,7 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.launch.status import RunStatus, held, overview, seen
 from hpc_mp.rundir import RunDirectory, write_text
 
-POLL_S = 0.5  # between two looks at the run directory
+POLL_S = 0.5  # between two polls of the run directory
 KILL_S = 10.0  # until what was killed is gone
 
 
@@ -27,7 +27,7 @@ def end(run: RunDirectory, now: RunStatus, grace: float, say: Callable[[str], No
     Args:
         now: what the run is doing.
         grace: seconds that they have for it; 0 ends them at once.
-        say: told what is done.
+        say: called with what is done.
 
     Raises:
         RunFailed: Slurm refuses, or what runs cannot be ended from here.

@@ -62,7 +62,8 @@ def slurm_gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
     """
     partition = facts.partition
     if facts.silence is not None:
-        return as_given(spec, Device(spec.job.device, f"partitions unknown: {facts.silence}"))
+        return as_given(spec, Device(spec.job.device, f"partitions unknown: {facts.silence}; launch where `sinfo` "
+                                                        "answers, or set job.device"))
     if facts.unknown_partition is not None:
         raise _no_partition(spec, facts.unknown_partition, facts.partition_names)
     if partition is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.cluster.slurm.query import SlurmPartition, partition_names, partitions, until_silent, version
+from hpc_mp.cluster.slurm.query import SlurmPartition, last_line, partition_names, partitions, until_silent, version
 from hpc_mp.cluster.slurm.records import find_record, find_settings
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import srun_options
@@ -28,7 +28,7 @@ class ClusterFacts:
         select: Slurm's ``SelectType``, such as ``select/cons_tres``.
         topology: its ``TopologyPlugin``, such as ``topology/tree``.
         srun_options: long options that srun knows, those of the site's plug-ins among them.
-        silence: why partitions are unknown, in Slurm's words.
+        silence: why partitions are unknown, in Slurm's last words.
     """
 
     version: Version | None = None
@@ -61,7 +61,7 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
         seen = partitions(ask)
         partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
     except CommandFailed as error:
-        silence = str(error)
+        silence = last_line(error)
     nodes = [find_record("node", kind.nodes[0], ask) for kind in partition.kinds] if partition else []
     most = find_record("partition", partition.name, ask).get("MaxCPUsPerNode") if partition else None
     config = find_settings(ask)

@@ -101,7 +101,7 @@ def run_job(
 
 
 def launch(request: LaunchRequest, listener: Listener) -> Outcome:
-    """As ``run_job``; the listener also hears the progress of the ranks."""
+    """As ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request)
     backend = BACKENDS[plans[0].where.place]
     if len(plans) > 1 and request.resume:

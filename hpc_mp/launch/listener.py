@@ -1,4 +1,4 @@
-"""Who hears what a launch does: a terminal, a notebook, or nobody. A launch itself prints nothing."""
+"""Who is notified of what a launch does: a terminal, a notebook, or nobody. A launch itself prints nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hpc_mp.rundir.records import RankStatus, StepMetrics
 
 
 class Listener:
-    """Hears nothing; a subclass overrides the methods whose news it wants.
+    """Ignores everything; a subclass overrides the methods whose news it wants.
 
     Attributes:
         interval: seconds between two calls of ``update`` while ranks run; None: only when something happens.
@@ -46,10 +46,10 @@ class Listener:
 class Teller(Listener):
     """Passes all text to one function, ``print`` for instance."""
 
-    def __init__(self, tell: Callable[[str], object]) -> None:
-        self._tell = tell
+    def __init__(self, say: Callable[[str], object]) -> None:
+        self._say = say
 
     def say(self, text: str) -> None:
-        self._tell(text)
+        self._say(text)
 
     note = say

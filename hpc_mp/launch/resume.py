@@ -14,11 +14,11 @@ from typing import Any
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN
-from hpc_mp.cluster.slurm.jobs import look
+from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.rundir import RunDirectory, find_run, problem
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
-from hpc_mp.rundir.job_chain import successors
+from hpc_mp.rundir.runs import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
@@ -81,7 +81,7 @@ def _check_not_queued(run: RunDirectory, ask: Runner) -> None:
         job_id = (run.job_id).read_text().strip()
     except FileNotFoundError:
         return
-    for each, job in look([job_id, *successors(run, job_id)], ask).items():
+    for each, job in job_states([job_id, *successors(run, job_id)], ask).items():
         if job.state not in FINAL | {UNKNOWN}:
             raise HpcMpError(f"run {run.path}", f"is Slurm job {each}, which is {job.state}",
                              f"wait for its end, or end it with `hpc-mp cancel {run.path}`")

@@ -17,12 +17,12 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.checkpoints import complete_steps
-from hpc_mp.rundir.follow import AttemptReader
-from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.runs import successors
 
 RECENT = 20  # steps whose median time foretells the rest
 
@@ -74,7 +74,7 @@ class RunStatus:
 def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
-    jobs = queue.look(ids, ask) if ids else {}
+    jobs = queue.job_states(ids, ask) if ids else {}
     return seen(run, [jobs[job_id] for job_id in ids])
 
 
@@ -90,8 +90,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     recent = [record for record in records if record.attempt == attempt][-RECENT:]
     last = records[-1] if records else None
     step = last.step if last else 0
-    told = _told(phase, found, done=step == steps)
-    state = _state(job, told, held(run))
+    recorded = _recorded(phase, found, done=step == steps)
+    state = _state(job, recorded, held(run))
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
     return RunStatus(
         run.path, state, attempt, job, behind, phase, step, steps, last.loss if last else None,
@@ -124,22 +124,22 @@ def held(run: RunDirectory) -> bool:
     return False
 
 
-def _state(job: SlurmJob | None, told: str | None, held: bool) -> str:
-    """``told``: how the run directory says that it ended."""
+def _state(job: SlurmJob | None, recorded: str | None, held: bool) -> str:
+    """``recorded``: how the run directory says that it ended."""
     if job is None:
-        return "running" if held and told is None else told or "failed"
+        return "running" if held and recorded is None else recorded or "failed"
     if job.waits:
         return "pending"
     if job.state == UNKNOWN:
-        return told or "unknown"
+        return recorded or "unknown"
     if not job.ended:
-        return told or "running"
-    if told is not None:
-        return told
+        return recorded or "running"
+    if recorded is not None:
+        return recorded
     return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING else "failed"
 
 
-def _told(phase: str | None, found: Verdict | None, done: bool) -> str | None:
+def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | None:
     """How the run directory says that this attempt has ended; None while it does not."""
     if found is not None:
         return found.state

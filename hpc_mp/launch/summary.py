@@ -94,8 +94,8 @@ def without_effect(spec: JobSpec, place: str) -> str | None:
     """
     vain = [key for key, places in PLACES.items() if place not in places and _given(spec, key)]
     if place == "step":
-        told = {"cpus-per-task", *options_of(spec, "step")}  # these are said to srun too
-        vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in told]
+        in_step = {"cpus-per-task", *options_of(spec, "step")}  # these are said to srun too
+        vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
     words = f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
     return f"{words}; of the array only the first element runs" if words and "slurm.array" in vain else words
 

@@ -62,11 +62,12 @@ def expect(collective: str, size: int, nodes: int, ranks_per_node: int, fabric: 
                          "measure inside the nodes (--split node), or name another fabric")
     shape = _Shape(n, ranks_per_node, nodes, _inside(fabric, ranks_per_node), _outside(fabric, ranks_per_node, beside))
     factor = COLLECTIVES[collective].factor(n)
-    ways = [way for protocol in nccl_model().protocols for way in _ways(collective, shape, fabric, protocol, nccl_model())]
-    best = min(ways, key=lambda way: way.seconds(size, factor))
+    algorithms = [each for protocol in nccl_model().protocols
+                  for each in _algorithms(collective, shape, fabric, protocol, nccl_model())]
+    best = min(algorithms, key=lambda each: each.seconds(size, factor))
     seconds = best.seconds(size, factor)
     busbw = size / seconds / 1e9 * factor
-    return Expectation(busbw, seconds, best.name, busbw / max(way.busbw for way in ways))
+    return Expectation(busbw, seconds, best.name, busbw / max(each.busbw for each in algorithms))
 
 
 def expect_tcp(
@@ -137,7 +138,7 @@ class _Way:
         return self.latency + moving + 2 * math.sqrt(self.fill * moving)
 
 
-def _ways(collective: str, shape: _Shape, fabric: Fabric, protocol: Protocol, model: NcclModel) -> Iterator[_Way]:
+def _algorithms(collective: str, shape: _Shape, fabric: Fabric, protocol: Protocol, model: NcclModel) -> Iterator[_Way]:
     """None where the algorithm does not serve."""
     levels = 2 * math.ceil(math.log2(shape.k))
     if protocol.algorithm == "ring":

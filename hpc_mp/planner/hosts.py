@@ -16,8 +16,8 @@ from hpc_mp.layout.placement import Placement, RankMap
 from hpc_mp.planner.links import AXES, flows, node_edges, node_loads, unit_loads
 from hpc_mp.rundir.plan import Traffic
 
-LOOKS = 400_000
-"""At so many hosts' places the search for an order looks: all orders of 8 hosts, and a second or two for any number."""
+MOST_VISITS = 400_000
+"""The search for an order visits so many hosts' places: all orders of 8 hosts, and a second or two for any number."""
 SLOW_SHOWN = 3
 Order = tuple[str, ...]
 Cost = Callable[[Sequence[str]], tuple[float, ...]]
@@ -45,7 +45,7 @@ def expected_slow_links(rank_map: RankMap, nodes: int, measured: LinkRates | Non
         return f"rates were measured {measured.when()} and count for {COUNTS_DAYS} days: `hpc-mp doctor` measures them again"
     known = rates(measured)
     slow = ", ".join(_some([words for _, words in slow_words(known, measured.nodes)])) if known is not None else ""
-    return f"slow ways will get the least to carry: measured {measured.when()}, {slow}" if slow else None
+    return f"slow links will get the least to carry: measured {measured.when()}, {slow}" if slow else None
 
 
 def leaves(placement: Placement, hosts: Sequence[str], tree: SwitchTree) -> tuple[str, ...]:
@@ -98,7 +98,7 @@ def cheapest_hosts(placement: Placement, traffic: Traffic, hosts: Sequence[str],
     if rates is None or not (uneven := rates.uneven(hosts)):
         return ordered
     timed = step_times(placement, traffic, rates)
-    found = cheapest((ordered, rates.chained(hosts)), timed, switched, uneven, LOOKS // len(hosts))
+    found = cheapest((ordered, rates.chained(hosts)), timed, switched, uneven, MOST_VISITS // len(hosts))
     return found if timed(found) < timed(ordered) else ordered
 
 
@@ -120,9 +120,9 @@ def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
     node = {host: number for number, host in enumerate(ordered)}
 
     def carried(members: tuple[str, ...]) -> str:
-        ways = [load for (a, b), load in sent.items()
+        crossing = [load for (a, b), load in sent.items()
                 if {node[host] for host in members} == ({a, b} if len(members) == 2 else {a})]
-        axes = dict.fromkeys(kind for axis, (kind, _) in AXES.items() if any(getattr(load, axis) for load in ways))
+        axes = dict.fromkeys(kind for axis, (kind, _) in AXES.items() if any(getattr(load, axis) for load in crossing))
         return f"{'carries' if len(members) == 2 else 'sends'} {' and '.join(axes) or 'nothing'}{' only' * (len(axes) == 1)}"
 
     slow = [f"{words}: {carried(members)}" for members, words in slow_words(rates, ordered)]
@@ -151,7 +151,7 @@ def step_times(placement: Placement, traffic: Traffic, rates: TieredRates) -> Ca
     - a node takes Σⱼ B(i→j) / R(i): all that leaves it passes its own cable;
     - longest = the most that any pair or node takes, for they all work at the same time;
     - all = Σ over pairs of (B(i→j) + B(j→i)) / r(i, j): of orders with the same longest it is least where least passes
-      the slow ways.
+      the slow links.
 
     Where all rates are equal, all orders cost the same to the last bit.
     """

@@ -17,8 +17,7 @@ from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import RunFacts, read_facts
-from hpc_mp.report.history import attempts
-from hpc_mp.report.summary import key_numbers, name, summarize
+from hpc_mp.report.summary import attempts, key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart
 

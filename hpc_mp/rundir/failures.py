@@ -94,7 +94,7 @@ class RankFailure:
         attempt: from 1.
         place: its coordinates, ``(("dp", 0), …)``; empty when nobody has noted them.
         traceback: of a Python error; may be empty.
-        nodes: those that it found lost; ``silent``: nothing was heard of them, else connections broke; ``ambiguous``: this node
+        nodes: those that it found lost; ``silent``: their beats stopped, else connections broke; ``ambiguous``: this node
             may be the lost one as well.
         standing: where it stood; None: nobody knows.
     """
@@ -269,7 +269,7 @@ def _announced(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 def _nodes(run: RunDirectory, attempt: int, places: Sequence[RankPlace]) -> list[str]:
-    """The names of the nodes, of which each rank has told its own."""
-    told = {line["rank"]: str(line.get("node", "")) for line in _announced(run) if line["attempt"] == attempt}
-    names = {place.node: told[place.rank] for place in places if told.get(place.rank)}
+    """The names of the nodes, of which each rank has written its own."""
+    names_given = {line["rank"]: str(line.get("node", "")) for line in _announced(run) if line["attempt"] == attempt}
+    names = {place.node: names_given[place.rank] for place in places if names_given.get(place.rank)}
     return [names.get(node, f"node{node}") for node in range(max((place.node for place in places), default=-1) + 1)]

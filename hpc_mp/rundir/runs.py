@@ -1,4 +1,4 @@
-"""How runs are numbered, made and found, and how an attempt is put away before the next one."""
+"""How runs are numbered, made and found, how an attempt is put away before the next one, and which jobs are queued behind."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import read_json, write_json
 from hpc_mp.rundir.layout import RunDirectory
 
 PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
@@ -55,7 +56,7 @@ def find_run(path: Path) -> RunDirectory:
 
 
 def prepare_resume(run: RunDirectory) -> int:
-    """Put the attempt that was away to ``attempts/K/``: copies of what it was told, and its logs; returns the new one's number.
+    """Put the attempt that was away to ``attempts/K/``: copies of its inputs, and its logs; returns the new one's number.
 
     A rank of that attempt that still lives, on a node that was cut off, goes on writing into the logs put away.
 
@@ -91,3 +92,19 @@ def _numbered(base: Path) -> list[Path]:
         return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def record_successors(run: RunDirectory, jobs: list[str]) -> None:
+    """Raises OSError."""
+    write_json(run.successors, jobs)
+
+
+def successors(run: RunDirectory, job_id: str | None = None) -> tuple[str, ...]:
+    """Ids of the jobs queued behind ``job_id``, all of them by default; the next one first."""
+    try:
+        jobs = tuple(map(str, read_json(run.successors)))
+    except (OSError, ValueError):
+        return ()
+    if job_id is None:
+        return jobs
+    return jobs[jobs.index(job_id) + 1:] if job_id in jobs else ()

@@ -17,8 +17,8 @@ from typing import Any
 from hpc_mp.base.files import read_json
 from hpc_mp.rundir.layout import RunDirectory
 
-LATE = 5  # periods without a word after which a rank that stood still is silent ...
-SLACK = 5.0  # ... and so many seconds more: clocks of nodes differ, and a full machine is slow
+LATE_PERIODS = 5  # periods without a word after which a rank that stood still is silent ...
+SLACK_S = 5.0  # ... and so many seconds more: clocks of nodes differ, and a full machine is slow
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def awaited(standings: Iterable[Standing], ranks: Collection[int]) -> Awaited | 
         standings: the last of each rank that has written one.
         ranks: all that take part.
     """
-    known = _heard({standing.rank: standing for standing in standings})
+    known = _spoke({standing.rank: standing for standing in standings})
     waits = {rank: _missed(known[rank], known) if rank in known else () for rank in ranks}
     reached = {rank: _reached(rank, waits) for rank in ranks}
     by = {rank: tuple(other for other in ranks if rank != other and rank in reached[other]) for rank in ranks}
@@ -128,11 +128,11 @@ def standing_of(tree: Mapping[str, Any]) -> Standing:
         raise ValueError(f"no record of where a rank stands ({error})") from None
 
 
-def _heard(standings: Mapping[int, Standing]) -> dict[int, Standing]:
+def _spoke(standings: Mapping[int, Standing]) -> dict[int, Standing]:
     """Without those who would have written again since: they are silent, whatever they said before."""
     newest = max((standing.time for standing in standings.values()), default=0.0)
     return {rank: standing for rank, standing in standings.items()
-            if not standing.period or newest - standing.time <= LATE * standing.period + SLACK}
+            if not standing.period or newest - standing.time <= LATE_PERIODS * standing.period + SLACK_S}
 
 
 def _missed(standing: Standing, known: Mapping[int, Standing]) -> tuple[int, ...]:

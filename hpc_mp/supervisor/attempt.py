@@ -19,18 +19,18 @@ from hpc_mp.job import load_job
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
-from hpc_mp.rundir.job_chain import successors
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
+from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.diagnose import RootCause, classify, gather
-from hpc_mp.supervisor.evidence import ScriptLog, script_log, user_cancelled
+from hpc_mp.supervisor.diagnose import RootCause, classify
+from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cancelled
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import begin
 from hpc_mp.supervisor.profile import apply_profile
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import follow
+from hpc_mp.supervisor.srun import StepCommand, follow
 
 AVOIDED_S = 24 * 3600.0  # how long a node that failed is left out
 EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
@@ -53,7 +53,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     attempt = begin(waiting)
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
-    attempt.say(f"start {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
+    attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, _stalled(run)
     if sum(end.kind != "stopped" for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.kind != "stopped")
@@ -70,10 +70,10 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if code == 0 and signals.asked:
         code = STOPPED
     if code == 0:
-        code = follow(command, attempt.environ, run.srun_log, signals, attempt.has_failed).code
+        code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, attempt.has_failed).code
     if not attempt.is_current():
         return 1
-    code = _telling(run, code)
+    code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
     ending = _ending(attempt, code, script, signals.asked)
 
@@ -84,9 +84,9 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:
     """For a job of a chain, or one that was stopped while it waited."""
-    told = waiting.run.stop.exists()
-    waiting.say(f"nothing to do: the run {'was told to stop' if told else 'is complete'}")
-    _conclude(waiting, waiting.run.attempt(), "stopped" if told else "completed")
+    stopped = waiting.run.stop.exists()
+    waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")
+    _conclude(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")
     return 0
 
 
@@ -95,7 +95,7 @@ def _stalled(run: RunDirectory) -> list[history.AttemptEnd]:
     return history.without_progress(history.history(run), history.saved_step(run))
 
 
-def _telling(run: RunDirectory, code: int) -> int:
+def _first_code(run: RunDirectory, code: int) -> int:
     """srun's code is the greatest of all tasks': what the first task ended with tells more."""
     log = run.srun_log
     said = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else ()
@@ -107,7 +107,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
         return "stopped"
-    return classify(gather(attempt.run, attempt.record.attempt, attempt.job_id, code, script))
+    return classify(gather(attempt, code, script))
 
 
 def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int) -> int:
@@ -127,7 +127,7 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int)
             died.cause.node if died else None))
     if action in ("done", "fail"):
         _conclude(attempt, record.attempt, ending)
-    attempt.say(f"start {record.attempt} {'failed: ' if died else ''}{message}; {why}")
+    attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message}; {why}")
     if action != "fail":
         return 0
     return code if 0 < code < 256 else 1
@@ -151,9 +151,9 @@ def _again(attempt: AttemptContext, decision: Decision) -> tuple[str, str]:
         if refused is not None:
             return "fail", f"not queued again ({refused}); `hpc-mp launch --resume` goes on"
     if action == "requeue" and decision.exclude:
-        unheard = exclude(given.job_id, decision.exclude, attempt.spec.job.nodes)
+        denied = exclude(given.job_id, decision.exclude, attempt.spec.job.nodes)
         nodes = ", ".join(decision.exclude)
-        why += f"; without {nodes}" if unheard is None else f"; {nodes} could not be left out ({unheard})"
+        why += f"; without {nodes}" if denied is None else f"; {nodes} could not be left out ({denied})"
     return action, why
 
 

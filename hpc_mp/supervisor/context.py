@@ -49,7 +49,7 @@ class AttemptContext(SupervisedRun):
     """A run and the attempt of it that goes on.
 
     Attributes:
-        record: what its ranks were told: number, token, hosts, meeting place.
+        record: what its ranks were given: number, token, hosts, meeting place.
         host_order: why its hosts stand in their order.
         base_environ: the job script's environment, with what the profile of the job has changed in it.
     """
@@ -68,7 +68,7 @@ class AttemptContext(SupervisedRun):
         """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""
         if read_attempt(self.run.attempt_record).token == self.record.token:
             return True
-        print(f"hpc-mp: start {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)
+        print(f"hpc-mp: attempt {self.record.attempt} ({self.record.token}) is not the run's current one any more", flush=True)
         return False
 
     def has_failed(self) -> bool:

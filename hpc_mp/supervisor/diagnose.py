@@ -29,7 +29,7 @@ from hpc_mp.rundir.failures import (
     who,
 )
 from hpc_mp.rundir.outcome import STOPPED, Cause
-from hpc_mp.supervisor.evidence import Evidence, gather
+from hpc_mp.supervisor.evidence import Evidence
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
     CANNOT_START,
@@ -45,7 +45,7 @@ from hpc_mp.supervisor.log_patterns import (
     xid,
 )
 
-__all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify", "gather"]
+__all__ = ["FAILURE_CLASSES", "FailureClass", "RootCause", "classify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ FAILURE_CLASSES: dict[str, FailureClass] = {
 }
 
 # What an exception is about may say more than its kind: lack of memory, a broken GPU.
-TOLD = frozenset({"memory", "hardware", "space", "network"})
+MORE_EXACT = frozenset({"memory", "hardware", "space", "network"})
 KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
@@ -150,8 +150,8 @@ def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
 
 
 def _located(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidence) -> Symptom:
-    """Lack of memory is often told of a node or a job only: then it was the task that the kernel killed, if one was, else the
-    largest there."""
+    """Lack of memory is often reported for a node or a job only: then it was the task that the kernel killed, if one was, else
+    the largest there."""
     if symptom.kind != "memory" or symptom.rank is not None:
         return symptom
     killed = next((other for other in symptoms if other.kind == "signal" and KILLED in other.text
@@ -206,8 +206,8 @@ def _who(symptom: Symptom, evidence: Evidence) -> str:
 def _records(evidence: Evidence) -> Iterator[Symptom]:
     """What ranks wrote about their own end."""
     for failure in evidence.failures:
-        told = sign(failure.message) if failure.kind == "error" else None
-        kind = told if told in TOLD else failure.kind
+        found = sign(failure.message) if failure.kind == "error" else None
+        kind = found if found in MORE_EXACT else failure.kind
         yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
 
 
@@ -275,8 +275,8 @@ def _vanished(evidence: Evidence) -> Iterator[Symptom]:
     back at once, of which Slurm knows nothing."""
     if not evidence.failures or any(failure.kind != "peer" for failure in evidence.failures):
         return
-    heard = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
-    silent = tuple(host for host in evidence.hosts if host not in heard)
+    seen = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
+    silent = tuple(host for host in evidence.hosts if host not in seen)
     if silent and 2 * len(silent) < len(evidence.hosts):
         yield Symptom("lost", f"nothing was heard of {', '.join(silent)} when all others lost a peer", lost=silent)
 

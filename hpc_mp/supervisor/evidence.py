@@ -12,12 +12,13 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
-from hpc_mp.layout.placement import RankPlace, from_dict
-from hpc_mp.rundir import RunDirectory, read_attempt, read_json
+from hpc_mp.layout.placement import RankPlace
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import RankFailure, read_failures
 from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
+from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -93,29 +94,26 @@ def user_cancelled(script: ScriptLog | None) -> bool:
     return script is not None and any(JOB_CANCELLED.search(line) for line in _tail(script.path, script.begin))
 
 
-def gather(
-    run: RunDirectory, attempt: int, job_id: str | None, code: int, script: ScriptLog | None = None, ask: Runner = ask
-) -> Evidence:
+def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask) -> Evidence:
     """Read what there is; whatever is absent, broken or refused is left out.
 
     Args:
-        job_id: Slurm's; None outside of it.
         code: srun's.
         script: the log of the job's script.
     """
-    hosts = _hosts(run)
+    run, number, hosts = attempt.run, attempt.record.attempt, attempt.record.hosts
     srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
     logs = _by_host(run.node_log)
-    announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == attempt]
+    announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == number]
     return Evidence(
         code=code,
-        failures=tuple(read_failures(run, attempt)),
-        standings=tuple(read_standings(run, attempt)),
+        failures=tuple(read_failures(run, number)),
+        standings=tuple(read_standings(run, number)),
         srun=srun,
         logs=logs,
         kernel=_by_host(run.kernel_log),
-        states=_states(hosts, ask) if job_id else {},
-        places=_places(run),
+        states=_states(hosts, ask) if attempt.allocation else {},
+        places={place.rank: place for place in attempt.placement.ranks},
         hosts=hosts,
         here=os.environ.get("SLURMD_NODENAME"),
         pids={(start.node, start.pid): start.rank for start in announced},
@@ -123,20 +121,6 @@ def gather(
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
         run=run,
     )
-
-
-def _hosts(run: RunDirectory) -> tuple[str, ...]:
-    try:
-        return read_attempt(run.attempt_record).hosts
-    except (OSError, ValueError):
-        return ()
-
-
-def _places(run: RunDirectory) -> dict[int, RankPlace]:
-    try:
-        return {place.rank: place for place in from_dict(read_json(run.placement)).ranks}
-    except (OSError, ValueError, KeyError):
-        return {}
 
 
 def _by_host(logs: FilesOfRun) -> dict[str, tuple[str, ...]]:

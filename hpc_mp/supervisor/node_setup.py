@@ -17,7 +17,7 @@ from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.records import StagedEnvironment, read_record
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.srun import follow
+from hpc_mp.supervisor.srun import StepCommand, follow
 
 END_S = 60.0  # a node that cannot be tidied up must not keep the others waiting
 
@@ -25,14 +25,14 @@ END_S = 60.0  # a node that cannot be tidied up must not keep the others waiting
 def start(attempt: AttemptContext, signals: Signals) -> int:
     """Prepare every node; the step's exit code, 0 also where ranks are not started by srun."""
     step = _step(attempt, "slurm/node-start.sh", *_wanted(attempt.run, attempt.spec))
-    return follow(step, one_task_environment(attempt.environ), attempt.run.srun_log, signals).code if step else 0
+    return follow(step, signals).code if step else 0
 
 
 def end(attempt: AttemptContext, failed: bool) -> None:
     """Keep what tells of a failure, and tidy up; nodes that are gone do not matter."""
     step = _step(attempt, "slurm/node-end.sh", "failed" if failed else "done")
     if step:
-        follow(step, one_task_environment(attempt.environ), attempt.run.srun_log, None, at_most=END_S)
+        follow(step, None, at_most=END_S)
 
 
 def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:
@@ -47,9 +47,10 @@ def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:
     return words
 
 
-def _step(attempt: AttemptContext, name: str, *arguments: str) -> list[str] | None:
+def _step(attempt: AttemptContext, name: str, *arguments: str) -> StepCommand | None:
     """A step that runs a script once per node. The script's text is given, not its path: the step is there to find out what a
     node can see."""
     text = asset(name).read_text(encoding="utf-8")
-    command = ["bash", "-c", text, name, str(attempt.run.path), attempt.record.token, *arguments]
-    return one_task_per_node(attempt.command, attempt.spec.job.nodes, command)
+    words = ["bash", "-c", text, name, str(attempt.run.path), attempt.record.token, *arguments]
+    argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)
+    return StepCommand(argv, one_task_environment(attempt.environ), attempt.run.srun_log) if argv else None

@@ -17,7 +17,7 @@ from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_atte
 from hpc_mp.rundir.history import AttemptEnd, history, record, saved_step
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
-from hpc_mp.supervisor.switches import switches
+from hpc_mp.supervisor.switches import TopologySources, switches
 
 FIRST_PORT, PORTS = 10000, 20000  # below Linux' ephemeral ports, 32768 and up
 
@@ -63,7 +63,7 @@ def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
     down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
     record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
-                    f"start {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
+                    f"attempt {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
 
 
 def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
@@ -80,8 +80,8 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
-    tree, witness = switches(hosts, waiting.command, ask)
+    tree, witness = switches(hosts, waiting.command, TopologySources(ask))
     measured = read_measured(run.measured)
     here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)
-    return ordered, f"{why}; switches as told by {witness}" if tree.above else why
+    return ordered, f"{why}; switches according to {witness}" if tree.above else why

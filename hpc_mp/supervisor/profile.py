@@ -23,7 +23,7 @@ def apply_profile(run: RunDirectory, spec: JobSpec, command: Sequence[str], envi
     """The ranks' command and environment, and a sentence for the main log; both unchanged for a job without a profile.
 
     Args:
-        command: srun and what it starts; pyxis is told the names in it.
+        command: srun and what it starts; pyxis gets the names in it.
         environ: of the job script: what a module, ``slurm.setup`` or ``environment.set`` says there goes before the profile.
 
     Raises:
@@ -39,8 +39,9 @@ def apply_profile(run: RunDirectory, spec: JobSpec, command: Sequence[str], envi
     head = f"profile {found.profile.name} ({found.profile.title}), applied on {host}, {seen}"
     with suppress(OSError):  # a log that cannot be written keeps no job from running
         write_text(run.profile_log, "".join(f"{line}\n" for line in (head, *found.lines())))
-    told = [f"{word},{','.join(found.exported)}" if word.startswith(PYXIS_NAMES) and found.exported else word for word in command]
-    return told, found.environ, f"{found.summary()}, as {host} shows itself; {run.profile_log.relative_to(run.path)} says why"
+    extended = [f"{word},{','.join(found.exported)}" if word.startswith(PYXIS_NAMES) and found.exported else word
+                for word in command]
+    return extended, found.environ, f"{found.summary()}, as {host} shows itself; {run.profile_log.relative_to(run.path)} says why"
 
 
 def _rank_packages(command: Sequence[str]) -> Installed:

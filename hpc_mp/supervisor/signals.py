@@ -1,4 +1,4 @@
-"""What reaches the host while ranks run: SIGUSR2 and SIGTERM ask them to save, SIGINT ends them."""
+"""What reaches the supervisor while ranks run: SIGUSR2 and SIGTERM ask them to save, SIGINT ends them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from types import FrameType
 
 ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program was there
-AGAIN = 2.0  # seconds between two tellings: srun passes nothing on to a task that it has not started yet
+REPEAT_S = 2.0  # between two signals: srun passes nothing on to a task that it has not started yet
 
 
 class Signals:
@@ -22,7 +22,7 @@ class Signals:
     def __init__(self) -> None:
         self.asked = os.environ.get(ASKED) == "1"
         self._ended = False
-        self._told = 0.0
+        self._sent = 0.0
         for number in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._note)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
@@ -32,9 +32,9 @@ class Signals:
         self._ended = self._ended or number == signal.SIGINT
 
     def pass_on(self, step: subprocess.Popen[bytes]) -> None:
-        """Tell the step, and tell it again as long as it runs."""
-        if self.asked and time.monotonic() - self._told > AGAIN:
-            self._told = time.monotonic()
+        """Pass the signal on to the step; sent again while the step runs."""
+        if self.asked and time.monotonic() - self._sent > REPEAT_S:
+            self._sent = time.monotonic()
             step.send_signal(signal.SIGTERM if self._ended else signal.SIGUSR2)
 
     def close(self) -> None:

@@ -12,9 +12,18 @@ from pathlib import Path
 
 from hpc_mp.supervisor.signals import Signals
 
-POLL_S = 0.5  # between two looks
-LAG = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
+POLL_S = 0.5  # seconds between two polls
+LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
 FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
+
+
+@dataclass(frozen=True, slots=True)
+class StepCommand:
+    """``argv`` is srun and what it starts; ``log`` gets what srun says, which names nodes and tasks that died."""
+
+    argv: Sequence[str]
+    environ: Mapping[str, str]
+    log: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,27 +35,25 @@ class StepEnd:
 
 
 def follow(
-    argv: Sequence[str], environ: Mapping[str, str], log: Path, signals: Signals | None,
-    failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+    command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
 ) -> StepEnd:
     """Run srun to its end.
 
     Args:
-        log: gets what srun says, which names nodes and tasks that died.
         signals: what to tell it; None: it is not to be interrupted.
         failed: whether a rank has said by now that it failed.
         at_most: seconds that it may take.
     """
-    since = time.monotonic() + at_most - LAG
-    with open(log, "ab") as words:
-        step = subprocess.Popen(argv, env=environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
+    since = time.monotonic() + at_most - LAG_S
+    with open(command.log, "ab") as words:
+        step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
                                 start_new_session=True)
     while step.poll() is None:
         if signals is not None:
             signals.pass_on(step)
         if since > time.monotonic() and failed():
             since = time.monotonic()
-        if time.monotonic() - since > LAG:
+        if time.monotonic() - since > LAG_S:
             return StepEnd(_force(step), True)
         time.sleep(POLL_S)
     return StepEnd(step.returncode, False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
@@ -22,7 +23,7 @@ FOLDER = Path("/etc/slurm")
 PATTERN = "SLURM_TOPOLOGY_ADDR_PATTERN"
 FLAT = "node"  # the pattern where there are no switches
 STEP_S = 30.0  # seconds for a step that says one line per node, on many of them
-TELL = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
+SAY_ADDRESS = f'echo "$SLURMD_NODENAME" "$SLURM_TOPOLOGY_ADDR" "${PATTERN}"'
 
 
 def in_a_step(argv: Sequence[str]) -> str:
@@ -30,19 +31,31 @@ def in_a_step(argv: Sequence[str]) -> str:
     return ask(argv, STEP_S, one_task_environment(os.environ))
 
 
-def switches(
-    hosts: Sequence[str], srun: Sequence[str], ask: Runner = ask, run: Runner = in_a_step,
-    environ: Mapping[str, str] = os.environ, folder: Path = FOLDER,
-) -> tuple[SwitchTree, str]:
-    """The tree that ``hosts`` hang in, and who told of it; an empty one where nobody does.
+@dataclass(frozen=True, slots=True)
+class TopologySources:
+    """Who is asked.
 
-    Args:
-        srun: the ranks' command, in whose shape the nodes are asked; none: they are not.
+    Attributes:
+        ask: runs scontrol.
         run: runs a step.
         folder: where Slurm's files lie, unless beside the one that ``SLURM_CONF`` names.
     """
+
+    ask: Runner = ask
+    run: Runner = in_a_step
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    folder: Path = FOLDER
+
+
+def switches(hosts: Sequence[str], srun: Sequence[str], sources: TopologySources) -> tuple[SwitchTree, str]:
+    """The tree of switches above ``hosts``, and where it is from; an empty one where no source knows it.
+
+    Args:
+        srun: the ranks' command, in whose shape the nodes are asked; none: they are not.
+    """
+    environ, folder = sources.environ, sources.folder
     try:
-        return read_topology(show_topology(ask)), SHOW_TOPOLOGY[0]
+        return read_topology(show_topology(sources.ask)), SHOW_TOPOLOGY[0]
     except (CommandFailed, HpcMpError):  # not allowed here, or in words that we do not know
         pass
     beside = Path(environ["SLURM_CONF"]).parent if "SLURM_CONF" in environ else folder
@@ -50,7 +63,7 @@ def switches(
         tree = _of_file(path)
         if _knows(tree, hosts):
             return tree, str(path)
-    tree = SwitchTree() if environ.get(PATTERN) == FLAT else _of_nodes(hosts, srun, run)
+    tree = SwitchTree() if environ.get(PATTERN) == FLAT else _of_nodes(hosts, srun, sources.run)
     return (tree, "the nodes") if _knows(tree, hosts) else (SwitchTree(), "nobody")
 
 
@@ -62,12 +75,12 @@ def _of_file(path: Path) -> SwitchTree:
 
 
 def _of_nodes(hosts: Sequence[str], srun: Sequence[str], run: Runner) -> SwitchTree:
-    step = one_task_per_node(srun, len(hosts), ["sh", "-c", TELL]) if srun and len(hosts) > 1 else None
+    step = one_task_per_node(srun, len(hosts), ["sh", "-c", SAY_ADDRESS]) if srun and len(hosts) > 1 else None
     if step is None:
         return SwitchTree()
     try:
-        told = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
-        return from_addresses((words[1], words[2]) for words in told if len(words) == 3 and words[0] in hosts)
+        lines = (line.split() for line in run(step).splitlines())  # a site's prolog may say something too
+        return from_addresses((words[1], words[2]) for words in lines if len(words) == 3 and words[0] in hosts)
     except (CommandFailed, HpcMpError):
         return SwitchTree()
 

@@ -13,6 +13,7 @@ import hpc_mp
 from hpc_mp.base.text import (
     BINARY,
     DECIMAL,
+    ago,
     counted,
     data_rate,
     data_size,
@@ -60,6 +61,14 @@ def test_rates() -> None:
 ])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (-3, "just now"), (0.9, "just now"), (1, "1 s ago"), (53.2, "53 s ago"), (59.7, "1 min ago"), (200, "3 min ago"),
+    (3599, "1 h ago"), (47 * 3600, "2 d ago"), (86400 * 40, "40 d ago"),
+])
+def test_ages(seconds: float, text: str) -> None:
+    assert ago(seconds) == text
 
 
 def test_counts() -> None:

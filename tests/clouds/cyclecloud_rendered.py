@@ -14,7 +14,7 @@ from hpc_mp.catalogue import MachineType
 from hpc_mp.cli.cloud import command
 from hpc_mp.clouds.azure import Finding
 from hpc_mp.clouds.azure.offer import load_offer
-from hpc_mp.clouds.azure.render import Choices, settle, told, words
+from hpc_mp.clouds.azure.render import Choices, azure_summary, settle, words
 from hpc_mp.clouds.azure.render.parameters import parameters
 from hpc_mp.clouds.azure.render.write import as_json
 
@@ -48,7 +48,7 @@ def values_of(choices: Choices) -> dict[str, Any]:
 def record_of(size: MachineType) -> str:
     """What a golden file holds: the file of parameters, and what is told."""
     plan = settle(choices_of(size), CATALOGUE)
-    return f"{as_json(parameters(plan))}\n" + "\n".join(words(told(plan, CATALOGUE))) + "\n"
+    return f"{as_json(parameters(plan))}\n" + "\n".join(words(azure_summary(plan, CATALOGUE))) + "\n"
 
 
 def ready() -> dict[Path, list[str]]:

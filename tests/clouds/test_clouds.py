@@ -32,7 +32,7 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.catalogue import MachineType, catalogue
 from hpc_mp.cli.cloud import command
-from hpc_mp.clouds import promise, render, write
+from hpc_mp.clouds import render, summarise, write
 from hpc_mp.clouds.azure.offer import load_offer
 from hpc_mp.clouds.request import gres
 from hpc_mp.environment.profiles import profile_names
@@ -96,7 +96,7 @@ def test_there_is_a_golden_file_of_the_recorded_forms_and_of_no_other() -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_has_its_scripts_its_machine_and_its_steps(name: str) -> None:
     files, made = render(wish(name)), wish(name)
-    found = promise(made)
+    found = summarise(made)
     assert made.size.name in configuration(files)
     steps = files["NEXT-STEPS.md"]
     assert all(word in steps for word in (made.name, *(str(quota.needed) for quota in found.quotas), *found.job.splitlines()))
@@ -203,7 +203,7 @@ def test_no_script_makes_a_limit_that_the_doctor_warns_of() -> None:
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_lines_for_a_job_file_are_a_job_files(name: str, tmp_path: Path) -> None:
-    found = promise(wish(name))
+    found = summarise(wish(name))
     rest = '[model]\nconfig = { model_type = "gpt2", n_layer = 8 }\n[data]\nfiles = ["x.txt"]\nsequence_length = 128\n[train]\n'
     spec = resolve(tomllib.loads(f"{found.job}{rest}steps = 1\nglobal_batch = {32 * found.nodes}\n"), tmp_path)
     assert (spec.job.nodes, spec.slurm.partition, spec.environment.profile) == (found.nodes, found.partition, found.profile)
@@ -232,8 +232,8 @@ def test_text_says_it_too_and_that_a_quota_is_not_capacity(tmp_path: Path) -> No
 
 
 def test_a_capacity_block_needs_no_quota_of_vcpus() -> None:
-    assert promise(wish("p5-block")).quotas == ()
-    assert [quota.name for quota in promise(wish("p5-single")).quotas] == ["All P5 Spot Instance Requests"]
+    assert summarise(wish("p5-block")).quotas == ()
+    assert [quota.name for quota in summarise(wish("p5-single")).quotas] == ["All P5 Spot Instance Requests"]
 
 
 def test_a_quota_without_a_known_name_is_stated_in_numbers(tmp_path: Path) -> None:
@@ -243,7 +243,7 @@ def test_a_quota_without_a_known_name_is_stated_in_numbers(tmp_path: Path) -> No
     steps = (tmp_path / "new" / "NEXT-STEPS.md").read_text(encoding="utf-8")
     assert "576 vCPUs and 24 GPUs; the catalogue names no quota for spot capacity" in out
     assert "**576 vCPUs and 24 GPUs**" in steps and "the reservation  is" not in steps and "for a Capacity Block" not in steps
-    (quota,) = promise(wish("a4-flex")).quotas
+    (quota,) = summarise(wish("a4-flex")).quotas
     assert (quota.needed, quota.unit, quota.name) == (8, "gpus", "PREEMPTIBLE-NVIDIA-B200-GPUS-per-project-region")
 
 

@@ -1,4 +1,4 @@
-"""The parser of cluster templates: what it reads, that its printer is its inverse, and that no text breaks it."""
+"""The parser of cluster templates: what it reads, that printing a tree is its inverse, and that no text breaks it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hpc_mp.clouds.azure import lint
 from hpc_mp.clouds.azure.evaluate import UNKNOWN, evaluate
 from hpc_mp.clouds.azure.expression import Unreadable, expression_text, parse_expression
 from hpc_mp.clouds.azure.parse import parse
-from hpc_mp.clouds.azure.printer import to_text
 from hpc_mp.clouds.azure.resolve import clusters
 from hpc_mp.clouds.azure.tree import Attribute, ClusterTemplate, TemplateSection
 from hpc_mp.clouds.azure.value import Mixed, read_value
@@ -26,6 +25,18 @@ def value(line: str) -> object:
     """What an attribute, as it is written, comes to where P is 4, Yes is true, Text is "a b" and R a record."""
     (section,) = parse(f"[cluster c]\n{line}\n").template.sections
     return evaluate(read_value(section.attributes[0]), {"p": 4, "yes": True, "text": "a b", "r": {"B": 7}})
+
+
+def to_text(template: ClusterTemplate) -> str:
+    """The template, each section under its header, indented by rank; comments are not part of a tree."""
+    return "\n".join(map(section_text, template.walk()))
+
+
+def section_text(section: TemplateSection) -> str:
+    margin = "    " * (section.rank - 1)
+    header = f"{'[' * section.rank}{f'{section.kind} {section.name}'.strip()}{']' * section.rank}"
+    lines = [header, *(f"{attribute.name} {attribute.assign} {attribute.raw}" for attribute in section.attributes)]
+    return "".join(f"{margin}{line}\n" for line in lines)
 
 
 # --- sections and attributes ------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rendered clusters: every size of the catalogue, what the linter says of them, what is told, what is refused."""
+"""Rendered clusters: every size of the catalogue, what the linter says of them, what is printed, what is refused."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure import Finding, lint, read_project
 from hpc_mp.clouds.azure.parameters import Given, declared
 from hpc_mp.clouds.azure.parse import parse
-from hpc_mp.clouds.azure.render import Choices, settle, told, words
-from hpc_mp.clouds.azure.render.slurm_lines import slurm_lines
+from hpc_mp.clouds.azure.render import Choices, azure_summary, settle, words
+from hpc_mp.clouds.azure.render.summary import slurm_lines
 from hpc_mp.clouds.azure.render.write import as_json
 from hpc_mp.environment.profiles import load_profiles
 from hpc_mp.job import load_job
@@ -56,7 +56,7 @@ def test_every_size_renders_to_a_cluster_without_a_fault_and_is_told_with_its_fi
     codes = {each.code for each in found}
     assert codes - {"CC608"} == {"CC215"} | ({"CC504"} if size.retired else set()) | ({"CC514"} if size.nvlink_block else set())
     choices = choices_of(size)
-    said = told(settle(choices, CATALOGUE), CATALOGUE)
+    said = azure_summary(settle(choices, CATALOGUE), CATALOGUE)
     assert values_of(choices)["HPCMachineType"] == size.name and said.sku == size.name
     assert said.quota[0].family == size.quota and said.regional_vcpus >= size.quota_vcpus * choices.nodes
     assert f"CPUs={size.vcpus} " in said.azure_conf[1] and (f"Gres=gpu:{size.gpus}" in said.azure_conf[1]) == bool(size.gpus)
@@ -227,25 +227,26 @@ def test_the_lines_of_slurm_are_those_of_azslurm() -> None:
                                             ("Standard_HB368-48rs_v5", 368), ("Standard_HX176rs", 176)])
 def test_a_quota_counts_constrained_cores_as_the_whole_machine(sku: str, whole: int) -> None:
     plan = settle(replace(H100, sku=sku, nodes=3), CATALOGUE)
-    found = told(plan, CATALOGUE)
+    found = azure_summary(plan, CATALOGUE)
     assert (found.quota[0].vcpus, found.quota[0].machines) == (3 * whole, f"3 hpc × {whole}")
     assert any(f"{whole} vCPUs of the quota each" in note for note in found.notes) == (plan.size.vcpus < whole)
     assert f"CPUs={plan.size.vcpus} " in found.azure_conf[1]
 
 
 def test_quota_counts_every_machine_by_family() -> None:
-    found = told(settle(replace(H100, sku="Standard_D16ads_v5", nodes=3, login_nodes=2, htc_nodes=5), CATALOGUE), CATALOGUE)
+    found = azure_summary(
+        settle(replace(H100, sku="Standard_D16ads_v5", nodes=3, login_nodes=2, htc_nodes=5), CATALOGUE), CATALOGUE)
     (one,) = found.quota
     assert (one.family, one.vcpus) == ("standardDADSv5Family", 3 * 16 + 8 + 2 * 8 + 5 * 16)
-    two = told(settle(replace(H100, login_nodes=0, htc_nodes=0), CATALOGUE), CATALOGUE).quota
+    two = azure_summary(settle(replace(H100, login_nodes=0, htc_nodes=0), CATALOGUE), CATALOGUE).quota
     assert [(each.family, each.vcpus) for each in two] == [("standardNDSH100v5Family", 384), ("standardDADSv5Family", 8)]
-    whole = told(settle(H100, CATALOGUE), CATALOGUE)
+    whole = azure_summary(settle(H100, CATALOGUE), CATALOGUE)
     assert whole.regional_vcpus == 4 * 96 + 8 + 8 + 8 * 16
     assert "     528  Total Regional vCPUs" in "\n".join(words(whole))
 
 
 def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:
-    lines = told(settle(H100, CATALOGUE), CATALOGUE).job
+    lines = azure_summary(settle(H100, CATALOGUE), CATALOGUE).job
     rest = ('[model]\nconfig = { model_type = "gpt2" }\n[data]\nfiles = ["x"]\nsequence_length = 8\n'
             "[train]\nsteps = 1\nglobal_batch = 32\n")
     file = tmp_path / "job.toml"
@@ -266,9 +267,9 @@ def test_the_lines_for_a_job_file_are_a_job_file(tmp_path: Path) -> None:
     ({}, "Quota is not capacity"),
 ])
 def test_what_has_to_be_known_is_said_where_it_holds(changes: dict[str, Any], said: str) -> None:
-    found = told(settle(replace(H100, **changes), CATALOGUE), CATALOGUE).notes
+    found = azure_summary(settle(replace(H100, **changes), CATALOGUE), CATALOGUE).notes
     assert any(said in note for note in found), found
-    plain = told(settle(H100, CATALOGUE), CATALOGUE).notes
+    plain = azure_summary(settle(H100, CATALOGUE), CATALOGUE).notes
     assert any(said in note for note in plain) == (not changes)
 
 

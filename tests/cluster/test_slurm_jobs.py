@@ -160,7 +160,7 @@ def test_sacct() -> None:
 
 def test_one_question_for_all_jobs() -> None:
     asked: Asked = []
-    jobs = queue.look(["1", "3", "2", "5"], program({"squeue": LINES}, asked))
+    jobs = queue.job_states(["1", "3", "2", "5"], program({"squeue": LINES}, asked))
     assert len(asked) == 1 and "--jobs=1,3,2,5" in asked[0]
     assert [jobs[each].state for each in ("1", "3", "2", "5")] == ["RUNNING", "FAILED", "RUNNING", "RUNNING"]
     assert [part.id for part in jobs["2"].parts] == ["2_0", "2_[1-2%1]"]
@@ -170,7 +170,7 @@ def test_one_question_for_all_jobs() -> None:
 @pytest.mark.parametrize("broken", [CommandFailed("squeue: unrecognized option '--Format'"), "the site says hello\n"])
 @pytest.mark.parametrize("text", [JSON_22, JSON_24])
 def test_json_where_lines_fail(broken: Any, text: str) -> None:
-    jobs = queue.look(["3", "2_2"], program({"squeue": broken, "squeue --json": text}))
+    jobs = queue.job_states(["3", "2_2"], program({"squeue": broken, "squeue --json": text}))
     assert jobs["3"].exit_code == 3
     assert jobs["2_2"].state == "PENDING"  # it waits as one of 2_[1-2%1]
 
@@ -188,13 +188,13 @@ def test_json_where_lines_fail(broken: Any, text: str) -> None:
     ({}, UNKNOWN),
 ])
 def test_with_and_without_each_program(answers: dict[str, Any], state: str) -> None:
-    assert queue.look(["7"], program(answers))["7"].state == state
+    assert queue.job_states(["7"], program(answers))["7"].state == state
     assert slurm.state("7", program(answers)) == state
 
 
 def test_jobs_that_squeue_has_dropped_are_asked_for_alone() -> None:
     asked: Asked = []
-    jobs = queue.look(["1", "9"], program({"squeue": LINES, "scontrol": GONE, "sacct": "9|TIMEOUT|Unknown|n1|0:0"}, asked))
+    jobs = queue.job_states(["1", "9"], program({"squeue": LINES, "scontrol": GONE, "sacct": "9|TIMEOUT|Unknown|n1|0:0"}, asked))
     assert (jobs["1"].state, jobs["9"].state) == ("RUNNING", "TIMEOUT")
     assert [argv[0] for argv in asked] == ["squeue", "scontrol", "sacct"] and asked[2].count("--jobs=9") == 1
 
@@ -266,7 +266,7 @@ def test_an_unknown_reason_passes_through() -> None:
 @given(st.lists(st.sampled_from(["RUNNING", "PENDING", "COMPLETED", "FAILED", "COMPLETING", "TIMEOUT"]), min_size=2))
 def test_an_array_ends_with_its_last_task_and_is_done_when_all_are(states: list[str]) -> None:
     text = "".join(f"9_{task}|{state}|N/A||0|0|None|\n" for task, state in enumerate(states))
-    job = queue.look(["9"], program({"squeue": text}))["9"]
+    job = queue.job_states(["9"], program({"squeue": text}))["9"]
     assert job.ended == all(state in FINAL for state in states)
     assert (job.state == "COMPLETED") == (set(states) == {"COMPLETED"})
     assert job.waits == (not {"RUNNING", "COMPLETING"} & set(states) and "PENDING" in states)

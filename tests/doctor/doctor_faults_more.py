@@ -69,7 +69,7 @@ MORE: tuple[Fault, ...] = (
     Fault("kernel-hardware", "ndv5", logged("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: bea0000000000108"), "error",
           "1 lines in the last day"),
     Fault("kernel-hardware", "ndv5", logged("EDAC MC0: 1 UE memory read error on CPU_SrcID#0"), "error",
-          "16 min 40 s ago: EDAC MC0"),
+          "17 min ago: EDAC MC0"),
     Fault("kernel-lockup", "ndv5", logged("INFO: task python3:4711 blocked for more than 120 seconds."), "warning",
           "blocked for more"),
     Fault("kernel-lockup", "ndv5", logged("watchdog: BUG: soft lockup - CPU#3 stuck for 22s! [python3:12]"), "warning",

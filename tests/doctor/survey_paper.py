@@ -38,7 +38,7 @@ class Faults:
     corrupt: frozenset[int] = frozenset()
     mtu: Mapping[int, int] = field(default_factory=dict)
     hole: frozenset[Pair] = frozenset()  # pairs between which full-size packets vanish
-    looks: Mapping[int, NodeReport] = field(default_factory=dict)
+    reports: Mapping[int, NodeReport] = field(default_factory=dict)
     congestion: float = 0.0  # share of segments that full-speed transfers lose on healthy paths
 
 
@@ -58,8 +58,8 @@ class Paper:
     def counters(self) -> dict[int, dict[str, int]]:
         return {node: {"eth0.errin": 0} for node in range(len(self.evidence.nodes)) if node not in self.faults.hung}
 
-    def look(self) -> None:
-        self.evidence.looks.update({node: seen for node, seen in self.faults.looks.items() if node not in self.faults.hung})
+    def report(self) -> None:
+        self.evidence.reports.update({node: seen for node, seen in self.faults.reports.items() if node not in self.faults.hung})
 
     def compute(self, nodes: Collection[int], seconds: float) -> Mapping[int, Computed]:
         self.asked.append("compute")

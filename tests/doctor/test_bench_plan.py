@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from nccl_tests_output import HEADER, parse
+from warm import warm_zygotes
 
 import hpc_mp.doctor.bench.plan as planning
 from hpc_mp.base.errors import HpcMpError
@@ -28,6 +29,11 @@ ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_NU
               "SLURM_CONF": "/etc/slurm.conf", "SLURM_NTASKS": "9", "SRUN_CPUS_PER_TASK": "3"}
 KIND = NodeKind(("g1", "g2", "g3"), 96, 2**40, (("h100", 8),))
 SITE = SlurmSite((23, 11), (), SlurmPartition("gpu", True, True, None, (KIND,)), KIND, 96, (), JobTerms())
+
+
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_zygotes(monkeypatch)
 
 
 def chosen(wish: BenchRequest, where: Where = LOCAL, environ: Mapping[str, str] | None = None, gpus: int = 0,

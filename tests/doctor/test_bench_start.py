@@ -13,6 +13,7 @@ import pytest
 import torch
 from launching import python_program
 from slurm_jobs import until
+from warm import warm_zygotes
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError, RunFailed
@@ -42,6 +43,11 @@ for task in started:
     task.stdin.flush()
 sys.exit(max(task.wait() for task in started))
 """
+
+
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    warm_zygotes(monkeypatch)
 
 
 class Silent:

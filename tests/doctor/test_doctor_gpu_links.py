@@ -55,7 +55,7 @@ CASES = (
     Case("gpu-clique", "gb200", smi("gb200", 2, {"fabric/cliqueId": "32766"}), "error", "GPU 2 (0018:01:00.0)"),
     Case("gpu-clique", "gb200", smi("gb200", None, {"fabric/clusterUuid": "00000000-0000-0000-0000-000000000000"}), "error",
          "belongs to no NVLink domain"),
-    Case("gpu-p2p", "ndv5", matrix("ndv5", PEERS, "GPU3", ("OK", "NS"), 7), "error", "7 of 56 ways", "GPU3"),
+    Case("gpu-p2p", "ndv5", matrix("ndv5", PEERS, "GPU3", ("OK", "NS"), 7), "error", "7 of 56 paths", "GPU3"),
     Case("gpu-p2p", "ndv4", {PEERS: ("\tOK", "\tNS")}, "error", "no GPU reaches another's memory over NVLink (NS)"),
     Case("gpu-topology", "p5", matrix("p5", MATRIX, "GPU0", ("NV18", "SYS")), "error", "GPU0–GPU1 SYS"),
     Case("gpu-topology", "p5", matrix("p5", MATRIX, "GPU0", ("NV18", "NV17"), 7), "error", "NV17", "GPU0"),
@@ -103,4 +103,4 @@ def test_an_older_matrix_names_its_devices_in_the_head() -> None:
     assert told is not None
     assert told.gpus == ("GPU0", "GPU1")
     assert told.nics == {"mlx5_0": "mlx5_0"}
-    assert told.ways["GPU1", "mlx5_0"] == "SYS"
+    assert told.paths["GPU1", "mlx5_0"] == "SYS"

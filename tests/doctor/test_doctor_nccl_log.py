@@ -25,7 +25,7 @@ CASES = {
                                 "nccl-nics": ("warning", "hpc-pg0-0002", "found 0 adapters"),
                                 "nccl-start": ("warning", "hpc-pg0-0001", "16 of 16 ranks")}),
     "ib-no-gdr": (IB,
-                  {"nccl-gdr": ("error", "network device 0, 1, 2, 3", "8 of 8 ways between nodes go through the host's memory")}),
+                  {"nccl-gdr": ("error", "network device 0, 1, 2, 3", "8 of 8 paths between nodes go through the host's")}),
     "one-rank-ib": (IB, {}),
     "one-rank-socket": (IB, {"nccl-network": ("error", "hpc-pg0-0001",
                                               "Socket in 1 process; the machine has InfiniBand (NCCL_IB_DISABLE=1 is set)")}),

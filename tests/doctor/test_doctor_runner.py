@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ from machines.tree import HANGS, broken
 from hpc_mp.base.findings import Finding, worst
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
+from hpc_mp.cluster.node.processes import read_processes
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, keep
 from hpc_mp.doctor.checks.check import Check, run
 
@@ -85,20 +87,30 @@ def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path) -> No
     assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_what_an_earlier_look_left_hanging_is_not_tried_again(tmp_path: Path) -> None:
+def test_what_an_earlier_reading_left_hanging_is_not_tried_again(tmp_path: Path) -> None:
     """A process in the kernel's hands cannot be had in a test; one that is simply there stands for it."""
     left = tmp_path / "hung.json"
     with subprocess.Popen(["sleep", "100"], start_new_session=True) as hung:
         born = Path(f"/proc/{hung.pid}/stat").read_text().rpartition(")")[2].split()[19]
         left.write_text(json.dumps({"x": [hung.pid, born], "other": [hung.pid, born]}))
         found = in_time({"x": lambda: 1, "y": lambda: 2}, 5.0, left)
-        assert str(found["x"]) == f"an earlier look still hangs in process {hung.pid}" and found["y"] == 2
+        assert str(found["x"]) == f"an earlier reading still hangs in process {hung.pid}" and found["y"] == 2
         left.write_text(json.dumps({"x": [hung.pid, "1"]}))
         assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}, "a later process has that number"
         left.write_text(json.dumps({"x": [hung.pid, born]}))
         hung.kill()
     assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}
     assert json.loads(left.read_text()) == {}
+
+
+def test_readers_that_have_ended_are_no_zombies_of_the_machine() -> None:
+    dead = subprocess.Popen(["true"])
+    read = functools.partial(read_processes, NodeSource())
+    while dead.pid not in (each.pid for each in read().zombies):  # of a process that is not the readers' parent
+        time.sleep(0.01)
+    found = in_time({"a reader beside the dead one": read}, 60)["a reader beside the dead one"]
+    dead.wait()
+    assert not isinstance(found, Unavailable) and dead.pid not in [each.pid for each in found.zombies]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 3}', '{"x": [1]}'])

@@ -46,8 +46,9 @@ def test_known_leaves_every_fault_has_its_name(nodes: int, taper: float, seed: i
     assert outcome.first <= outcome.limit
 
 
-@pytest.mark.parametrize("nodes", [64, 256])
-@pytest.mark.parametrize("taper", TAPERS)
+@pytest.mark.parametrize(("nodes", "taper"), [
+    pytest.param(nodes, taper, marks=pytest.mark.prove if nodes == 256 and taper != 2.0 else ())
+    for nodes in (64, 256) for taper in TAPERS])
 def test_unknown_leaves(nodes: int, taper: float) -> None:
     outcomes = [trial(Case(nodes, taper, known=False, seed=seed)) for seed in ((21, 22, 23) if nodes == 64 else (1,))]
     assert sum(outcome.score.faults for outcome in outcomes) >= 2

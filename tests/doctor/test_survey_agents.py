@@ -17,7 +17,7 @@ from survey_agents import agents
 from hpc_mp.doctor.survey import measurements as instruments
 from hpc_mp.doctor.survey.agents import AgentPool
 from hpc_mp.doctor.survey.compute import compute
-from hpc_mp.doctor.survey.facts import NodeFacts, look
+from hpc_mp.doctor.survey.facts import NodeFacts, node_facts
 from hpc_mp.doctor.survey.measurements import GpuMeasurements, Gpus
 from hpc_mp.doctor.survey.probe import MARK, TRIES, Probed, listener, probe, start_echo
 from hpc_mp.doctor.survey.start import AGENT
@@ -81,7 +81,7 @@ def test_an_interface_that_is_not_there() -> None:
 
 
 def test_facts_survive_the_way() -> None:
-    facts = look("localhost", ("lo",), 7)
+    facts = node_facts("localhost", ("lo",), 7)
     assert NodeFacts.read(facts.document()) == facts and facts.interfaces[0].address == "127.0.0.1" and facts.cpus >= 1
 
 

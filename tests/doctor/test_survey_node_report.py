@@ -17,7 +17,7 @@ from hpc_mp.doctor.node import diagnose
 from hpc_mp.doctor.survey.actions import findings
 from hpc_mp.doctor.survey.gpu_pair import WARM_UPS
 from hpc_mp.doctor.survey.gpus import sent
-from hpc_mp.doctor.survey.node_report import NodeReport, conclusions, faulty, look
+from hpc_mp.doctor.survey.node_report import NodeReport, conclusions, faulty, node_report
 from hpc_mp.doctor.survey.page import render
 
 DOWN = Finding("fabric-port", "error", "mlx5_ib3 port 1", "state 1: DOWN", "look at its cable")
@@ -26,22 +26,22 @@ USUAL = traits(tree("ndv5"))
 GPU = Result("", "cuda:0", "H100", "torch", {"matmul bf16": 600.0}, digests={"fp32": "a"})
 
 
-def looks(count: int = 4, **odd: NodeReport) -> dict[str, NodeReport]:
+def reports(count: int = 4, **odd: NodeReport) -> dict[str, NodeReport]:
     return {node: odd.get(node, NodeReport((LIMIT,), USUAL, (replace(GPU, host=node),)))
             for node in (f"n{number}" for number in range(count))}
 
 
 def test_equal_findings_stand_together_and_the_gravest_first() -> None:
-    found = conclusions(looks(n2=NodeReport((DOWN, LIMIT), USUAL)))
+    found = conclusions(reports(n2=NodeReport((DOWN, LIMIT), USUAL)))
     assert [(noted.who, noted.nodes, noted.finding.code) for noted in found] == [
         ("n2", ("n2",), "fabric-port"), ("n[0-3]", ("n0", "n1", "n2", "n3"), "limit-memlock")]
-    both = conclusions(looks(n2=NodeReport((DOWN, replace(DOWN, subject="mlx5_ib4 port 1")), USUAL)))
+    both = conclusions(reports(n2=NodeReport((DOWN, replace(DOWN, subject="mlx5_ib4 port 1")), USUAL)))
     assert both[0].finding.message == "mlx5_ib3 port 1: state 1: DOWN (and 1 more)"
 
 
 def test_nodes_that_differ_are_named() -> None:
     other = traits(broken("ndv5", {"/proc/sys/kernel/osrelease": "6.1.0"}))
-    found = conclusions(looks(n1=NodeReport((LIMIT,), other)))
+    found = conclusions(reports(n1=NodeReport((LIMIT,), other)))
     [drift] = [noted for noted in found if noted.finding.code.startswith("drift")]
     assert (drift.finding.code, drift.who, drift.nodes) == ("drift-kernel", "n1", ("n1",))
 
@@ -49,15 +49,15 @@ def test_nodes_that_differ_are_named() -> None:
 def test_a_device_that_computes_something_else_or_slowly_is_named() -> None:
     wrong = replace(GPU, host="n3", digests={"fp32": "b"})
     slow = replace(GPU, host="n1", rates={"matmul bf16": 300.0})
-    reports = looks(n3=NodeReport((), USUAL, (wrong,)), n1=NodeReport((), USUAL, (slow,)))
-    found = {noted.finding.code: noted for noted in conclusions(reports)}
+    some = reports(n3=NodeReport((), USUAL, (wrong,)), n1=NodeReport((), USUAL, (slow,)))
+    found = {noted.finding.code: noted for noted in conclusions(some)}
     assert found["compute-unequal"].who == "n3 cuda:0" and found["compute-slow"].nodes == ("n1",)
     assert {node for node, _ in faulty(tuple(found.values()), 4)} == {"n1", "n3"}
 
 
 def test_what_most_nodes_have_keeps_none_of_them_out() -> None:
     def kept_out(count: int) -> list[str]:
-        report = made(Faults(looks={node: NodeReport((DOWN,), USUAL) for node in range(count)}))
+        report = made(Faults(reports={node: NodeReport((DOWN,), USUAL) for node in range(count)}))
         assert not report.sound and not report.diagnoses
         return [finding.node for finding in findings(report)]
 
@@ -65,11 +65,11 @@ def test_what_most_nodes_have_keeps_none_of_them_out() -> None:
 
 
 def test_the_document_and_the_page_tell_it() -> None:
-    report = made(Faults(looks={2: NodeReport((DOWN,), USUAL), 3: NodeReport((), USUAL)}))
+    report = made(Faults(reports={2: NodeReport((DOWN,), USUAL), 3: NodeReport((), USUAL)}))
     [check] = report.document()["checks"]
     assert check["nodes"] == ["n2"] and check["code"] == "fabric-port" and json.dumps(check)
     assert "state 1: DOWN" in render(report) and "nodes with errors" in render(report)
-    assert made(Faults(looks={2: NodeReport((LIMIT,), USUAL)})).sound
+    assert made(Faults(reports={2: NodeReport((LIMIT,), USUAL)})).sound
 
 
 def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
@@ -89,11 +89,11 @@ def test_the_step_of_the_agent_itself_is_not_judged(monkeypatch: pytest.MonkeyPa
     machine = broken("ndv5", {"/proc/self/environ": "SLURM_CPUS_ON_NODE=999\0"})
     assert "cgroup-cpus" in [finding.code for finding in diagnose(machine) if finding.severity == "error"]
     monkeypatch.setattr("hpc_mp.doctor.survey.node_report.here", lambda: machine)
-    assert "error" not in [finding.severity for finding in look("n1", 0.0).findings]
+    assert "error" not in [finding.severity for finding in node_report("n1", 0.0).findings]
 
 
 def test_this_machine_says_it_over_the_wire() -> None:
-    seen = look("n7", 0.02)
+    seen = node_report("n7", 0.02)
     assert str(NodeReport.read(json.loads(json.dumps(seen.document())))) == str(seen)
     [result] = seen.results
     assert result.host == "n7" and not result.error and result.rates and result.digests

@@ -159,7 +159,7 @@ def test_cancel_a_job_that_waits(cluster: Lab, run: RunDirectory) -> None:
 
 def test_slurm_has_forgotten_the_job(cluster: Lab, run: RunDirectory) -> None:
     (run.path / "job.id").write_text("99999\n")
-    assert queue.look(["99999"])["99999"].state == FORGOTTEN
+    assert queue.job_states(["99999"])["99999"].state == FORGOTTEN
     assert status(run)["state"] == "failed"
     write_json(run.path / "outcome.json", {"attempt": 1, "state": "completed", "cause": None})
     assert status(run)["state"] == "completed"
@@ -168,8 +168,8 @@ def test_slurm_has_forgotten_the_job(cluster: Lab, run: RunDirectory) -> None:
 def test_arrays_and_heterogeneous_jobs(cluster: Lab, run: RunDirectory) -> None:
     array = str(cluster.sbatch("--array=0-2%1", "--wrap=sleep 60"))
     het = str(cluster.sbatch("--ntasks=1", ":", "--ntasks=1", "--wrap=sleep 60"))
-    until(lambda: all(job.state == "RUNNING" for job in queue.look([array, het]).values()))
-    jobs = queue.look([array, f"{array}_0", f"{array}_2", het])
+    until(lambda: all(job.state == "RUNNING" for job in queue.job_states([array, het]).values()))
+    jobs = queue.job_states([array, f"{array}_0", f"{array}_2", het])
     assert [part.id for part in jobs[array].parts] == [f"{array}_0", f"{array}_[1-2%1]"]
     assert (jobs[f"{array}_0"].state, jobs[f"{array}_2"].state, jobs[f"{array}_2"].reason) == (
         "RUNNING", "PENDING", "JobArrayTaskLimit")
@@ -185,7 +185,7 @@ def test_each_program_says_the_same(cluster: Lab, run: RunDirectory) -> None:
     for job_id in ids[2:]:
         cluster.wait_job(int(job_id))
     cluster.wait_job(int(ids[0]), "RUNNING")
-    lines = queue.look(ids)
+    lines = queue.job_states(ids)
     json_ = {job.id: job for job in parse_json(queue.patient(("squeue", "--json", "--states=all")))}
     shown = {job_id: parse_scontrol(queue.patient(("scontrol", "show", "job", "--oneliner", job_id)))[0] for job_id in ids}
     assert [lines[job_id] for job_id in ids] == [json_[job_id] for job_id in ids] == [shown[job_id] for job_id in ids]

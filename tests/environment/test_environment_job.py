@@ -20,7 +20,7 @@ from hpc_mp.cluster.bandwidth import LinkRates, noted, where, write_measured
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.job import ProfiledJob, of_interpreter, profile_job
 from hpc_mp.environment.profiles import APPLIED, MakerScript, load_profile, profile_names
-from hpc_mp.environment.view import look
+from hpc_mp.environment.view import view_of
 from hpc_mp.job import JobSpec
 from hpc_mp.launch.choices import choose_profile
 from hpc_mp.rundir import RunDirectory
@@ -77,7 +77,7 @@ def test_ranks_get_what_the_profile_says(name: str, tmp_path: Path) -> None:
 def test_a_job_gets_what_env_shows(kind: str, name: str) -> None:
     """Two doors: what ``hpc-mp env`` shows on a machine is what the ranks of a job on it get."""
     source = tree(kind)
-    view, found = look(source, {"HOME": "/root"}, name, none), profile_job(name, source, {"HOME": "/root"}, installed=none)
+    view, found = view_of(source, {"HOME": "/root"}, name, none), profile_job(name, source, {"HOME": "/root"}, installed=none)
     assert view.applied is not None
     shown = {each.name: each.value for each in view.variables if each.origin == "profile"}
     assert {each: found.environ[each] for each in shown} == shown

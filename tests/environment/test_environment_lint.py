@@ -18,7 +18,7 @@ from hpc_mp.environment.findings import ANYWHERE
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE
 from hpc_mp.environment.nccl_values import taken
 from hpc_mp.environment.profiles import load_profile, profile_names
-from hpc_mp.environment.view import View, look
+from hpc_mp.environment.view import View, view_of
 
 HOME = "/home/ann"
 
@@ -157,7 +157,7 @@ def seen(case: Case, folder: Path, environ: dict[str, str], text: str) -> View:
         path = folder / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text if name == "/etc/nccl.conf" else "")
-    return look(machine, {"HOME": HOME} | environ, case.profile,
+    return view_of(machine, {"HOME": HOME} | environ, case.profile,
                 lambda name: case.nccl if name == "nvidia-nccl-cu12" else None)
 
 
@@ -189,7 +189,7 @@ def test_every_finding_says_where_what_and_what_to_do(tmp_path: Path) -> None:
 
 def test_a_release_that_is_too_old_for_the_platform(tmp_path: Path) -> None:
     def codes(nccl: str) -> set[str]:
-        view = look(tree("p5"), {}, "auto", lambda name: nccl if name == "nvidia-nccl-cu12" else None)
+        view = view_of(tree("p5"), {}, "auto", lambda name: nccl if name == "nvidia-nccl-cu12" else None)
         return {each.code for each in view.findings}
 
     assert "HM657" in codes("2.17.1") and "HM657" not in codes("2.18.5")
@@ -205,7 +205,7 @@ def test_a_name_counts_from_its_release_on(release: str, too_new: bool, tmp_path
 @pytest.mark.parametrize("kind", ["ndv4", "ndv5", "ndh200v5", "gb200", "p4d", "p5"])
 def test_a_healthy_machine_with_its_profile_has_nothing_to_complain_of(kind: str) -> None:
     """But for files of the image, which these trees do not hold."""
-    view = look(tree(kind), {"HOME": HOME}, "auto", lambda name: "2.27.5" if name == "nvidia-nccl-cu12" else None)
+    view = view_of(tree(kind), {"HOME": HOME}, "auto", lambda name: "2.27.5" if name == "nvidia-nccl-cu12" else None)
     assert {each.code for each in view.findings if each.severity != "info"} <= {"HM655"}, view.findings
 
 

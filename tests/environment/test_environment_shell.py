@@ -17,7 +17,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cli.env import command
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.profiles import profile_names
-from hpc_mp.environment.view import look, shell_lines
+from hpc_mp.environment.view import shell_lines, view_of
 
 SHELLS = [name for name in ("bash", "dash", "ksh", "zsh", "busybox") if shutil.which(name)]
 EVIL = "'\"`$(touch {folder}/evil)\\ $HOME ${{X:?}} !! ~ * ;&|<>#\t\r\n\x01\x7f\x1b[31m é \u2028"
@@ -28,7 +28,7 @@ def silent(argv: object) -> str:
 
 
 def lines(environ: dict[str, str], folder: Path, profile: str = "none") -> bytes:
-    view = look(NodeSource(folder, silent), environ, profile, lambda name: None)
+    view = view_of(NodeSource(folder, silent), environ, profile, lambda name: None)
     return os.fsencode("\n".join(shell_lines(view)) + "\n")
 
 
@@ -104,7 +104,7 @@ def test_every_profile_can_be_sourced(name: str, tmp_path: Path) -> None:
     environ = {"SLURM_JOB_ID": "7", "LD_LIBRARY_PATH": "/usr/lib/a b"}
     for shell in ("bash", "dash"):
         found = sourced(shell, lines(environ, tmp_path, name), environ, tmp_path)
-        view = look(NodeSource(tmp_path, silent), environ, name, lambda package: None)
+        view = view_of(NodeSource(tmp_path, silent), environ, name, lambda package: None)
         said = {each.name: each.value for each in view.variables if each.origin == "profile"}
         assert {each: found[each] for each in said} == said
     if name == "gcp-a3-high":

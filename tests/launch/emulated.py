@@ -22,12 +22,12 @@ from hpc_mp.launch.backends.watch import RanksEnd, watch
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.listener import Teller
 from hpc_mp.rundir import LineFile, Manifest, RunDirectory, newest_complete, write_json, write_manifest
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.records import StepMetrics, line_of
 
 ENTRY = "emulated:rank"
 if "LAG" in os.environ:
-    sys.modules["__main__"].LAG = float(os.environ["LAG"])  # type: ignore[attr-defined]  # of the zygote that imports us
+    sys.modules["__main__"].LAG_S = float(os.environ["LAG"])  # type: ignore[attr-defined]  # of the zygote that imports us
 
 
 def rank(job_file: Path) -> int:

@@ -14,7 +14,7 @@ from launching import answers, silent
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.node.nvidia_smi import Gpu
-from hpc_mp.cluster.slurm.limits import Association, JobTerms, PartitionAccess, Qos, door, qualities, terms
+from hpc_mp.cluster.slurm.limits import Association, JobTerms, PartitionAccess, Qos, partition_access, qualities, terms
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.cluster.slurm.site import SlurmSite, ThisMachine
 from hpc_mp.job import JobSpec, load_job
@@ -138,7 +138,7 @@ MINE = (Association("a", None, ("long", "short"), "short", None), Association("b
 KNOWN = {"short": Qos("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Qos("long"), "normal": Qos("normal")}
 
 
-@pytest.mark.parametrize(("door", "expected"), [
+@pytest.mark.parametrize(("partition_access", "expected"), [
     (PartitionAccess(), JobTerms("a", None, KNOWN["short"], "00:10:00")),
     (PartitionAccess(qos=frozenset({"long"})), JobTerms("a", "long", KNOWN["long"], "1:00:00")),
     (PartitionAccess(no_qos=frozenset({"short"})), JobTerms("a", "long", KNOWN["long"], "1:00:00")),
@@ -146,8 +146,8 @@ KNOWN = {"short": Qos("short", "00:10:00", {"gres/gpu": 4}, 2), "long": Qos("lon
     (PartitionAccess(no_accounts=frozenset({"a"})), JobTerms("b", None, KNOWN["normal"], "1:00:00")),
     (PartitionAccess(accounts=frozenset({"c"})), JobTerms("a", None, KNOWN["short"], "00:10:00")),  # none serves: the default
 ])
-def test_the_first_account_and_qos_that_the_partition_takes(door: PartitionAccess, expected: JobTerms) -> None:
-    assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, door) == expected
+def test_the_first_account_and_qos_that_the_partition_takes(partition_access: PartitionAccess, expected: JobTerms) -> None:
+    assert terms("p", "1:00:00", ("a", "b"), MINE, KNOWN, partition_access) == expected
 
 
 def test_an_association_with_the_partition_goes_before() -> None:
@@ -164,10 +164,10 @@ def test_what_slurm_says_of_limits() -> None:
     said = answers({"sacctmgr": "normal||||\nshort|00:10:00|cpu=8,gres/gpu=4|2\n",
                     "scontrol": "PartitionName=gpu AllowGroups=ALL AllowAccounts=A,b AllowQos=ALL DenyQos=low QoS=N/A"})
     assert qualities(said)["short"] == Qos("short", "00:10:00", {"cpu": 8, "gres/gpu": 4}, 2)
-    found = door("gpu", said)
+    found = partition_access("gpu", said)
     assert found.takes_account("a") and not found.takes_account("c")
     assert found.takes_qos("normal") and not found.takes_qos("low")
-    assert (qualities(silent), door("gpu", silent)) == ({}, PartitionAccess())
+    assert (qualities(silent), partition_access("gpu", silent)) == ({}, PartitionAccess())
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import psutil
 import pytest
+import warm
 from launching import answers, environment, mark, marked, silent, the_run, until, write_job
 
 from hpc_mp.base.errors import HpcMpError
@@ -55,7 +56,9 @@ class Launch:
 
 
 def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
-    return Launch(mark, job, *arguments, **environ).end()
+    program = [HERE / "fake_cli.py", "launch", job, "--on", "local", *arguments]
+    done = warm.Program(program, environment(mark, **{"DEED": "train", **environ})).end(60)
+    return done.returncode, done.stdout, done.stderr
 
 
 KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "tokens_per_s", "checkpoint", "cause", "report"]

@@ -30,8 +30,8 @@ from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
 from hpc_mp.rundir import create_run
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
 from hpc_mp.rundir.records import RankStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -65,9 +65,6 @@ def classes(files: Iterable[Path]) -> dict[str, list[str]]:
     return found
 
 
-# Names that still stand in several files. It only gets shorter: a new pair is refused, and a name that stands once is struck.
-
-
 def test_no_class_name_stands_twice() -> None:
     assert {name: files for name, files in classes(FILES).items() if len(files) > 1} == {}
 
@@ -87,7 +84,12 @@ OLD_WORDS = {
     "stale": "fenced out", "awake": "stall clock", "told": "summary", "misfit": "finding",
     "passive": "registry", "ill": "fault", "unseen": "unavailable", "odd": "mismatch",
 }
-# Those that are still there: struck one by one, never added to.
+# Words of talk that functions, constants and arguments were named by, and the field's words for what each of them did.
+OLD_TALK = {
+    "look": "poll, read or report", "lookout": "stop conditions", "told": "given, found or reported", "tell": "say",
+    "telling": "first code", "hear": "receive", "heard": "seen or received", "unheard": "refused", "bark": "on hang",
+    "promise": "summarise", "wish": "request", "door": "access", "ways": "paths, links or algorithms",
+}
 
 
 def words(name: str) -> set[str]:
@@ -95,15 +97,36 @@ def words(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)}
 
 
-def old_words(names: Iterable[str]) -> dict[str, str]:
+def old_words(names: Iterable[str], old: Mapping[str, str] = OLD_WORDS) -> dict[str, str]:
     """Each name with an old word in it, and what it is to be called."""
-    return {name: f"{old} is now {OLD_WORDS[old]}" for name in names for old in sorted(words(name) & OLD_WORDS.keys())}
+    return {name: f"{word} is now {old[word]}" for name in names for word in sorted(words(name) & old.keys())}
+
+
+def given_names(tree: ast.AST) -> Iterator[str]:
+    """Of functions, classes, arguments, attributes and variables."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
+                yield name
 
 
 def test_no_file_and_no_class_is_called_by_an_old_word() -> None:
     assert old_words(classes(FILES)) == {}
     tests = [file for file in (ROOT / "tests").rglob("*.py") if "golden" not in file.parts]
     assert old_words(file.stem for file in (*FILES, *tests)) == {}
+
+
+def test_nothing_is_named_by_words_of_talk() -> None:
+    found = {str(file.relative_to(ROOT)): old_words(given_names(ast.parse(file.read_text(encoding="utf-8"))), OLD_TALK)
+             for file in FILES}
+    assert {file: names for file, names in found.items() if names} == {}
+
+
+def test_a_word_of_talk_would_be_seen() -> None:
+    source = "LOOK_S = 1\ndef hear(told): self._ways = looks_like"
+    assert old_words(given_names(ast.parse(source)), OLD_TALK).keys() == {"LOOK_S", "hear", "told", "_ways"}
 
 
 def test_an_old_word_would_be_seen() -> None:

@@ -119,7 +119,7 @@ def test_switches_decide_between_orders_that_rates_call_equal() -> None:
 
 def test_a_launch_says_what_hosts_will_be_put_in_order_by() -> None:
     assert expected_slow_links("auto", 4, measured(n2_n3=0.001)) == (
-        "slow ways will get the least to carry: measured 3 d ago, n2–n3 has 4 % of the usual rate")
+        "slow links will get the least to carry: measured 3 d ago, n2–n3 has 4 % of the usual rate")
     assert expected_slow_links("auto", 4, measured(days=40, n2_n3=0.001)) == (
         "rates were measured 40 d ago and count for 30 days: `hpc-mp doctor` measures them again")
     assert expected_slow_links("auto", 4, None) is expected_slow_links("auto", 4, measured()) is None

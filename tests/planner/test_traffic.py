@@ -168,7 +168,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+# Every ZeRO stage meets bf16, where gradients and parameters differ; of the formats without that difference one case each.
+PROVE = {f"dp2 zero{zero} {precision}" for zero in range(4) for precision in ("fp64", "fp32")} - {
+    "dp2 zero1 fp64", "dp2 zero3 fp32"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.prove if name in PROVE else ()) for name in CASES])
 def test_ranks_send_what_was_predicted(place: Path, name: str) -> None:
     precision, degrees = CASES[name]
     for predicted, sent in run(place, "llama-tied" if "pp2" in name else "gpt2", [*precision, *degrees]):

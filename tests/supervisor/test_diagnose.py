@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import job
 
 from hpc_mp.base.command import CommandFailed
-from hpc_mp.layout.placement import Degrees, place, to_dict
-from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_json
 from hpc_mp.rundir.failures import ECHO, KINDS, RankFailure
 from hpc_mp.rundir.records import RankStart, line_of
 from hpc_mp.rundir.waits import Standing, Wait
+from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import FAILURE_CLASSES, classify
 from hpc_mp.supervisor.evidence import Evidence, ScriptLog, gather
 from hpc_mp.supervisor.log_patterns import first_code, sign, task_ends, xid
@@ -287,16 +290,14 @@ def test_harmless_lines_say_nothing() -> None:
     assert [sign(line) for line in lines] == [None] * len(lines)
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> RunDirectory:
-    run = create_run(tmp_path, "job")
-    write_json(run.placement, to_dict(place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2)))
-    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000))
-    return run
+def attempt(run: RunDirectory) -> AttemptContext:
+    given, record = Allocation("7", 0, HOSTS, "lab", None), AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000)
+    return AttemptContext(run, job(), place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2), given, record=record, host_order="")
 
 
-def test_gather(run: RunDirectory) -> None:
+def test_gather(tmp_path: Path) -> None:
     """From the files of a run and the answers of Slurm to rank, host and coordinates."""
+    run = create_run(tmp_path, "job")
     logs = {"srun.log": OVER_LIMIT.srun[:-1], "node-n3.log": OVER_LIMIT.logs["n3"],
             "kernel-n3.log": ("memory.events oom_kill 0",)}
     for name, lines in logs.items():
@@ -315,7 +316,7 @@ def test_gather(run: RunDirectory) -> None:
         asked.append(argv[0])
         return {"sinfo": "n1|allocated|none\nn3|allocated|none\n", "sacct": "5\n"}[argv[0]]
 
-    evidence = gather(run, 1, "7", 137, since, slurm)
+    evidence = gather(attempt(run), 137, since, slurm)
     assert evidence.srun == OVER_LIMIT.srun
     assert evidence.pids == {("n3", 99): 5}
     assert [failure.rank for failure in evidence.failures] == [0]
@@ -328,4 +329,4 @@ def test_gather_finds_nothing(tmp_path: Path) -> None:
     def silent(argv: tuple[str, ...]) -> str:
         raise CommandFailed("no Slurm here")
 
-    assert classify(gather(RunDirectory(tmp_path), 1, "7", 1, None, silent)).cause.kind == "unknown"
+    assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).cause.kind == "unknown"

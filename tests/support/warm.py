@@ -11,13 +11,14 @@ import runpy
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 import ranks  # noqa: F401  (imports what is to be shared)
 
 from hpc_mp.launch.emulator import emulator, zygote
@@ -65,6 +66,7 @@ def _become(function: Callable[[], int | None], streams: Sequence[int], env: Map
         for number, stream in enumerate([os.dup(stream) for stream in streams]):
             os.dup2(stream, number)
             os.close(stream)
+        _let_go()
         sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, "w" if n else "r", buffering=1, closefd=False) for n in range(3))
         os.environ.clear()
         os.environ.update(env)
@@ -83,8 +85,17 @@ def _become(function: Callable[[], int | None], streams: Sequence[int], env: Map
         os._exit(code)
 
 
+def _let_go() -> None:
+    """Of all files but the standard streams, as ``exec`` does. Their numbers stay taken: objects that live on may close them."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):  # the directory's own
+            if number > 2 and number != nothing and not os.get_inheritable(number):
+                os.dup2(nothing, number, inheritable=False)
+
+
 class Program:
-    """``python ARGUMENTS`` (``-m MODULE …`` or ``FILE …``), warm; its output goes to files that ``end`` reads."""
+    """``python ARGUMENTS`` (``-m MODULE …`` or ``FILE …``), warm; ``end`` reads its output."""
 
     def __init__(self, arguments: Sequence[str | Path], env: Mapping[str, str]) -> None:
         words = list(map(str, arguments))
@@ -100,19 +111,24 @@ class Program:
                 sys.argv = words
                 runpy.run_path(words[0], run_name="__main__")
 
-        self._out, self._err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (`end` closes them)
+        self._said = [os.memfd_create(name) for name in ("output", "errors")]
         with open(os.devnull) as nothing:
-            self.process = Fork(program, [nothing.fileno(), self._out.fileno(), self._err.fileno()], env)
+            self.process = Fork(program, [nothing.fileno(), *self._said], env)
 
     def end(self, timeout: float) -> subprocess.CompletedProcess[str]:
         """Wait for it. Raises subprocess.TimeoutExpired."""
         code = self.process.wait(timeout)
         said = []
-        for file in (self._out, self._err):
-            file.seek(0)
-            said.append(file.read().decode())
-            file.close()
+        for number in self._said:
+            with os.fdopen(number, "rb") as file:
+                file.seek(0)
+                said.append(file.read().decode())
         return subprocess.CompletedProcess([], code, *said)
+
+
+def warm_zygotes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What this process itself emulates from now on has warm zygotes."""
+    monkeypatch.setattr(emulator, "subprocess", _Subprocess())
 
 
 class _Subprocess:

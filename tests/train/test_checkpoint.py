@@ -29,6 +29,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 ONE: list[str] = []
 TP2PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
 DP4 = ["job.ranks_per_node=4", "parallel.zero=1", "parallel.microbatches=2"]
+DP2Z1 = ["job.ranks_per_node=2", "parallel.zero=1", "parallel.microbatches=2"]
 DP2Z3 = ["job.ranks_per_node=2", "parallel.zero=3", "parallel.microbatches=2"]
 TP2DP2Z2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.zero=2", "parallel.microbatches=2"]
 EIGHT = ["job.ranks_per_node=8", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
@@ -55,10 +56,10 @@ def copied(run: RunDirectory, directory: Path) -> RunDirectory:
     return RunDirectory(directory / "copy")
 
 
-SAME = {"1": ONE, "tp2pp2": TP2PP2, "dp2zero3": DP2Z3, "dp4zero1": DP4}
+SAME = {"1": ONE, "tp2pp2": TP2PP2, "dp2zero3": DP2Z3, "dp2zero1": DP2Z1, "dp4zero1": DP4}
 
 
-@pairs(SAME, (GPT2, LLAMA), {"1": (LLAMA,), "tp2pp2": (GPT2,), "dp2zero3": (LLAMA,), "dp4zero1": (GPT2,)})
+@pairs(SAME, (GPT2, LLAMA), {"1": (LLAMA,), "tp2pp2": (GPT2,), "dp2zero3": (LLAMA,), "dp2zero1": (GPT2,)})
 def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, model: str, name: str, tmp_path: Path) -> None:
     whole, _ = engine(model, *SAME[name], "train.steps=6", "train.dropout=0.1")
     _, first = engine(model, *SAME[name], "train.steps=3", "train.dropout=0.1")

@@ -35,7 +35,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.train.engine import groups
 from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
 from hpc_mp.train.rank.rank_env import RankEnv, at_place, check_place
-from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Lookout, Pace, StopFlag
+from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Pace, StopConditions, StopFlag
 
 TWO_NODES = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"]
 
@@ -209,7 +209,7 @@ def test_without_a_new_start_the_same_run_ends_well(place_: Path) -> None:
 def test_the_lookout_sees_file_and_clock(tmp_path: Path) -> None:
     def reason(end: float | None, grace: float, pace: Pace | None = None, trigger: str = "none") -> int:
         flag = StopFlag()
-        Lookout(flag, pace or Pace(), tmp_path / trigger, end, grace).look()
+        StopConditions(flag, pace or Pace(), tmp_path / trigger, end, grace).check()
         return flag.reason
 
     (tmp_path / "stop").touch()
@@ -287,7 +287,7 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
             return call
 
         if phase == "tokenizing":
-            state.SHOWN = 0.0
+            state.PROGRESS_S = 0.0
             run.stop.touch()
         else:
             setattr(main, {"meeting": "meet", "restoring": "restore"}[phase], asked(phase))

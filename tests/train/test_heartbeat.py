@@ -23,7 +23,7 @@ from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.rank import heartbeat_server, watchdog
 from hpc_mp.train.rank.failures import Hung, NodeLost
 from hpc_mp.train.rank.heartbeat_client import Client
-from hpc_mp.train.rank.heartbeat_server import FAREWELL, Heard, Server, suspects
+from hpc_mp.train.rank.heartbeat_server import FAREWELL, NodeSilence, Server, suspects
 from hpc_mp.train.rank.watchdog import Watchdog
 
 TIMEOUT = 1.2
@@ -32,7 +32,7 @@ TIMEOUT = 1.2
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.sets(st.integers(0, 7)))
 def test_only_nodes_that_are_silent_or_broken_are_suspected(silence: list[float], cut: set[int]) -> None:
     broken = {node for node in cut if node < len(silence)}
-    nodes, own = suspects(Heard(dict(enumerate(silence)), broken), 30.0)
+    nodes, own = suspects(NodeSilence(dict(enumerate(silence)), broken), 30.0)
     assert bool(nodes) == (bool(broken) or max(silence) >= 30)
     assert all(node in broken or silence[node] > 15 for node in nodes)
     assert own == (bool(nodes) and not broken and len(silence) > 1 and min(silence) > 15)
@@ -146,7 +146,7 @@ def test_a_start_that_takes_long_fools_nobody(monkeypatch: pytest.MonkeyPatch) -
     assert first.said == early.said == late.said == []
     for node in (early, late, first):
         node.close()
-    monkeypatch.setattr(heartbeat_server, "START", 0.0)
+    monkeypatch.setattr(heartbeat_server, "START_S", 0.0)
     first = server(3)
     early = client(first, 1)
     until(lambda: first.said, 15)

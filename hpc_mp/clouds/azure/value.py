@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hpc_mp.clouds.azure.expression import Expression, Items, Literal, NameRef, Unreadable, names, parse_expression, unquoted
-from hpc_mp.clouds.azure.lexer import TRIPLE
+from hpc_mp.clouds.azure.parse import TRIPLE
 from hpc_mp.clouds.azure.tree import Attribute
 
 _WORDS: dict[str, bool] = {"true": True, "false": False}

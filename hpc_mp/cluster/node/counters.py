@@ -1,4 +1,4 @@
-"""Counters of errors, and how much they grew since an earlier look.
+"""Counters of errors, and how much they grew since an earlier reading.
 
 A lifetime count says nothing: a cable that was changed a year ago still has its errors. So a reading is kept, and later ones are
 compared with the oldest of the last three hours. Where none was kept yet, two readings a moment apart are compared.

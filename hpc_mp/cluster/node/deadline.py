@@ -1,7 +1,7 @@
 """Do several things at once, each in a child process that can be left behind when it hangs.
 
 A process that waits for a dead file server or a dead GPU cannot be killed, and a thread of ours in that state would keep us
-from ever ending. A child is left to itself instead, with no descriptor of ours. So that a look which is taken every minute leaves
+from ever ending. A child is left to itself instead, with no descriptor of ours. So that a reading every minute leaves
 one such child and not a thousand, those left behind are kept in a file, and what still hangs is not tried again.
 """
 
@@ -34,7 +34,7 @@ def in_time(tasks: Mapping[str, Callable[[], T]], seconds: float, left: Path | N
     """
     before = _read(left)
     hung = {name: child for name, child in before.items() if name in tasks and _is_there(*child)}
-    stuck = {name: Unavailable(f"an earlier look still hangs in process {pid}") for name, (pid, _) in hung.items()}
+    stuck = {name: Unavailable(f"an earlier reading still hangs in process {pid}") for name, (pid, _) in hung.items()}
     found = stuck | _collect({name: task for name, task in tasks.items() if name not in hung}, seconds, hung)
     kept = {name: child for name, child in before.items() if name not in tasks} | hung
     if left is not None and kept != before:

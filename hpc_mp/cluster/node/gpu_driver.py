@@ -48,7 +48,7 @@ class GpuDriver:
     Attributes:
         on_bus: PCI addresses of all NVIDIA GPUs.
         taken: of those that the driver has (``/proc/driver/nvidia/gpus``).
-        excluded: of those that it was told to leave alone.
+        excluded: of those that it is configured to leave alone.
         listed: GPUs that nvidia-smi lists; None where it gives no list.
         nodes: the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
         loaded: version of the module that runs; None when none runs.
@@ -85,8 +85,8 @@ def ask_smi(source: NodeSource) -> SmiAnswer:
 
 def read_models(source: NodeSource) -> tuple[GpuModel, ...]:
     """Of the GPUs that the driver has, those whose model is known."""
-    told = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
-    return tuple(known for name in told if (known := catalogue().gpu(name)))
+    models = (fields(maybe(source.text, path) or "").get("Model", "") for path in source.names(_INFORMATION))
+    return tuple(known for name in models if (known := catalogue().gpu(name)))
 
 
 def read_driver(source: NodeSource) -> GpuDriver:

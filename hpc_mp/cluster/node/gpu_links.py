@@ -37,13 +37,13 @@ class GpuTopology:
     """``nvidia-smi topo -m``.
 
     Attributes:
-        ways: by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
+        paths: by (row, column), such as ("GPU0", "GPU1"): "NV18", "PIX", "PXB", "PHB", "NODE", "SYS".
         gpus: names of the GPU rows, in order.
         nics: device by column, "NIC0" → "mlx5_0".
         numa: by GPU row: "0", "N/A" …
     """
 
-    ways: Mapping[tuple[str, str], str]
+    paths: Mapping[tuple[str, str], str]
     gpus: tuple[str, ...]
     nics: Mapping[str, str] = field(default_factory=dict)
     numa: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def _topology(text: str) -> GpuTopology:
     if head is None:
         raise Unavailable(f"no matrix in the answer: {text.strip()[:60]!r}")
     columns = [name.strip() for name in re.split(r"\t|  +", lines[head].strip())]
-    ways: dict[tuple[str, str], str] = {}
+    paths: dict[tuple[str, str], str] = {}
     gpus: list[str] = []
     nics: dict[str, str] = {}
     numa: dict[str, str] = {}
@@ -109,9 +109,9 @@ def _topology(text: str) -> GpuTopology:
             nics[named[1]] = named[2]
         elif cells[0] in columns:
             row = dict(zip(columns, cells[1:], strict=False))
-            ways |= {(cells[0], column): way for column, way in row.items() if re.match(r"GPU\d|NIC\d|mlx|rdma|efa|cxi", column)}
+            paths |= {(cells[0], column): way for column, way in row.items() if re.match(r"GPU\d|NIC\d|mlx|rdma|efa|cxi", column)}
             if cells[0].startswith("GPU"):
                 gpus.append(cells[0])
                 numa[cells[0]] = row.get("NUMA Affinity", "")
     nics |= {name: name for name in columns if re.match(r"mlx|rdma|efa|cxi", name)}  # older drivers write the device itself
-    return GpuTopology(ways, tuple(gpus), nics, numa)
+    return GpuTopology(paths, tuple(gpus), nics, numa)

@@ -64,8 +64,8 @@ def read_clock(source: NodeSource) -> Clock:
     if source.names("/run/systemd/timesync/synchronized"):
         return Clock("systemd-timesyncd", True, None)
     try:
-        told = fields(source.answer(("timedatectl", "show")), "=")
-        return Clock("timedatectl", told.get("NTPSynchronized") == "yes", None)
+        found = fields(source.answer(("timedatectl", "show")), "=")
+        return Clock("timedatectl", found.get("NTPSynchronized") == "yes", None)
     except Unavailable as unseen:
         tried.append(str(unseen))
     raise Unavailable("no program that keeps the clock answers: " + "; ".join(tried))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
@@ -33,7 +35,7 @@ class NodeProcess:
 class Processes:
     """Attributes:
         stuck: in uninterruptible sleep, and not come on for half a second.
-        zombies: dead, not waited for by their parent.
+        zombies: dead, not waited for by their parent; without the other readers of this doctor.
         orphans: of users, started at least a minute ago, whose parent has gone; only where Slurm's daemon runs.
         count: of all.
         names: of all programs that run.
@@ -58,11 +60,12 @@ def read_processes(source: NodeSource) -> Processes:
         time.sleep(_MOMENT_S)
     later = [(before, _process(source, before.pid, 0.0)) for before in waiting]
     stuck = tuple(before for before, now in later if now and now.state == "D" and now.switches == before.switches)
+    ours = os.getppid() if source.root == Path("/") else None  # it is about to wait for readers that ended before this one
     names = frozenset(process.name for process in every)
     slurm = "slurmd" in names
     return Processes(
         stuck=stuck,
-        zombies=tuple(process for process in every if process.state == "Z"),
+        zombies=tuple(process for process in every if process.state == "Z" and process.parent != ours),
         orphans=tuple(process for process in every if slurm and _is_orphan(process)),
         count=len(every),
         names=names,

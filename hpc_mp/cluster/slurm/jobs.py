@@ -26,14 +26,14 @@ from hpc_mp.cluster.slurm.job import (
     parse_scontrol,
 )
 
-DELAYS_S = (2, 5, 10, 30)  # between two looks, the last for ever: schedulers serve many people
+DELAYS_S = (2, 5, 10, 30)  # between two polls, the last for ever: schedulers serve many people
 PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue
 GONE = "Invalid job id"  # how every program of Slurm says that it does not know a job
 
 patient: Runner = functools.partial(ask, timeout=PATIENCE_S)
 
 
-def look(job_ids: Collection[str], ask: Runner = patient) -> dict[str, SlurmJob]:
+def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, SlurmJob]:
     """What Slurm says of each job, by the id that was asked for; never raises: see FORGOTTEN and UNKNOWN."""
     found: dict[str, SlurmJob] = {}
     denied: set[str] = set()
@@ -63,11 +63,11 @@ def wait(
     """Look at the jobs now and then until all have ended, and return what was seen last.
 
     Args:
-        pause: called with (jobs, seconds) between two looks; returns after so many seconds, or earlier when the run
+        pause: called with (jobs, seconds) between two polls; returns after so many seconds, or earlier when the run
             directory tells that there is something new to see. Default: sleep.
     """
     for delay in itertools.chain(DELAYS_S, itertools.repeat(DELAYS_S[-1])):
-        now = look(job_ids, ask)
+        now = job_states(job_ids, ask)
         if all(job.ended for job in now.values()):
             break
         (pause or _sleep)(now, delay)

@@ -80,7 +80,7 @@ def qualities(ask: Runner = ask) -> dict[str, Qos]:
             for name, wall, tres, jobs in rows}
 
 
-def door(partition: str, ask: Runner = ask) -> PartitionAccess:
+def partition_access(partition: str, ask: Runner = ask) -> PartitionAccess:
     """Whom the partition takes; everybody when Slurm does not tell."""
     facts = find_record("partition", partition, ask)
     return PartitionAccess(_names(facts.get("AllowAccounts")), _names(facts.get("DenyAccounts")) or frozenset(),
@@ -89,7 +89,7 @@ def door(partition: str, ask: Runner = ask) -> PartitionAccess:
 
 def terms(
     partition: str, time_limit: str | None, accounts: Sequence[str], mine: Sequence[Association],
-    known: Mapping[str, Qos], door: PartitionAccess,
+    known: Mapping[str, Qos], access: PartitionAccess,
 ) -> JobTerms:
     """The first account and quality of service that the partition takes, my defaults before others.
 
@@ -97,14 +97,14 @@ def terms(
         time_limit: of the partition.
         accounts: in the order of preference.
     """
-    account = next(filter(door.takes_account, accounts), accounts[0] if accounts else None)
+    account = next(filter(access.takes_account, accounts), accounts[0] if accounts else None)
     held = sorted((each for each in mine if each.account == account and each.partition in (None, partition)),
                   key=lambda each: each.partition is None)
     if not held:
         return JobTerms(account, max_wall=time_limit)
     default = held[0].default_qos or next(iter(held[0].qos), None)
-    serves = default is None or door.takes_qos(default)
-    qos = default if serves else next(filter(door.takes_qos, held[0].qos), None)
+    serves = default is None or access.takes_qos(default)
+    qos = default if serves else next(filter(access.takes_qos, held[0].qos), None)
     quality = known.get(qos) if qos else None
     walls = filter(None, (time_limit, held[0].max_wall, quality.max_wall if quality else None))
     return JobTerms(account, None if serves else qos, quality, min(walls, key=seconds, default=None))

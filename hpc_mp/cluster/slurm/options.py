@@ -37,7 +37,7 @@ def check_options(spec: JobSpec, version: Version | None) -> None:
 
 
 def options_of(spec: JobSpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
-    """Those in ``slurm.extra`` that each component has of its own, or that srun must be told again."""
+    """Those in ``slurm.extra`` that each component has of its own, or that srun must get again."""
     return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}
 
 

@@ -43,6 +43,14 @@ class SlurmPartition:
     kinds: tuple[NodeKind, ...]
 
 
+NO_CONTROLLER = ("contact slurm controller", "Could not establish a configuration source")
+
+
+def last_line(error: CommandFailed) -> str:
+    """What a program of Slurm says at last, which is the verdict; the lines before it say how it came to that."""
+    return str(error).splitlines()[-1]
+
+
 def why_silent(ask: Runner = ask) -> str | None:
     """None when a Slurm controller answers within 3 s, else the reason why it does not.
 
@@ -51,7 +59,7 @@ def why_silent(ask: Runner = ask) -> str | None:
     try:
         answer = ask(("scontrol", "ping"))
     except CommandFailed as error:
-        return str(error).splitlines()[-1]  # scontrol ends with the verdict
+        return last_line(error)
     return None if re.search(r"\bis UP\b", answer) else answer.strip() or "scontrol ping says nothing"
 
 
@@ -69,7 +77,7 @@ def until_silent(ask: Runner = ask) -> Runner:
         try:
             return ask(argv)
         except CommandFailed as error:
-            if not alone and (isinstance(error, TimedOut) or "contact slurm controller" in str(error)):
+            if not alone and (isinstance(error, TimedOut) or any(words in str(error) for words in NO_CONTROLLER)):
                 silent.append(error)
             raise
     return runner

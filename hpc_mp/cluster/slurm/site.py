@@ -11,7 +11,7 @@ import psutil
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
-from hpc_mp.cluster.slurm.limits import JobTerms, associations, door, qualities, terms
+from hpc_mp.cluster.slurm.limits import JobTerms, associations, partition_access, qualities, terms
 from hpc_mp.cluster.slurm.nodes import usable_cpus
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition, accounts, partitions, version, why_silent
 
@@ -73,7 +73,8 @@ def find_site(environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Slu
     own, user = environ.get("SBATCH_ACCOUNT"), getpass.getuser()
     charged = tuple(dict.fromkeys([*([own] if own else []), *accounts(user, ask)]))
     return SlurmSite(version(ask), found, chosen, kind, usable_cpus(kind.nodes[0], ask) or kind.cpus, charged,
-                terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask), door(chosen.name, ask)))
+                terms(chosen.name, chosen.time_limit, charged, associations(user, ask), qualities(ask),
+                      partition_access(chosen.name, ask)))
 
 
 def _gpus(partition: SlurmPartition) -> int:

@@ -54,7 +54,7 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
 
 def state(job_id: str, ask: Runner = queue.patient) -> str:
     """The job's state in Slurm's words (``PENDING``, ``RUNNING``, ``COMPLETED`` …), or FORGOTTEN or UNKNOWN."""
-    return queue.look([job_id], ask)[job_id].state
+    return queue.job_states([job_id], ask)[job_id].state
 
 
 def cancel(job_ids: str | Sequence[str], signal: str | None = None) -> None:

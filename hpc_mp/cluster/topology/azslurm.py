@@ -36,9 +36,9 @@ def read_azslurm(text: str, origin: str) -> TopologyReading:
             notes.append(f"{_nodes(found['rest'])}: in no NVLink domain, so in no block")
         else:
             lines.append(f"{found['key']}={'_'.join(found['name'].split())} {found['rest']}")
-    told = any(_ENTRY.fullmatch(line.strip()) for line in lines)  # BlockSizes alone is left where no block is large enough
+    has_entries = any(_ENTRY.fullmatch(line.strip()) for line in lines)  # BlockSizes alone is left where no block is large enough
     topologies = tuple(replace(topology, switches=tuple(_tidy(switch) for switch in topology.switches))
-                       for topology in read_topologies("\n".join(lines) if told or not notes else ""))
+                       for topology in read_topologies("\n".join(lines) if has_entries or not notes else ""))
     if any(switch.name == PLAIN for topology in topologies for switch in topology.switches):
         notes.append(f"{PLAIN}: nodes outside of placement groups, which share no InfiniBand")
     return TopologyReading(topologies, origin, tuple(notes))

@@ -17,7 +17,7 @@ from hpc_mp.cluster.topology.reading import listed, natural
 
 Verdict = Literal["agrees", "disagrees", "cannot tell"]
 ENOUGH = 12
-"""Pairs of each kind by which Slurm's leaves are told."""
+"""Pairs of each kind by which Slurm's leaves are recognised."""
 
 DECIDES = 2
 """So many more pairs must say a thing of a node than the contrary."""
@@ -77,7 +77,7 @@ def agreement(tree: SwitchTree, measured: LinkRates) -> Agreement:
 
 
 def _leaf_by_leaf(tree: SwitchTree, measured: LinkRates) -> Agreement | None:
-    """Where too few pairs were measured to find groups, Slurm's own leaves may still be told by them; None: they cannot.
+    """Where too few pairs were measured to find groups, Slurm's own leaves may still be recognised by them; None: they cannot.
 
     A node is elsewhere when most of its pairs under its leaf are slow, and most of those with another leaf fast. Of what is left,
     a leaf is two where it has groups that pairs part, and two leaves are one where pairs join them.

@@ -219,10 +219,10 @@ def _parts(fabric: IbSubnet, usable: set[str], apart: set[str], together: Iterab
 
 def _names(fabric: IbSubnet) -> dict[str, str]:
     """Of every switch: its own name where it has one that no other has, else its GUID."""
-    told = {switch: switch_name(fabric.names.get(switch, "")) for switch in fabric.links}
-    counts = list(told.values())
+    labels = {switch: switch_name(fabric.names.get(switch, "")) for switch in fabric.links}
+    counts = list(labels.values())
     names: dict[str, str] = {}
-    for switch, name in told.items():
+    for switch, name in labels.items():
         plain = name if name and counts.count(name) == 1 else f"ib-{switch[2:]}"
         names[switch] = legal(plain, names.values())
     return names

@@ -126,9 +126,9 @@ def _line(number: int, line: str) -> _Line:
     rest = _PAIR.sub("", line).strip()
     kind, value = pairs[0] if pairs else ("", "")
     fields = dict(pairs)
-    told = value if kind == "blocksizes" else fields.get("blocksize", "")
-    sizes = tuple(int(size) for size in told.split(",") if size.isdecimal() and len(size) < 10)
-    wrong = len(sizes) < len(told.split(",")) if told else kind == "blocksizes"
+    sizes_given = value if kind == "blocksizes" else fields.get("blocksize", "")
+    sizes = tuple(int(size) for size in sizes_given.split(",") if size.isdecimal() and len(size) < 10)
+    wrong = len(sizes) < len(sizes_given.split(",")) if sizes_given else kind == "blocksizes"
     if rest or not all(text for _, text in pairs) or wrong or kind not in (*NAMES, "blocksizes"):
         raise HpcMpError(where, "does not read SwitchName=…, BlockName=…, RingName=… or BlockSizes=…", REMEDY)
     try:

@@ -17,7 +17,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 MARK = "hpc-mp-bench "
-TOLD = "HPC_MP_BENCH_TOLD"  # "1": the launcher says on standard input where ranks meet (srun gives it to all of them)
+# "1": the launcher says on standard input where ranks meet (srun gives it to all of them)
+THROUGH_LAUNCHER = "HPC_MP_BENCH_THROUGH_LAUNCHER"
 Event = dict[str, Any]
 
 

@@ -72,37 +72,37 @@ class BenchPlan:
 
 
 def plan(
-    wish: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
+    request: BenchRequest, where: Where, environ: Mapping[str, str] = os.environ, ask: Runner = ask,
     gpus: Callable[[], Sequence[Gpu]] = find_gpus, site: Callable[[Mapping[str, str]], SlurmSite | str] = find_site,
 ) -> BenchPlan:
     """Raises HpcMpError for what cannot be measured. ``gpus``, ``site``: who tells what is here."""
     if where.place == "local":
         found = len(gpus())
-        spec = _spec(wish, 1, found or 2, found)
+        spec = _spec(request, 1, found or 2, found)
         return BenchPlan(spec, lambda: on_emulated_nodes(spec, environ))
     if where.place == "mpi":
-        spec = _spec(wish, 1, 2, 0, "mpi")
+        spec = _spec(request, 1, 2, 0, "mpi")
         return BenchPlan(spec, lambda: on_mpirun(spec, environ))
     if where.place == "step":
         here = environ.get("SLURM_GPUS_ON_NODE", "0")
         found = int(here) if here.isdigit() else 0
-        spec = _spec(wish, int(environ.get("SLURM_JOB_NUM_NODES", "1")), found or 1, found)
-        options = [*_cpus(environ, spec), *_given(wish)]
+        spec = _spec(request, int(environ.get("SLURM_JOB_NUM_NODES", "1")), found or 1, found)
+        options = [*_cpus(environ, spec), *_given(request)]
         return BenchPlan(spec, lambda: on_slurm(spec, options, step_environment(environ), ask))
-    return _job(wish, environ, ask, site)
+    return _job(request, environ, ask, site)
 
 
 def _job(
-    wish: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
+    request: BenchRequest, environ: Mapping[str, str], ask: Runner, site: Callable[[Mapping[str, str]], SlurmSite | str]
 ) -> BenchPlan:
     """A job of its own, on whole nodes: neighbours would share their network."""
-    given = _given(wish)
+    given = _given(request)
     named = next((option.partition("=")[2] for option in given if option.startswith("--partition=")), None)
     there = site(environ if named is None else {**environ, "SBATCH_PARTITION": named})
     if isinstance(there, str):
         raise HpcMpError("--on slurm", there, "measure on this machine with --on local, or inside an allocation")
     found = there.kind.gpu_count
-    spec = _spec(wish, min(2, len(there.kind.nodes)), found or 1, found)
+    spec = _spec(request, min(2, len(there.kind.nodes)), found or 1, found)
     options = [f"--partition={there.chosen.name}", "--exclusive", "--time=00:30:00", "--job-name=hpc-mp-bench",
                f"--cpus-per-task={max(1, there.cpus // spec.ranks_per_node)}"]
     if spec.backend == "nccl" and not any(map(GPU_OPTIONS.match, given)):
@@ -110,13 +110,13 @@ def _job(
     return BenchPlan(spec, lambda: on_slurm(spec, [*options, *given], job_environment(environ), ask))
 
 
-def _given(wish: BenchRequest) -> list[str]:
+def _given(request: BenchRequest) -> list[str]:
     """The user's own options of srun, which come last and so win."""
-    wrong = next((option for option in wish.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
+    wrong = next((option for option in request.srun if not re.match(r"[a-z][a-z-]*(=|$)", option)), None)
     if wrong is not None:
         raise HpcMpError(f"--srun {wrong}", "is no NAME=VALUE", "write an option without its dashes, as in --srun account=abc")
-    mpi = wish.mpi or "none" if wish.backend != "mpi" else wish.mpi
-    return [*([f"--mpi={mpi}"] if mpi else []), *(f"--{option}" for option in wish.srun)]
+    mpi = request.mpi or "none" if request.backend != "mpi" else request.mpi
+    return [*([f"--mpi={mpi}"] if mpi else []), *(f"--{option}" for option in request.srun)]
 
 
 def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
@@ -125,19 +125,19 @@ def _cpus(environ: Mapping[str, str], spec: BenchSpec) -> list[str]:
     return [f"--cpus-per-task={max(1, min(counts) // spec.ranks_per_node)}"] if counts else []
 
 
-def _spec(wish: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
-    """The wish, with what it leaves open filled in. ``gpus``: of a node. ``auto``: the backend, where no GPU decides it."""
-    nodes = nodes if wish.nodes is None else wish.nodes
-    here = ranks_per_node if wish.ranks_per_node is None else wish.ranks_per_node
+def _spec(request: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: Backend | None = None) -> BenchSpec:
+    """The request, with what it leaves open filled in. ``gpus``: of a node. ``auto``: the backend, where no GPU decides it."""
+    nodes = nodes if request.nodes is None else request.nodes
+    here = ranks_per_node if request.ranks_per_node is None else request.ranks_per_node
     for name, value in (("--nodes", nodes), ("--ranks-per-node", here)):
         if value < 1:
             raise HpcMpError(f"{name} {value}", "must be at least 1", f"set {name} to 1 or more")
     backend: Backend = auto or ("nccl" if gpus >= here else "gloo")
-    if wish.backend in ("nccl", "gloo", "mpi"):
-        backend = wish.backend  # type: ignore[assignment]
-    groups = _groups(wish, nodes, here)
-    spec = BenchSpec(wish.collective, backend, nodes, here, groups, _sizes(wish, backend, max(map(len, groups))), wish.dtype,
-                     wish.warmup, wish.iterations, wish.check, wish.timeout)
+    if request.backend in ("nccl", "gloo", "mpi"):
+        backend = request.backend  # type: ignore[assignment]
+    groups = _groups(request, nodes, here)
+    spec = BenchSpec(request.collective, backend, nodes, here, groups, _sizes(request, backend, max(map(len, groups))),
+                     request.dtype, request.warmup, request.iterations, request.check, request.timeout)
     if not spec.fitting(spec.sizes[0]):
         least = ALIGN * max(map(len, groups))
         raise HpcMpError(f"-b {spec.sizes[0]}", f"is less than {ALIGN} bytes for each of {max(map(len, groups))} ranks",
@@ -145,12 +145,12 @@ def _spec(wish: BenchRequest, nodes: int, ranks_per_node: int, gpus: int, auto: 
     return spec
 
 
-def _sizes(wish: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ...]:
+def _sizes(request: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ...]:
     """``ranks``: of the largest group, each of which needs a part to send."""
     first, last, usual = SIZES[backend]
     while first < ALIGN * ranks:
         first *= 2
-    begin, end, factor, step = wish.sizes
+    begin, end, factor, step = request.sizes
     if begin is None:
         begin = first if end is None else min(first, end)
     if end is None:
@@ -158,12 +158,12 @@ def _sizes(wish: BenchRequest, backend: Backend, ranks: int) -> tuple[int, ...]:
     return sweep(begin, end, usual if factor is None else factor, step)
 
 
-def _groups(wish: BenchRequest, nodes: int, ranks_per_node: int) -> Groups:
-    layout, world = wish.layout, nodes * ranks_per_node
+def _groups(request: BenchRequest, nodes: int, ranks_per_node: int) -> Groups:
+    layout, world = request.layout, nodes * ranks_per_node
     if layout is None:
-        return split(world, ranks_per_node, wish.split)
-    if wish.split != "all":
-        raise HpcMpError(f"--split {wish.split} --axis {layout.axis}", "are two ways to make groups", "leave one of them out")
+        return split(world, ranks_per_node, request.split)
+    if request.split != "all":
+        raise HpcMpError(f"--split {request.split} --axis {layout.axis}", "are two ways to make groups", "leave one of them out")
     fixed = prod((layout.tensor, layout.pipeline))
     if fixed < 1 or world % fixed:
         raise HpcMpError(f"tp({layout.tensor}) × pp({layout.pipeline}) = {fixed}",

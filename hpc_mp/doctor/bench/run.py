@@ -54,13 +54,13 @@ def follow(spec: BenchSpec, said: Iterable[Event], watcher: Watcher) -> Measured
         rows.append(row(spec, event["size"], event["ranks"]))
         watcher.row(rows[-1])
 
-    hear: dict[str, Callable[[Event], None]] = {
+    reader: dict[str, Callable[[Event], None]] = {
         "ranks": met, "size": lambda event: watcher.begins(event["size"]), "row": measured,
         "note": lambda event: watcher.note(event["text"]),
     }
     for event in said:
-        if event["event"] in hear:
-            hear[event["event"]](event)
+        if event["event"] in reader:
+            reader[event["event"]](event)
         ended = ended or event["event"] == "end"
     if not ended:
         raise RunFailed("the ranks ended before all sizes were measured")

@@ -26,18 +26,19 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.steps import is_queue_notice, srun
-from hpc_mp.doctor.bench.events import TOLD, Event, events
+from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Event, events
 from hpc_mp.doctor.bench.spec import BenchSpec, dump_spec
 from hpc_mp.launch.backends.mpi import family, mpirun_environment
 from hpc_mp.launch.backends.mpi import patient as ask_mpirun
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
+from hpc_mp.rundir.failures import kind_of
 
 PROGRAM = "hpc_mp.doctor.bench.ranks"
 ENTRY = f"{PROGRAM}.program:forked"
-POLL_S = 0.1  # seconds between two looks at what forked ranks have said
+POLL_S = 0.1  # seconds between two polls of what forked ranks have said
 KEPT = 12  # lines of what ranks printed last, shown when they fail
-PATIENCE = 10.0  # seconds that srun gets to end its ranks when we are interrupted
+PATIENCE_S = 10.0  # that srun gets to end its ranks when we are interrupted
 NETWORKS = re.compile(r"NCCL_|RCCL_|GLOO_|UCX_|FI_|OMPI_MCA_|PRTE_MCA_|I_MPI_|OMP_")  # passed on by an mpirun that passes nothing
 
 
@@ -57,8 +58,8 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
         lock = stack.enter_context(open(folder / "lock", "w"))
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=max(128, spec.world)))
         step = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
-        told = srun_environments(in_blocks(spec.nodes, spec.ranks_per_node), str(os.getpid()), step)
-        ranks = [EmulatedRank(folder / f"rank-{rank}.log", each) for rank, each in enumerate(told)]
+        environs = srun_environments(in_blocks(spec.nodes, spec.ranks_per_node), str(os.getpid()), step)
+        ranks = [EmulatedRank(folder / f"rank-{rank}.log", each) for rank, each in enumerate(environs)]
         emulator.start(ranks, folder / "spec.json", listener, lock.fileno(), entry)
         yield from _follow_emulator(emulator, [rank.log for rank in ranks])
 
@@ -66,16 +67,21 @@ def on_emulated_nodes(spec: BenchSpec, environ: Mapping[str, str], entry: str = 
 def _follow_emulator(emulator: Emulator, logs: Sequence[Path]) -> Iterator[Event]:
     said = [NewLines(log) for log in logs]
     while emulator.running:
-        emulator.hear(POLL_S)
+        emulator.receive(POLL_S)
         for lines in said:
             yield from _unless_refused(events(lines.read()))
     if emulator.broken is not None:
         raise RunFailed(emulator.broken)
-    failed = [end for end in emulator.exits if end.code and not end.ours]
+    # Which of two ranks ends first is chance: the first whose last words do not speak of another rank is the cause.
+    failed = [(end, _last_words(logs[end.rank])) for end in emulator.exits if end.code and not end.ours]
+    failed.sort(key=lambda each: kind_of("\n".join(each[1])) == "peer")
     if failed:
-        rank, code = failed[0].rank, failed[0].code
-        last = logs[rank].read_text(errors="replace").splitlines()[-KEPT:] if logs[rank].exists() else []
-        raise RunFailed("\n".join([f"rank {rank} {ending(code)}", *last]))
+        end, words = failed[0]
+        raise RunFailed("\n".join([f"rank {end.rank} {ending(end.code)}", *words]))
+
+
+def _last_words(log: Path) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-KEPT:] if log.exists() else []
 
 
 def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str], ask: Runner = ask) -> Iterator[Event]:
@@ -90,17 +96,17 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
     def answer(event: Event) -> str:
         return json.dumps({"address": address_of(event["node"], ask), "port": event["port"], "token": token})
 
-    return _follow(command, {"OMP_NUM_THREADS": "1", **environ, TOLD: "1"}, answer)
+    return _follow(command, {"OMP_NUM_THREADS": "1", **environ, THROUGH_LAUNCHER: "1"}, answer)
 
 
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
     """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
     words = family(ask, "put another one first on PATH")
     settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
-    told = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
-    names = sorted(name for name in told if NETWORKS.match(name))
+    environs = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
+    names = sorted(name for name in environs if NETWORKS.match(name))
     command = ["mpirun", *words(spec.world, spec.ranks_per_node, ["HPC_MP_MPI", *names]), *_rank(spec)]
-    return _follow(command, told, None)
+    return _follow(command, environs, None)
 
 
 def _rank(spec: BenchSpec) -> list[str]:
@@ -108,7 +114,7 @@ def _rank(spec: BenchSpec) -> list[str]:
 
 
 def _follow(command: Sequence[str], environ: Mapping[str, str], answer: Callable[[Event], str] | None) -> Iterator[Event]:
-    """What the ranks say; ``answer`` makes what all of them are told when rank 0 says where it listens."""
+    """What the ranks say; ``answer`` makes what all of them get when rank 0 says where it listens."""
     try:
         process = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE if answer else subprocess.DEVNULL,
                                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -165,7 +171,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.terminate()
         try:
-            process.wait(PATIENCE)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

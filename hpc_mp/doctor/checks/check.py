@@ -61,14 +61,14 @@ def run(checks: Sequence[Check[Any]], source: NodeSource, deadline: float = 4.5,
     groups: dict[Callable[[NodeSource], Any], list[Check[Any]]] = {}
     for check in checks:
         groups.setdefault(check.reader, []).append(check)
-    tasks = {group[0].code: functools.partial(_look, group, source) for group in groups.values()}
+    tasks = {group[0].code: functools.partial(_run_group, group, source) for group in groups.values()}
     found: Said = {}
     for group, answer in zip(groups.values(), answers(tasks, deadline, keep(source, "hung.json")).values(), strict=True):
         found |= {check.code: [_unknown(check, answer)] for check in group} if isinstance(answer, Unavailable) else answer
     return [finding for check in checks for finding in found[check.code]]
 
 
-def _look(group: Sequence[Check[Any]], source: NodeSource) -> Said:
+def _run_group(group: Sequence[Check[Any]], source: NodeSource) -> Said:
     facts = group[0].reader(source)
     return {check.code: list(_judged(check, facts)) for check in group}
 

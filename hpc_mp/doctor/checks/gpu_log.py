@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.base.text import counted, duration
+from hpc_mp.base.text import ago, counted
 from hpc_mp.cluster.node.kernel_log import KernelMessage
 from hpc_mp.cluster.node.xids import SXidLine, XidLine, sxid, xid
 from hpc_mp.doctor.checks.check import Check
@@ -60,11 +60,8 @@ def _by_part(lines: Sequence[KernelMessage], read: Callable[[str], Entry | None]
 
 
 def _when(times: int, age: float | None) -> str:
-    if age is None:
-        ago = "at a time that the log does not tell"
-    else:
-        ago = f"{duration(age)} ago"
-    return ago if times == 1 else f"{times} times, last {ago}"
+    when = "at a time that the log does not tell" if age is None else ago(age)
+    return when if times == 1 else f"{times} times, last {when}"
 
 
 CHECKS = (

@@ -1,4 +1,4 @@
-"""The ways between NVIDIA GPUs, and from them to the network."""
+"""The paths between NVIDIA GPUs, and from them to the network."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.doctor.checks.check import Check
 from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, usual_of
 
-MOST_ERRORS = 5  # of one link between two looks; imbue's cluster-health warns there
-_NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # ways from GPU to NIC, the nearest first
+MOST_ERRORS = 5  # of one link between two readings; imbue's cluster-health warns there
+_NEAR = ("PIX", "PXB", "PHB", "NODE", "SYS")  # paths from GPU to NIC, the nearest first
 _DIRECT = ("PIX", "PXB")  # without the processor in between
 _NO_CLUSTER = "00000000-0000-0000-0000-000000000000"
 
@@ -92,23 +92,23 @@ def manager(fabric: NvswitchFabric) -> Iterator[Finding]:
         yield Finding("gpu-fabric-manager", "error", "", f"{here} and nvidia-fabricmanager is {fabric.manager}")
 
 
-def imex(told: Imex | None) -> Iterator[Finding]:
-    if told is None:
+def imex(found: Imex | None) -> Iterator[Finding]:
+    if found is None:
         return
-    if told.domain != "UP":
-        yield Finding("gpu-imex", "error", "", f"IMEX domain is {told.domain}: no memory of other nodes over NVLink")
-    for address, state in told.nodes:
+    if found.domain != "UP":
+        yield Finding("gpu-imex", "error", "", f"IMEX domain is {found.domain}: no memory of other nodes over NVLink")
+    for address, state in found.nodes:
         if state != "READY":
             yield Finding("gpu-imex", "error", address, f"IMEX node is {state}")
-    if told.unconnected:
-        first, second, letter = told.unconnected[0]
+    if found.unconnected:
+        first, second, letter = found.unconnected[0]
         yield Finding("gpu-imex", "error", f"IMEX node {first}", f"not connected to node {second} ({letter}); "
-                      f"{len(told.unconnected)} such pairs; V is a version that differs")
-    if not told.channels:
+                      f"{len(found.unconnected)} such pairs; V is a version that differs")
+    if not found.channels:
         yield Finding("gpu-imex", "error", "", "no /dev/nvidia-caps-imex-channels/channel*: programs cannot use IMEX",
                       "load the driver with NVreg_CreateImexChannel0=1, or let Slurm's switch/nvidia_imex make one per job")
-    if told.domain == "UP" and not told.unconnected and told.channels and all(state == "READY" for _, state in told.nodes):
-        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(told.nodes), 'node')} is up and fully connected")
+    if found.domain == "UP" and not found.unconnected and found.channels and all(state == "READY" for _, state in found.nodes):
+        yield Finding("gpu-imex", "ok", "", f"IMEX domain of {counted(len(found.nodes), 'node')} is up and fully connected")
 
 
 def clique(asked: SmiAnswer) -> Iterator[Finding]:
@@ -124,26 +124,26 @@ def clique(asked: SmiAnswer) -> Iterator[Finding]:
         yield Finding("gpu-clique", "ok", "", f"all GPUs are in clique {groups[0]}")
 
 
-def peers(told: GpuTopology | None) -> Iterator[Finding]:
-    if told is None:
+def peers(found: GpuTopology | None) -> Iterator[Finding]:
+    if found is None:
         return
-    pairs = {pair: word for pair, word in told.ways.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
+    pairs = {pair: word for pair, word in found.paths.items() if pair[0] != pair[1] and pair[1].startswith("GPU")}
     bad = {pair: word for pair, word in pairs.items() if word != "OK"}
     if pairs and len(bad) == len(pairs):
         words = ", ".join(sorted(set(bad.values())))
         yield Finding("gpu-p2p", "error", "", f"no GPU reaches another's memory over NVLink ({words})")
     elif bad:
         shown = ", ".join(f"{first}→{second} {word}" for (first, second), word in list(bad.items())[:6])
-        yield Finding("gpu-p2p", "error", _commonest(bad), f"{len(bad)} of {len(pairs)} ways between GPUs: {shown}")
+        yield Finding("gpu-p2p", "error", _commonest(bad), f"{len(bad)} of {len(pairs)} paths between GPUs: {shown}")
     elif pairs:
-        yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} ways between GPUs are open over NVLink")
+        yield Finding("gpu-p2p", "ok", "", f"all {len(pairs)} paths between GPUs are open over NVLink")
 
 
-def ways(told: GpuTopology | None) -> Iterator[Finding]:
-    if told is None or len(told.gpus) < 2:
+def joined(found: GpuTopology | None) -> Iterator[Finding]:
+    if found is None or len(found.gpus) < 2:
         return
-    between = {(first, second): told.ways.get((first, second), "")
-               for place, first in enumerate(told.gpus) for second in told.gpus[place + 1:]}
+    between = {(first, second): found.paths.get((first, second), "")
+               for place, first in enumerate(found.gpus) for second in found.gpus[place + 1:]}
     usual = usual_of(list(between.values())) or max(between.values())
     odd = {pair: way for pair, way in between.items() if way != usual and usual.startswith("NV")}
     if odd:
@@ -151,13 +151,13 @@ def ways(told: GpuTopology | None) -> Iterator[Finding]:
         yield Finding("gpu-topology", "error", _commonest(odd), f"most pairs are joined by {usual}, but {shown}")
     else:
         kinds = ", ".join(sorted(set(between.values())))
-        yield Finding("gpu-topology", "ok", "", f"{counted(len(told.gpus), 'GPU')} joined by {kinds}")
+        yield Finding("gpu-topology", "ok", "", f"{counted(len(found.gpus), 'GPU')} joined by {kinds}")
 
 
-def nearest_nic(told: GpuTopology | None) -> Iterator[Finding]:
-    if told is None or not told.nics:
+def nearest_nic(found: GpuTopology | None) -> Iterator[Finding]:
+    if found is None or not found.nics:
         return
-    best = {gpu: min((told.ways.get((gpu, nic), "SYS") for nic in told.nics), key=_distance) for gpu in told.gpus}
+    best = {gpu: min((found.paths.get((gpu, nic), "SYS") for nic in found.nics), key=_distance) for gpu in found.gpus}
     direct = [gpu for gpu, way in best.items() if way in _DIRECT]
     kinds = ", ".join(sorted(set(best.values())))
     if not direct:
@@ -201,7 +201,7 @@ CHECKS = (
     Check("gpu-nvlink-rate", read_links, rates, "nvidia-smi nvlink -s",
           "error unless: number and speed that the model, or most, have", _RESET),
     Check("gpu-nvlink-errors", read_changes, errors, "nvidia-smi nvlink -e",
-          f"none since the last look; error: {MOST_ERRORS} of one kind", _RESET),
+          f"none since the last reading; error: {MOST_ERRORS} of one kind", _RESET),
     row("gpu-fabric", fabric_state, "in the NVLink fabric, and healthy", "error unless: state Completed, status Success",
         "systemctl restart nvidia-fabricmanager on a drained node, then reset the GPUs"),
     Check("gpu-fabric-manager", read_fabric, manager, "systemctl is-active nvidia-fabricmanager",
@@ -211,7 +211,7 @@ CHECKS = (
           "systemctl restart nvidia-imex on all nodes of /etc/nvidia-imex/nodes_config.cfg"),
     Check("gpu-clique", ask_smi, clique, "nvidia-smi -q -x", "error unless: one cluster UUID and clique on all GPUs", _RESET),
     Check("gpu-p2p", read_peers, peers, "nvidia-smi topo -p2p n", "error unless: OK for every pair", _RESET),
-    Check("gpu-topology", read_topology, ways, "nvidia-smi topo -m", "error unless: every pair joined alike", _RESET),
+    Check("gpu-topology", read_topology, joined, "nvidia-smi topo -m", "error unless: every pair joined alike", _RESET),
     Check("gpu-nic", read_topology, nearest_nic, "nvidia-smi topo -m", "warning unless: every GPU as near to a NIC as the others",
           "look for a NIC that is missing, and at the PCIe slots"),
 )

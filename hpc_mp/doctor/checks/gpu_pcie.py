@@ -37,21 +37,21 @@ def read_lanes(source: NodeSource) -> tuple[tuple[PciGpu, ...], bool]:
     return read_gpus(source), any(each.per_node for each in read_models(source))
 
 
-def width(told: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
+def width(gpus: tuple[Sequence[PciGpu], bool]) -> Iterator[Finding]:
     """Lanes, unlike the speed, do not rest: fewer of them is a bad contact or riser, idle or not.
 
     Cards may sit in slots of fewer lanes than they have, as in many cloud machines: then all have equally few.
     """
-    mine = [gpu for gpu in _nvidia(told[0]) if gpu.width and gpu.max_width]
+    mine = [gpu for gpu in _nvidia(gpus[0]) if gpu.width and gpu.max_width]
     widest = max((gpu.width or 0 for gpu in mine), default=0)
-    short = [gpu for gpu in mine if (gpu.width or 0) < min(gpu.max_width or 0, widest if not told[1] else 16)]
+    short = [gpu for gpu in mine if (gpu.width or 0) < min(gpu.max_width or 0, widest if not gpus[1] else 16)]
     for gpu in short:
         yield Finding("gpu-pcie-width", "error", gpu.bus, f"{gpu.width} lanes of {gpu.max_width}")
     if mine and not short:
         least = min((gpu.width or 0) / (gpu.max_width or 1) for gpu in mine)
         slots = "all their lanes" if least == 1 else f"{widest} lanes each; they have more, and the slots have not, it seems"
         yield Finding("gpu-pcie-width", "ok", "", f"{counted(len(mine), 'GPU')} with {slots}")
-    elif _nvidia(told[0]) and not mine:
+    elif _nvidia(gpus[0]) and not mine:
         yield Finding("gpu-pcie-width", "unknown", "", "the kernel shows no link width here (a virtual machine)")
 
 
@@ -81,17 +81,17 @@ def speed(gpu: GpuReport) -> GpuFault | None:
 
 def replays(asked: SmiAnswer) -> Iterator[Finding]:
     """Judged by rate: a few repeated packets in weeks are nothing."""
-    told = bad = False
+    known = bad = False
     for gpu in seen(asked).gpus:
         count = gpu.number("pci/replay_counter")
         if count is None or not asked.uptime:
             continue
-        told = True
+        known = True
         rate = count / max(asked.uptime / 60, 1)
         if rate > MOST_REPLAYS:
             bad = True
             yield Finding("gpu-pcie-replay", "error", str(gpu), f"{count:.0f} packets repeated since boot, {rate:.0f} a minute")
-    if told and not bad:
+    if known and not bad:
         yield Finding("gpu-pcie-replay", "ok", "", "hardly any PCIe packet was repeated")
 
 

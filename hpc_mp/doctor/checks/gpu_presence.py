@@ -37,21 +37,21 @@ BOARDS = (1, 2, 4, 8)  # NVSwitch boards and their virtual machines come with so
 def count(driver: GpuDriver) -> Iterator[Finding]:
     sides = {"PCI bus": len(driver.on_bus), "driver": len(driver.taken) + len(driver.excluded),
              "nvidia-smi": driver.listed, "/dev/nvidia*": sum(name[len("nvidia"):].isdigit() for name in driver.nodes)}
-    told = {side: number for side, number in sides.items() if number is not None}
+    counts = {side: number for side, number in sides.items() if number is not None}
     here = ", ".join(f"{side} {'says nothing' if number is None else number}" for side, number in sides.items())
-    most = max(told.values())
+    most = max(counts.values())
     if driver.kind and most < driver.kind.gpus:
         yield Finding("gpu-count", "error", "", f"{here}; {driver.kind.name} has {driver.kind.gpus}")
     elif not most:
         return
     elif driver.nvswitches and len(driver.on_bus) not in BOARDS:
         yield Finding("gpu-count", "error", "", f"{here}; {driver.nvswitches} NVSwitches are there, whose boards have 8 GPUs")
-    elif len(set(told.values())) == 1 and driver.listed is not None:
+    elif len(set(counts.values())) == 1 and driver.listed is not None:
         right = f", as {driver.kind.name} has" if driver.kind else "; how many there should be is not known"
         yield Finding("gpu-count", "ok", "", f"{counted(most, 'GPU')} from all four sides ({', '.join(sides)}){right}")
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
         yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
-    elif driver.listed is None and len({told["PCI bus"], told["driver"]}) == 1:
+    elif driver.listed is None and len({counts["PCI bus"], counts["driver"]}) == 1:
         yield Finding("gpu-count", "unknown", "", here)
     else:
         yield Finding("gpu-count", "error", "", here)
@@ -162,11 +162,11 @@ def _exit(asked: SmiAnswer) -> tuple[Severity, str, str]:
     return "error", f"ended by signal {signal}" if signal > 0 else "a code without a known meaning", EXITS[255][2]
 
 
-_LOOK = "look into the kernel log; power-cycle the node; have the GPU replaced when it does not come back"
+_KERNEL_LOG = "look into the kernel log; power-cycle the node; have the GPU replaced when it does not come back"
 
 CHECKS = (
     Check("gpu-count", read_driver, count, "PCI bus, /proc/driver/nvidia/gpus, nvidia-smi --list-gpus, /dev/nvidia*",
-          "error unless: all agree, with what this kind of machine has", _LOOK),
+          "error unless: all agree, with what this kind of machine has", _KERNEL_LOG),
     Check("gpu-smi", ask_smi, smi, "exit code of nvidia-smi", "error unless: 0"),
     Check("gpu-driver", read_driver, versions, "/proc/driver/nvidia/version, libnvidia-ml.so.*",
           "error unless: the same version"),
@@ -176,7 +176,7 @@ CHECKS = (
           "find out why, in /etc/modprobe.d; have it replaced"),
     Check("gpu-alike", ask_smi, alike, "nvidia-smi -q -x", "warning unless: one model, VBIOS, firmware",
           "bring all GPUs to the same state"),
-    row("gpu-answers", answers, "the driver gets every value", "error unless: no ERR! and no Unknown Error", _LOOK),
+    row("gpu-answers", answers, "the driver gets every value", "error unless: no ERR! and no Unknown Error", _KERNEL_LOG),
     row("gpu-recovery", recovery, "the driver wants no reset",
         "error unless: recovery action None", "do so once the node is drained"),
     Check("gpu-amd", read_amd, amd, "PCI bus, /sys/class/kfd, /sys/.../ras", "recognised, driver loaded, no uncorrected error",

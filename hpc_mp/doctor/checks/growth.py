@@ -1,4 +1,4 @@
-"""What grew since an earlier look: errors of links, lost packets, corrected memory, heat. Lifetimes are never judged."""
+"""What grew since an earlier reading: errors of links, lost packets, corrected memory, heat. Lifetimes are never judged."""
 
 from __future__ import annotations
 

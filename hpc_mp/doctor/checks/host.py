@@ -27,7 +27,7 @@ def own_name(found: HostName) -> Iterator[Finding]:
                       + ("an address that no other host can reach" if found.addresses else "nothing"))
 
 
-def both_ways(found: HostName) -> Iterator[Finding]:
+def there_and_back(found: HostName) -> Iterator[Finding]:
     if found.back is None:
         return
     address, names = found.back
@@ -98,7 +98,7 @@ CHECKS: tuple[Check[Any], ...] = (
           "`/proc/sys/kernel/hostname`, `getent ahosts`",
           "warning: the name has no address, or first one of 127.*",
           "take the name out of the 127.* line of /etc/hosts, and give it the address of the network that nodes share"),
-    Check("dns-back", read_name, both_ways,
+    Check("dns-back", read_name, there_and_back,
           "`getent ahosts`, `getent hosts`",
           "warning: the address is given back as another host",
           "correct the reverse entry; two nodes may have been given one address"),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.base.text import duration
+from hpc_mp.base.text import ago
 from hpc_mp.cluster.node.kernel_log import KernelMessage, read_kernel_log, read_taint
 from hpc_mp.doctor.checks.check import Check
 
@@ -21,7 +21,7 @@ def _complaint(code: str, pattern: str, grave: Severity) -> Callable[[tuple[Kern
         found = [line for line in lines if (line.age is None or line.age <= _DAY_S) and wanted.search(line.text)]
         if found:
             last = found[-1]
-            when = "" if last.age is None else f" {duration(last.age)} ago"
+            when = "" if last.age is None else f" {ago(last.age)}"
             yield Finding(code, grave, "", f"{len(found)} lines in the last day, the last{when}: {last.text.strip()[:160]}")
         else:
             yield Finding(code, "ok", "", "no such line in the last day")

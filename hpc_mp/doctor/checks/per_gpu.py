@@ -25,7 +25,7 @@ class NotApplicable(Exception):
     """This GPU has no such part: the driver says N/A."""
 
 
-Look = Callable[[GpuReport], GpuFault | None]
+FindFault = Callable[[GpuReport], GpuFault | None]
 _LATER = ("remapped_rows", "mig_mode", "retired_pages")  # parts that older drivers, for older GPUs, do not know
 
 
@@ -36,11 +36,11 @@ def seen(asked: SmiAnswer) -> SmiReport:
     return asked.smi
 
 
-def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
+def each(code: str, find: FindFault, well: str) -> Callable[[SmiAnswer], Iterator[Finding]]:
     """A judge that looks at every GPU.
 
     Args:
-        look: None when the GPU is well. Raises NotApplicable where the GPU has no such part, and Unavailable.
+        find: None when the GPU is well. Raises NotApplicable where the GPU has no such part, and Unavailable.
         well: what to say when all that have the part are.
     """
 
@@ -48,7 +48,7 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
         findings, well_ones, unseen = [], 0, []
         for gpu in seen(asked).gpus:
             try:
-                ill = look(gpu)
+                ill = find(gpu)
             except NotApplicable:
                 continue
             except Unavailable as why:
@@ -68,9 +68,9 @@ def each(code: str, look: Look, well: str) -> Callable[[SmiAnswer], Iterator[Fin
     return judge
 
 
-def row(code: str, look: Look, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
+def row(code: str, find: FindFault, well: str, rule: str, remedy: str) -> Check[SmiAnswer]:
     """The row of a check that looks at every GPU in nvidia-smi's answer."""
-    return Check(code, ask_smi, each(code, look, well), "nvidia-smi -q -x", rule, remedy)
+    return Check(code, ask_smi, each(code, find, well), "nvidia-smi -q -x", rule, remedy)
 
 
 def number(gpu: GpuReport, *paths: str) -> float:

@@ -74,15 +74,15 @@ def _alone(result: Result) -> Iterator[Finding]:
 
 def _loaded(result: Result) -> Iterator[Finding]:
     """What nvidia-smi said while the GPU worked: only then it runs at its clocks and its link at its speed."""
-    told = result.loaded
+    load = result.loaded
     for what, words in (("pcie", "PCIe generation"), ("lanes", "PCIe lanes")):
-        if what in told and told[what] < told.get(f"max {what}", told[what]):
+        if what in load and load[what] < load.get(f"max {what}", load[what]):
             yield Finding("compute-pcie", "error", str(result),
-                          f"under load {words} {told[what]:.0f} of {told[f'max {what}']:.0f}",
+                          f"under load {words} {load[what]:.0f} of {load[f'max {what}']:.0f}",
                           "reseat the GPU or its riser; look at the slot's BIOS setting; have the board replaced")
-    if mask := int(told.get("reasons", 0)) & SLOWED:
+    if mask := int(load.get("reasons", 0)) & SLOWED:
         names = [name.replace("_", " ") for name, bit in REASONS.items() if mask & bit]
-        clocks = f", {told['clock']:.0f} of {told['max clock']:.0f} MHz" if {"clock", "max clock"} <= told.keys() else ""
+        clocks = f", {load['clock']:.0f} of {load['max clock']:.0f} MHz" if {"clock", "max clock"} <= load.keys() else ""
         yield Finding("compute-throttle", "error" if mask & HALVED else "warning", str(result),
                       f"slowed down under load: {', '.join(names)} (event reasons {mask:#x}){clocks}",
                       "look at the node's fans, cooling loop, room and power supplies; compare with its neighbours")
@@ -98,9 +98,9 @@ def _slow(kind: str, peers: Sequence[Result]) -> Iterator[Finding]:
             ill = True
             both = len(who) > 1
             severity: Severity = "error" if factor < 1 - limit.error and not both else "warning"
-            told = "of the other's: one is slow or the other fast, two cannot tell" if both else "of its peers' median"
+            than_what = "of the other's: one is slow or the other fast, two cannot tell" if both else "of its peers' median"
             yield Finding("compute-slow", severity, ", ".join(who),
-                          f"{what} {min(rates[name] for name in who):.4g} {_unit(what)}, {factor:.0%} {told}"
+                          f"{what} {min(rates[name] for name in who):.4g} {_unit(what)}, {factor:.0%} {than_what}"
                           + ("" if both else shares.get(who[0], "")), _SLOW)
     if not ill and any(peer.rates for peer in peers):
         shown = ", ".join(f"{what} {statistics.median(rates):.4g} {_unit(what)}" for what,

@@ -97,12 +97,11 @@ class _Worker:
             self.answers[name] = {**old, **value} if isinstance(old, dict) else [*old, *value] if isinstance(old, list) else value
 
     def result(self, host: str, loads: Sequence[GpuLoad]) -> Result:
-        told = self.answers
-        mine = next((_loaded(load) for load in loads if load.bus == told.get("bus")), {})
-        return Result(host, self.device, told.get("kind", ""), told.get("software", ""), told.get("rates", {}),
-                      told.get("slowest", {}),
-                      tuple(told.get("wrong", ())), tuple(told.get("unsteady", ())), told.get("digests", {}), told.get("share"),
-                      mine, self.error)
+        answers = self.answers
+        mine = next((_loaded(load) for load in loads if load.bus == answers.get("bus")), {})
+        return Result(host, self.device, answers.get("kind", ""), answers.get("software", ""), answers.get("rates", {}),
+                      answers.get("slowest", {}), tuple(answers.get("wrong", ())), tuple(answers.get("unsteady", ())),
+                      answers.get("digests", {}), answers.get("share"), mine, self.error)
 
     def end(self) -> None:
         """A process that hangs in the driver cannot be ended; it is left behind."""
@@ -140,6 +139,6 @@ def _lines(ready: selectors.BaseSelector, end: float) -> Iterator[tuple[_Worker,
 
 def _loaded(load: GpuLoad) -> dict[str, float]:
     generation, most, lanes, all_lanes = load.pcie
-    told = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": most, "lanes": lanes,
+    values = {"clock": load.clock, "max clock": load.max_clock, "pcie": generation, "max pcie": most, "lanes": lanes,
             "max lanes": all_lanes, "temperature": load.temperature, "power": load.power, "reasons": load.reasons}
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in values.items() if value is not None}

@@ -47,8 +47,8 @@ def _links(known: Known) -> Iterator[Suspect]:
     """Slow pairs of healthy nodes. Several of one node, or between the same leaves, may be due to these: that is said so."""
     names, leaf, bad = known.cluster.names, known.cluster.leaf, known.links.bad
     often = Counter(node for pair in bad for node in pair)
-    ways = [sorted({int(leaf[node]) for node in pair}) for pair in bad] if leaf is not None else []
-    uplinks = Counter(end for way in ways if len(way) > 1 for end in way)
+    between = [sorted({int(leaf[node]) for node in pair}) for pair in bad] if leaf is not None else []
+    uplinks = Counter(end for way in between if len(way) > 1 for end in way)
     for one, other in bad:
         ends = [int(leaf[node]) for node in (one, other)] if leaf is not None else []
         apart = len({*ends}) < 2 or all(uplinks[end] == 1 for end in ends)
@@ -57,7 +57,7 @@ def _links(known: Known) -> Iterator[Suspect]:
     shared = [end for end, count in sorted(uplinks.items()) if count > 1]
     doubted = known.state.load.health.bad | known.state.load.health.open
     if shared and not doubted[shared].any():  # otherwise it is said already
-        slow = [factor for way, factor in zip(ways, bad.values(), strict=True) if {*way} & {*shared} and len(way) > 1]
+        slow = [factor for way, factor in zip(between, bad.values(), strict=True) if {*way} & {*shared} and len(way) > 1]
         yield Suspect("uplink", tuple(known.cluster.leaf_names[end] for end in shared), float(np.median(slow)), False,
                       f"{len(slow)} pairs across it have {np.median(slow):.0%} of the healthy rate")
 

@@ -92,20 +92,20 @@ def _network(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
 
 
 def _gdr(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
-    ways = [channel for channel in truth.channels if truth.between_nodes(channel) and not _is_socket(channel.how)]
-    without = [channel for channel in ways if not channel.gdr]
-    if not ways:
+    paths = [channel for channel in truth.channels if truth.between_nodes(channel) and not _is_socket(channel.how)]
+    without = [channel for channel in paths if not channel.gdr]
+    if not paths:
         yield from _gdr_possible(truth, machine)
         return
     if not without:
-        yield Finding("nccl-gdr", "ok", "", f"all {len(ways)} ways between nodes use GPUDirect")
+        yield Finding("nccl-gdr", "ok", "", f"all {len(paths)} paths between nodes use GPUDirect")
         return
     devices = sorted({channel.device for channel in without if channel.device is not None})
     disabled = sorted(name for name, able in truth.gdr.items() if not able)
     which = f"; NCCL found it impossible for {_few(disabled)}" if disabled else ""
     severity: Severity = "error" if machine.fabric in ("infiniband", "efa") else "warning"
     yield Finding("nccl-gdr", severity, f"network device {_few([str(device) for device in devices])}",
-                  f"{len(without)} of {len(ways)} ways between nodes go through the host's memory, without GPUDirect"
+                  f"{len(without)} of {len(paths)} paths between nodes go through the host's memory, without GPUDirect"
                   f"{which}{_set(truth)}", _GDR)
 
 
@@ -141,9 +141,9 @@ def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
 
 def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     inside = [channel for channel in truth.channels if truth.inside(channel)]
-    ways = Counter(channel.via for channel in inside)
-    detour = ways["SHM"] + ways["NET"]
-    shown = ", ".join(f"{count} via {via}" for via, count in sorted(ways.items()))
+    paths = Counter(channel.via for channel in inside)
+    detour = paths["SHM"] + paths["NET"]
+    shown = ", ".join(f"{count} via {via}" for via, count in sorted(paths.items()))
     if detour and machine.switched:
         pairs = sorted({f"{channel.sender}→{channel.receiver}" for channel in inside if channel.via != "P2P"})
         yield Finding("nccl-inside", "warning", f"ranks {_few(pairs)}",
@@ -190,8 +190,8 @@ def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
 
 def _set(truth: NcclTruth) -> str:
     """The variables that may explain it."""
-    told = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
-    return f" ({', '.join(told)} is set)" if told else ""
+    named = [f"{name}={truth.environment[name]}" for name in _EXPLAINING if name in truth.environment]
+    return f" ({', '.join(named)} is set)" if named else ""
 
 
 def _is_socket(name: str) -> bool:

@@ -63,9 +63,9 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
         yield Finding("nccl-ports", "unknown", "", "the counters were reset during the run", "measure again")
         return
     total = sum(moved.values())
-    told = f"{data_size(total)} went through the fast ports, the ranks sent {data_size(sent)}"
+    named = f"{data_size(total)} went through the fast ports, the ranks sent {data_size(sent)}"
     if total < LEAST * sent:
-        yield Finding("nccl-ports", "error", "", f"{told}: the rest took another way",
+        yield Finding("nccl-ports", "error", "", f"{named}: the rest took another way",
                       "see nccl-network; look at the counters of the Ethernet ports")
         return
     median = sorted(moved.values())[len(moved) // 2]
@@ -74,4 +74,4 @@ def judge_ports(before: Mapping[str, PortBytes], after: Mapping[str, PortBytes],
         yield Finding("nccl-ports", "warning", port, f"{data_size(moved[port])} sent, {data_size(median)} by the median port",
                       "look at this port's state and rate, and at the ring that NCCL built (nccl-nics)")
     if not idle:
-        yield Finding("nccl-ports", "ok", "", f"{told}, evenly over {len(moved)} ports")
+        yield Finding("nccl-ports", "ok", "", f"{named}, evenly over {len(moved)} ports")

@@ -70,8 +70,8 @@ def measured(report: Report) -> LinkRates:
     rails, rates, seen = report.evidence.rails, report.rates, report.evidence
     pairs = []
     for a, b in sorted({leg.pair for leg in seen.legs}):
-        ways = [[rates.get((*way, rail)) for rail in range(rails)] for way in ((a, b), (b, a))]
-        known = [[rate for rate in way if rate is not None] for way in ways]
+        directions = [[rates.get((*way, rail)) for rail in range(rails)] for way in ((a, b), (b, a))]
+        known = [[rate for rate in way if rate is not None] for way in directions]
         if all(len(way) == rails for way in known):
             pairs.append((a, b, min(map(sum, known))))
     latencies = [leg.latency for leg in seen.legs if leg.latency is not None]

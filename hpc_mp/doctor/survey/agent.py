@@ -17,10 +17,9 @@ from hpc_mp.cluster.node.source import here
 from hpc_mp.doctor.nccl_log import judge_ports, read_port_bytes
 from hpc_mp.doctor.survey.agents import Message, pieces
 from hpc_mp.doctor.survey.compute import compute
-from hpc_mp.doctor.survey.facts import counters, look
+from hpc_mp.doctor.survey.facts import counters, node_facts
 from hpc_mp.doctor.survey.gpus import free_ports, measure, sent
-from hpc_mp.doctor.survey.node_report import TOLD
-from hpc_mp.doctor.survey.node_report import look as look_around
+from hpc_mp.doctor.survey.node_report import REPORTED, node_report
 from hpc_mp.doctor.survey.probe import listener, probe, start_echo
 from hpc_mp.doctor.survey.transfer import TransferEnd, TransferPlan, answer, call
 
@@ -33,7 +32,7 @@ class Agent:
         self._calls = socket.create_server(("", 0), backlog=64)
         port = self._calls.getsockname()[1]
         start_echo(listener(port))
-        self.facts = look(node, tuple(interfaces), port)
+        self.facts = node_facts(node, tuple(interfaces), port)
         self._token = ""
         self._book: list[tuple[list[str], int]] = []
 
@@ -55,9 +54,9 @@ class Agent:
         plan = TransferPlan(self._token, order["id"], order["seconds"], order["patience"], order["streams"], order["packets"])
         mine = [interface.address for interface in self.facts.interfaces]
         if self.rank == pair[1]:
-            return {"ends": [*_told(answer(plan, self._calls, len(mine)))]}
+            return {"ends": [*_messages(answer(plan, self._calls, len(mine)))]}
         theirs, port = self._book[pair[1]]
-        return {"ends": [*_told(call(plan, [(one, other, port) for one, other in zip(mine, theirs, strict=True)]))]}
+        return {"ends": [*_messages(call(plan, [(one, other, port) for one, other in zip(mine, theirs, strict=True)]))]}
 
     def probe(self, order: Message) -> Message | None:
         """Full-size packets to the peers that ``peers`` has for us, on every rail: {rail: {peer: what came back}}."""
@@ -68,12 +67,12 @@ class Agent:
         return {"rails": {rail: self._probed(rail, interface.address, peers, size) for rail, (interface, size) in rails}}
 
     def _probed(self, rail: int, mine: str, peers: list[int], size: int) -> Message:
-        ways = [(self._book[peer][0][rail], self._book[peer][1]) for peer in peers]
-        return {str(peer): asdict(seen) for peer, seen in zip(peers, probe(mine, ways, size, self._token), strict=True)}
+        targets = [(self._book[peer][0][rail], self._book[peer][1]) for peer in peers]
+        return {str(peer): asdict(seen) for peer, seen in zip(peers, probe(mine, targets, size, self._token), strict=True)}
 
-    def look(self, order: Message) -> Message:
+    def report(self, order: Message) -> Message:
         """What is known and found of this node; ``seconds`` of load for its devices."""
-        return {"seen": look_around(self.facts.node, order["seconds"]).document()}
+        return {"seen": node_report(self.facts.node, order["seconds"]).document()}
 
     def compute(self, order: Message) -> Message | None:
         """Work for ``seconds``, if ``ranks`` has us."""
@@ -90,7 +89,7 @@ class Agent:
                 before = read_port_bytes(source)
                 ends = measure(side, self._book[one][0][0], ports, order)
                 found = judge_ports(before, read_port_bytes(source), sent(ends, side, order))
-                return {"ends": ends, "found": [finding.document() for finding in found if finding.severity in TOLD]}
+                return {"ends": ends, "found": [finding.document() for finding in found if finding.severity in REPORTED]}
         return None
 
     def counters(self, order: Message) -> Message:
@@ -98,12 +97,12 @@ class Agent:
 
 
 ACTIONS: dict[str, Callable[[Agent, Message], Message | None]] = {
-    "meet": Agent.meet, "look": Agent.look, "transfer": Agent.transfer, "probe": Agent.probe, "compute": Agent.compute,
+    "meet": Agent.meet, "report": Agent.report, "transfer": Agent.transfer, "probe": Agent.probe, "compute": Agent.compute,
     "counters": Agent.counters, "ports": Agent.ports, "gpus": Agent.gpus,
 }
 
 
-def _told(ends: Iterable[TransferEnd]) -> Iterator[Message]:
+def _messages(ends: Iterable[TransferEnd]) -> Iterator[Message]:
     """Without what is empty: srun carries every byte."""
     for end in ends:
         said = {"why": end.why, **(asdict(end.sent) if end.sent else {})}

@@ -69,7 +69,7 @@ class AgentPool:
 
     def __init__(self, processes: Sequence[subprocess.Popen[str]]) -> None:
         self._processes = processes
-        self._heard: queue.Queue[tuple[int, Message] | None] = queue.Queue()
+        self._answers: queue.Queue[tuple[int, Message] | None] = queue.Queue()
         self._running = len(processes)
         self._numbers = itertools.count(1)
         self.words: list[str] = []
@@ -97,7 +97,7 @@ class AgentPool:
 
     @property
     def alive(self) -> bool:
-        """Whether any of the processes runs still, as far as was heard."""
+        """Whether any of the processes runs still, as far as is known."""
         return self._running > 0
 
     def assemble(self, size: Callable[[Message], int], within: float, waiting: Callable[[str], None]) -> dict[int, Message]:
@@ -142,13 +142,13 @@ class AgentPool:
         half = math.inf if awaited is None else (len(awaited) + 1) // 2
         while (not answers if awaited is None else not answers.keys() >= {*awaited}) and self._running:
             try:
-                heard = self._heard.get(timeout=max(0.0, end - time.monotonic()))
+                answer = self._answers.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
-            if heard is None:
+            if answer is None:
                 self._running -= 1
-            elif heard[1].get("id") == number:
-                answers[heard[0]] = heard[1]
+            elif answer[1].get("id") == number:
+                answers[answer[0]] = answer[1]
                 if len(answers) == half:
                     end = min(end, begin + 1.5 * (time.monotonic() - begin) + straggle)
         return answers
@@ -156,10 +156,10 @@ class AgentPool:
     def _listen(self, lines: IO[str]) -> None:
         joiner = Joiner()
         for line in lines:
-            heard = joiner.add(line)
-            if heard is not None:
-                self._heard.put(heard)
-        self._heard.put(None)
+            answer = joiner.add(line)
+            if answer is not None:
+                self._answers.put(answer)
+        self._answers.put(None)
 
     def _overhear(self, lines: IO[str]) -> None:
         self.words += (line.rstrip() for line in lines if line.strip())

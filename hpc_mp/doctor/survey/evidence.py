@@ -68,7 +68,7 @@ class SurveyEvidence:
         nodes: names, in the order of the agents.
         absent: the other nodes that were wanted, by name.
         leaves: leaf switch by node name, as far as known.
-        looks: what nodes say of themselves, by node.
+        reports: what nodes say of themselves, by node.
         trials: what nodes computed at the same time, one entry per trial.
         counters: errors and drops of the interfaces that came during the survey, by node and counter.
     """
@@ -77,7 +77,7 @@ class SurveyEvidence:
     facts: tuple[NodeFacts, ...]
     absent: Mapping[str, Absence] = field(default_factory=dict)
     leaves: Mapping[str, str] = field(default_factory=dict)
-    looks: dict[int, NodeReport] = field(default_factory=dict)
+    reports: dict[int, NodeReport] = field(default_factory=dict)
     legs: list[Leg] = field(default_factory=list)
     echoes: list[Echo] = field(default_factory=list)
     trials: list[Mapping[int, Computed]] = field(default_factory=list)

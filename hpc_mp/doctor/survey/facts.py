@@ -59,7 +59,7 @@ class NodeFacts:
         return cls(**{**document, "interfaces": interfaces})
 
 
-def look(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
+def node_facts(node: str, wanted: Sequence[str], port: int) -> NodeFacts:
     """Facts of this node. ``wanted``: interfaces to measure, one per rail; none: the one that the node's name stands for.
 
     Raises:

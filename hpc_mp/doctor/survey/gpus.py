@@ -32,13 +32,13 @@ def measure(side: int, address: str, ports: Sequence[int], order: Message) -> li
     running = [subprocess.Popen([sys.executable, "-m", PROGRAM, json.dumps(asdict(spec))], stdin=subprocess.DEVNULL, stdout=pipe,
                                 stderr=pipe, text=True, errors="replace") for spec in specs]
     end = time.monotonic() + order["patience"]
-    return [told for gpu, process in enumerate(running) for told in _ends(process, gpu, end)]
+    return [order for gpu, process in enumerate(running) for order in _ends(process, gpu, end)]
 
 
 def sent(ends: Sequence[Message], side: int, order: Message) -> int:
     """Bytes that this side has sent to the other, on all GPUs that succeeded."""
-    ways = len([end for end in ends if "rate" in end and end["direction"] == side])
-    return ways * int(order["size"]) * (int(order["messages"]) + WARM_UPS)
+    transfers = len([end for end in ends if "rate" in end and end["direction"] == side])
+    return transfers * int(order["size"]) * (int(order["messages"]) + WARM_UPS)
 
 
 def _ends(process: subprocess.Popen[str], gpu: int, end: float) -> list[Message]:

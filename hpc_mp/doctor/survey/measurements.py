@@ -48,11 +48,11 @@ class Measurements:
         """That ``bandwidth`` measures one by one."""
         return self.evidence.rails
 
-    def look(self) -> None:
+    def report(self) -> None:
         """Every node by itself: its checks, its traits, and its devices under load where that is wanted."""
-        everyone, order = range(len(self.evidence.nodes)), {"do": "look", "seconds": self._load_seconds}
+        everyone, order = range(len(self.evidence.nodes)), {"do": "report", "seconds": self._load_seconds}
         answers = self.order(order, everyone, REPORT_S + (COMPUTE_S if self._load_seconds else 0.0))
-        self.evidence.looks.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
+        self.evidence.reports.update({node: NodeReport.read(answer["seen"]) for node, answer in answers.items()})
 
     def bandwidth(self, pairs: Sequence[Pair]) -> list[RailSample]:
         """One round of disjoint pairs at the same time: per rail the lower rate of the two directions. ``localise.Measure``."""
@@ -177,8 +177,8 @@ class GpuMeasurements(Measurements):
                  "pairs": [[self.ranks[a], self.ranks[b], ports[a]["ports"]] for a, b in ready]}
         answers = self.order(order, nodes, 2 * GPU_PATIENCE_S)
         for node, answer in answers.items():
-            look = self.evidence.looks.get(node, NodeReport())
-            self.evidence.looks[node] = look.and_also(map(Finding.read, answer["found"]))
+            known = self.evidence.reports.get(node, NodeReport())
+            self.evidence.reports[node] = known.and_also(map(Finding.read, answer["found"]))
         legs: list[Leg] = [leg for pair in pairs for rail in range(self.rails)
                            for leg in legs_of(pair, rail, answers.get(pair[0]), answers.get(pair[1]), paced=False)]
         self.evidence.legs += legs

@@ -17,7 +17,7 @@ from hpc_mp.doctor.node import DEADLINE_S, diagnose
 
 # Not the control group: ours is that of a step with one task, and says nothing of what a job will be granted.
 CODES = tuple(check.code for check in PASSIVE if not check.code.startswith("cgroup-"))
-TOLD: tuple[Severity, ...] = ("error", "warning")
+REPORTED: tuple[Severity, ...] = ("error", "warning")
 REPORT_S = 3 * DEADLINE_S
 COMPUTE_S = 300.0
 """Beyond the seconds of load: torch's start from a slow file system, CUDA's, and copies one after the other."""
@@ -54,31 +54,31 @@ class SharedFinding:
     finding: Finding
 
 
-def look(node: str, seconds: float) -> NodeReport:
+def node_report(node: str, seconds: float) -> NodeReport:
     """Of this node. ``seconds``: of load for each kind of work; 0: nothing is computed."""
     source = here()
     results = measure(devices_here(source), seconds, source=source) if seconds else ()
-    findings = tuple(finding for finding in diagnose(source, CODES) if finding.severity in TOLD)
+    findings = tuple(finding for finding in diagnose(source, CODES) if finding.severity in REPORTED)
     return NodeReport(findings, traits(source), tuple(replace(result, host=node) for result in results))
 
 
-def conclusions(looks: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
+def conclusions(reports: Mapping[str, NodeReport]) -> tuple[SharedFinding, ...]:
     """What the nodes' checks say, equal findings together; how nodes differ; who computes slower, or something else.
 
     The gravest first.
     """
     grouped: dict[tuple[str, Severity, str], list[tuple[str, Finding]]] = defaultdict(list)
-    for node, seen in looks.items():
+    for node, seen in reports.items():
         for finding in seen.findings:
             grouped[finding.code, finding.severity, finding.fix].append((node, finding))
     own = []
     for found in grouped.values():
         nodes = tuple(dict.fromkeys(node for node, _ in found))
         own.append(SharedFinding(compress(nodes), nodes, _first([finding for node, finding in found if node == nodes[0]])))
-    results = [result for seen in looks.values() for result in seen.results]
-    together = [*drift({node: seen.traits for node, seen in looks.items()}), *judge(results)]
-    compared = [SharedFinding(finding.subject, tuple(_named(finding, looks)), finding)
-                for finding in together if finding.severity in TOLD]
+    results = [result for seen in reports.values() for result in seen.results]
+    together = [*drift({node: seen.traits for node, seen in reports.items()}), *judge(results)]
+    compared = [SharedFinding(finding.subject, tuple(_named(finding, reports)), finding)
+                for finding in together if finding.severity in REPORTED]
     return tuple(sorted((*own, *compared), key=lambda noted: weight(noted.finding)))
 
 
@@ -96,7 +96,7 @@ def _first(same: Sequence[Finding]) -> Finding:
     return replace(first, message=words + more)
 
 
-def _named(finding: Finding, looks: Mapping[str, NodeReport]) -> Iterator[str]:
+def _named(finding: Finding, reports: Mapping[str, NodeReport]) -> Iterator[str]:
     """The nodes in a subject such as ``n3, n4`` or ``n3 cuda:5, n4 cpu``."""
     words = [part.partition(" ")[0] for part in finding.subject.split(", ")]
-    return (node for node in dict.fromkeys(words) if node in looks)
+    return (node for node in dict.fromkeys(words) if node in reports)

@@ -40,7 +40,7 @@ def survey(tools: Measurements) -> Iterator[SurveyState]:
         return SurveyState(step, verdict, diagnose(seen, verdict), complete)
 
     before = tools.counters()
-    tools.look()
+    tools.report()
     for turn in range(min(TURNS, len(nodes))):
         tools.compute(nodes[turn::TURNS], COMPUTE_S)
     yield now("computed")

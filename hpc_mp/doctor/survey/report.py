@@ -34,7 +34,7 @@ class Report:
     @property
     def noted(self) -> tuple[SharedFinding, ...]:
         """What the nodes' own checks say, how nodes differ, and what comes of their devices under load."""
-        return conclusions({self.evidence.nodes[node]: seen for node, seen in sorted(self.evidence.looks.items())})
+        return conclusions({self.evidence.nodes[node]: seen for node, seen in sorted(self.evidence.reports.items())})
 
     @property
     def sound(self) -> bool:

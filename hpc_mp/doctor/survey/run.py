@@ -25,17 +25,17 @@ START_S = 60.0  # for the other agents after the first: Python from a slow file 
 ATTEMPTS = 3  # srun names a node that it cannot reach, or that tears its connection, and ends: it is started again without
 
 Show = Callable[[str, SurveyState | None], None]
-"""Is told what is being done, in words, and what is known by then."""
+"""Called with what is being done, in words, and what is known by then."""
 
 
-def run(wish: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
+def run(request: SurveyRequest, show: Show, environ: Mapping[str, str] = os.environ) -> Report:
     """Survey the nodes. After an interrupt (Ctrl-C) the report is a partial one.
 
     Raises:
         HpcMpError: no Slurm, no nodes, no such interface on any of them.
         RunFailed: no agent could be started.
     """
-    start: AgentStart | None = plan(wish, environ)
+    start: AgentStart | None = plan(request, environ)
     words: list[str] = []
     for _ in range(ATTEMPTS):
         if start is None or start.count < 1:
@@ -57,7 +57,7 @@ def _with(crew: AgentPool, start: AgentStart, show: Show) -> tuple[Report | None
 
     @lru_cache(maxsize=1)
     def missing(_period: int) -> str:
-        return out_of_service(start.wish)
+        return out_of_service(start.request)
 
     def waiting(words: str) -> None:
         """Say what srun says; while it queues, also which nodes are out of service, asked once in each period."""
@@ -90,12 +90,12 @@ def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start
     silent = [node for node in expand(slurm["nodelist"]) if node not in there and node not in lame]
     absent = {node: Absence("node-down", why) for node, why in start.absent.items()}
     absent |= dict.fromkeys(silent, Absence("node-down", f"its agent has said nothing within {START_S:.0f} s"))
-    tree = load_topology(start.wish.topology) if start.wish.topology else _tree(hellos)
+    tree = load_topology(start.request.topology) if start.request.topology else _tree(hellos)
     leaves = {node: leaf for node in there if (leaf := tree.leaf(node)) is not None}
     if len(leaves) < len(there):  # as good as none: what lies between the others is not known
         leaves = {}
     evidence = SurveyEvidence(tuple(one.node for one in facts.values()), tuple(facts.values()), absent | lame, leaves)
-    gpus, seconds = start.wish.gpus, start.wish.load_seconds
+    gpus, seconds = start.request.gpus, start.request.load_seconds
     tools = (GpuMeasurements(crew, list(facts), evidence, Gpus(gpus), seconds) if gpus
              else Measurements(crew, list(facts), evidence, seconds))
     return tools, slurm["cluster"]
@@ -103,5 +103,5 @@ def _instruments(crew: AgentPool, hellos: Mapping[int, Mapping[str, Any]], start
 
 def _tree(hellos: Mapping[int, Mapping[str, Any]]) -> SwitchTree:
     """The switches as every node's own daemon knows them; none where there is no topology."""
-    told = [hello["slurm"]["address"] for hello in hellos.values()]
-    return from_addresses((address, pattern) for address, pattern in told if "." in pattern)
+    addresses = [hello["slurm"]["address"] for hello in hellos.values()]
+    return from_addresses((address, pattern) for address, pattern in addresses if "." in pattern)

@@ -55,7 +55,7 @@ class AgentStart:
         absent: nodes that are wanted and cannot be had, and why.
     """
 
-    wish: SurveyRequest
+    request: SurveyRequest
     inside: bool
     environ: Mapping[str, str]
     absent: Mapping[str, str]
@@ -63,29 +63,29 @@ class AgentStart:
     @property
     def there(self) -> list[str]:
         """The nodes of the list that can be had."""
-        return [node for node in self.wish.nodelist if node not in self.absent]
+        return [node for node in self.request.nodelist if node not in self.absent]
 
     @property
     def count(self) -> int:
-        return len(self.there) if self.wish.nodelist else self.wish.nodes or 0
+        return len(self.there) if self.request.nodelist else self.request.nodes or 0
 
     @property
     def command(self) -> list[str]:
-        wish = self.wish
+        request = self.request
         options = ["--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--mpi=none", "--cpu-bind=none",
-                   "--export=ALL", *wish.options]
+                   "--export=ALL", *request.options]
         if self.inside:
             options += ["--overlap"]
         else:
             options += ["--exclusive", f"--time={MINUTES}", "--job-name=hpc-mp-doctor"]
-            options += [f"--partition={wish.partition}"] if wish.partition else []
-        options += [f"--gpus-per-node={wish.gpus}"] if wish.gpus else []
+            options += [f"--partition={request.partition}"] if request.partition else []
+        options += [f"--gpus-per-node={request.gpus}"] if request.gpus else []
         options += [f"--nodes={self.count}", f"--ntasks={self.count}"]
-        if wish.nodelist:
+        if request.nodelist:
             options += [f"--nodelist={compress(self.there)}"]
         elif self.absent:
             options += [f"--exclude={compress(self.absent)}"]
-        return srun(options, [sys.executable, "-m", AGENT, *wish.interfaces])
+        return srun(options, [sys.executable, "-m", AGENT, *request.interfaces])
 
     def __call__(self) -> subprocess.Popen[str]:
         """srun, in a session of its own: an interrupt from the terminal is ours."""
@@ -94,7 +94,7 @@ class AgentStart:
                                 start_new_session=True)
 
 
-def plan(wish: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> AgentStart:
+def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> AgentStart:
     """How to start the agents.
 
     Raises:
@@ -104,14 +104,14 @@ def plan(wish: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: Runn
     if silence is not None:
         raise HpcMpError("doctor", f"cannot survey nodes without Slurm: {silence}", "run it where Slurm's commands work")
     inside = why_outside(environ, ask) is None
-    if not (wish.nodelist or wish.nodes or inside):
+    if not (request.nodelist or request.nodes or inside):
         raise HpcMpError("doctor", "is not told which nodes to survey",
                          "give --nodes or --nodelist, or run it inside an allocation")
-    if inside and not wish.nodelist:
-        here = expand(environ["SLURM_JOB_NODELIST"])[: wish.nodes]
-        wish = replace(wish, nodes=None, nodelist=here)
+    if inside and not request.nodelist:
+        here = expand(environ["SLURM_JOB_NODELIST"])[: request.nodes]
+        request = replace(request, nodes=None, nodelist=here)
     environment = step_environment(environ) if inside else job_environment(environ)
-    return AgentStart(wish, inside, environment, _not_ready(wish.nodelist, ask))
+    return AgentStart(request, inside, environment, _not_ready(request.nodelist, ask))
 
 
 def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:
@@ -123,14 +123,14 @@ def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) 
     failed = failed_nodes(words, nodes)
     if not failed:
         return None
-    fewer = replace(start.wish, nodes=start.wish.nodes - len(failed) if start.wish.nodes else None)
+    fewer = replace(start.request, nodes=start.request.nodes - len(failed) if start.request.nodes else None)
     return AgentStart(fewer, start.inside, start.environ, {**start.absent, **failed})
 
 
-def out_of_service(wish: SurveyRequest, ask: Runner = ask) -> str:
+def out_of_service(request: SurveyRequest, ask: Runner = ask) -> str:
     """Why a survey waits in the queue: the nodes, of those it may take, that Slurm gives to nobody; empty where it names none."""
     try:
-        states = node_states(wish.nodelist, wish.partition, ask)
+        states = node_states(request.nodelist, request.partition, ask)
     except CommandFailed:
         return ""
     return ", ".join(f"{node} is {found.state}" + (f" ({found.reason})" if found.reason else "")

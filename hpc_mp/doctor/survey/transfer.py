@@ -20,7 +20,7 @@ from hpc_mp.doctor.survey.tcp_info import Info, info
 
 HEADER = struct.Struct("!16sIBBB")  # token, number of the order, rail, stream, direction: 0 = the caller sends
 BLOCK = 64 * 1024
-SAMPLE_S = 0.001  # between two looks at the kernel's rate, at least
+SAMPLE_S = 0.001  # between two samples of the kernel's rate, at least
 SAMPLES = 12  # to take the median of; with fewer of them a transfer goes on for up to ``LONGER`` times as long
 LONGER = 3
 PACKET = 1024  # bytes of a paced write: one segment on any link
@@ -100,10 +100,10 @@ class TransferEnd:
     why: str = ""
 
 
-def call(plan: TransferPlan, ways: Sequence[tuple[str, str, int]]) -> list[TransferEnd]:
-    """Call the peer for both directions. ``ways``: own address, the peer's address and its port, for every rail."""
+def call(plan: TransferPlan, addresses: Sequence[tuple[str, str, int]]) -> list[TransferEnd]:
+    """Call the peer for both directions. ``addresses``: own address, the peer's address and its port, for every rail."""
     def one(key: Key) -> TransferEnd:
-        mine, theirs, port = ways[key.rail]
+        mine, theirs, port = addresses[key.rail]
         with socket.create_connection((theirs, port), plan.patience, (mine, 0)) as connection:
             connection.settimeout(plan.pause)
             connection.sendall(HEADER.pack(plan.token.encode(), plan.order, key.rail, key.stream, key.direction))
@@ -114,9 +114,9 @@ def call(plan: TransferPlan, ways: Sequence[tuple[str, str, int]]) -> list[Trans
             return TransferEnd(key, replace(_push(connection, plan), latency=latency))
 
     ends = []
-    with ThreadPoolExecutor(len(ways) * plan.streams) as pool:
+    with ThreadPoolExecutor(len(addresses) * plan.streams) as pool:
         for direction in (0, 1):
-            keys = [key for key in _keys(len(ways), plan.streams) if key.direction == direction]
+            keys = [key for key in _keys(len(addresses), plan.streams) if key.direction == direction]
             ends += _gathered([(key, pool.submit(one, key)) for key in keys])
             if all(end.why for end in ends):  # it would only wait as long again
                 break
@@ -173,25 +173,25 @@ def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, HANG_UP)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     block = memoryview(bytes(PACKET if plan.packets else BLOCK))
-    begin, looks = time.monotonic(), list[tuple[float, Info]]()
+    begin, samples = time.monotonic(), list[tuple[float, Info]]()
     for count in itertools.count(1):
         if plan.packets:
             time.sleep(max(0.0, begin + count / plan.packets - time.monotonic()))
         connection.send(block)
         now = time.monotonic()
-        if now - begin > WARM and (not looks or now - looks[-1][0] > SAMPLE_S):
-            looks.append((now, info(connection)))
-            if _enough(looks, plan):
+        if now - begin > WARM and (not samples or now - samples[-1][0] > SAMPLE_S):
+            samples.append((now, info(connection)))
+            if _enough(samples, plan):
                 break
-    (since, first), (until, last) = looks[0], looks[-1]
-    rates = [look.rate for _, look in looks if look.rate is not None]
+    (since, first), (until, last) = samples[0], samples[-1]
+    rates = [sample.rate for _, sample in samples if sample.rate is not None]
     rate = median(rates) if len(rates) >= SAMPLES else (last.acked - first.acked) / (until - since)
     return Sent(rate, last.segments, last.lost, last.limited)
 
 
-def _enough(looks: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:
-    passed = looks[-1][0] - looks[0][0]
-    count = sum(look.rate is not None for _, look in looks)
+def _enough(samples: Sequence[tuple[float, Info]], plan: TransferPlan) -> bool:
+    passed = samples[-1][0] - samples[0][0]
+    count = sum(sample.rate is not None for _, sample in samples)
     return passed >= plan.seconds and (plan.packets > 0 or count >= SAMPLES or passed >= LONGER * plan.seconds)
 
 

@@ -1,15 +1,18 @@
-"""The one shape of all back ends: a plan in, the outcome of its run out."""
+"""The one shape of all back ends: a plan in, the outcome of its run out; a Python callable in, its tasks out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
 
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.resume import Resumed
+from hpc_mp.launch.submit.worker import SubmittedCall
 from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, figures, verdict
 
 
@@ -22,7 +25,7 @@ class Launch:
         resumed: the run to go on with; None for a new one.
         wait: whether to wait for the end where the back end can leave a run alone.
         check: the last check, to be called before anything is written. It takes seconds and raises HpcMpError.
-        listener: hears where the run lies and how it goes.
+        listener: is notified of where the run lies and how it goes.
     """
 
     plans: tuple[JobPlan, ...]
@@ -49,6 +52,37 @@ def concluded(
 
 
 @dataclass(frozen=True, slots=True)
+class CallRequest:
+    """A Python callable that ``nodes * tasks_per_node`` tasks are to run.
+
+    Attributes:
+        folder: gets the pickles, the script and the logs; all nodes see it.
+        options: of ``submitit.SlurmExecutor``.
+    """
+
+    call: SubmittedCall
+    folder: Path
+    nodes: int
+    tasks_per_node: int
+    options: Mapping[str, Any]
+
+
+class SubmittedTasks(Protocol):
+    """The tasks that run a callable."""
+
+    id: str
+    words: str
+
+    def state(self) -> str:
+        """In Slurm's words."""
+
+    def why(self) -> str:
+        """How it ended, for a failure of which no task has said anything."""
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
 class Launcher:
     """A back end: how the ranks of a plan are started and followed.
 
@@ -58,9 +92,11 @@ class Launcher:
             says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
         arrays: whether it starts all elements of ``slurm.array``; else the first one alone is given.
         named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
+        submit: starts the tasks of a Python callable (``hpc_mp.submit``); None where that is not built.
     """
 
     target: Target
     start: Callable[[Launch], Outcome]
     arrays: bool = False
     named: bool = True
+    submit: Callable[[CallRequest], SubmittedTasks] | None = None

@@ -16,7 +16,7 @@ MEANINGS = ("saving at the next step, then stopping; once more (Ctrl-C or SIGTER
 class Interrupts:
     """While entered, the watched signals only make this object readable.
 
-    Python gives signals to the main thread alone: entered in another thread, this object hears of none. A SIGHUP that was
+    Python gives signals to the main thread alone: entered in another thread, this object gets none. A SIGHUP that was
     ignored before stays ignored: that is what nohup is for.
     """
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.job import JobSpec
-from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
@@ -24,7 +24,7 @@ from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import local_device
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
 
@@ -72,10 +72,17 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
+def submit(request: CallRequest) -> SubmittedTasks:
+    """Run a Python callable on emulated nodes, which end with the returned object."""
+    from hpc_mp.launch.submit.tasks import EmulatedTasks  # submitit takes a while to import
+
+    return EmulatedTasks(request)
+
+
 def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
     """All ranks in their order; rank 0 listens on ``port`` of this machine."""
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             **plan.spec.environment.set}
     places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]
-    told = srun_environments(places, str(os.getpid()), step)
-    return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(told)]
+    environs = srun_environments(places, str(os.getpid()), step)
+    return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(environs)]

@@ -60,7 +60,7 @@ def start(launch: Launch) -> Outcome:
 def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:
     """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
     words = family(ask, "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
-    return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_told(spec)])
+    return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_identity(spec)])
 
 
 def family(ask: Runner, otherwise: str) -> MpirunOptions:
@@ -78,10 +78,10 @@ def family(ask: Runner, otherwise: str) -> MpirunOptions:
 
 
 def mpirun_environment() -> dict[str, str]:
-    """What every process under mpirun must have: we look for its ranks, and Open MPI wants to be told that root is meant."""
+    """What every process under mpirun must have: we look for its ranks, and Open MPI wants a yes that root is meant."""
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
     return {"HPC_MP_MPI": "1", **root}
 
 
-def _told(spec: JobSpec) -> list[str]:
+def _identity(spec: JobSpec) -> list[str]:
     return ["OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", *spec.environment.set]

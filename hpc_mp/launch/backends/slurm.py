@@ -9,7 +9,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
 from hpc_mp.cluster.slurm.submit import sbatch
-from hpc_mp.launch.backends.backend import Launch, concluded
+from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
@@ -17,12 +17,12 @@ from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.archive import stage_environment
 from hpc_mp.rundir import RunDirectory, write_text
-from hpc_mp.rundir.follow import AttemptReader
-from hpc_mp.rundir.job_chain import record_successors
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
 from hpc_mp.rundir.records import RankStatus
+from hpc_mp.rundir.runs import record_successors
 
-POLL_S = 1.0  # between two looks at a run directory
+POLL_S = 1.0  # between two polls of a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
 
@@ -60,6 +60,13 @@ def _job(launch: Launch) -> Outcome:
         listener.say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
         return _ended(launch, attempt, jobs[0], None)
     return _ended(launch, attempt, jobs[0], end)
+
+
+def submit(request: CallRequest) -> SubmittedTasks:
+    """Queue a Python callable as a job. Raises HpcMpError: an option that submitit does not know; RunFailed: sbatch refuses."""
+    from hpc_mp.launch.submit.tasks import SlurmTasks  # submitit takes a while to import
+
+    return SlurmTasks(request)
 
 
 def _array(launch: Launch) -> tuple[Outcome, ...]:
@@ -116,7 +123,7 @@ def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
 
 
 class _QueueWatcher:
-    """Between two looks at the queue: progress from the run directories, and why a job waits whenever that is new."""
+    """Between two polls of the queue: progress from the run directories, and why a job waits whenever that is new."""
 
     def __init__(self, attempts: Sequence[AttemptReader], listener: Listener) -> None:
         self._attempts, self._listener = attempts, listener

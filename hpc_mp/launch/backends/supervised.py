@@ -14,10 +14,10 @@ from hpc_mp.launch.backends.backend import Launch, concluded
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.run_files import Begun
-from hpc_mp.rundir.follow import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, State, cause
 
-POLL_S = 1.0  # between two looks at the child
+POLL_S = 1.0  # between two polls of the child
 SIGNALS = (signal.SIGUSR2, signal.SIGINT)  # what the first and the second interrupt send to the supervisor
 
 

@@ -12,8 +12,8 @@ from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
-from hpc_mp.rundir.follow import AttemptReader
 from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
 from hpc_mp.rundir.waits import read_standings
 
@@ -46,7 +46,7 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 listener.note(MEANINGS[min(pressed, 1)])
                 emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
-            emulator.hear()
+            emulator.receive()
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)

@@ -1,4 +1,4 @@
-"""The launcher's hand on emulated ranks: starts the zygote, gives it the order, hears what becomes of the ranks."""
+"""The launcher's side of emulated ranks: starts the zygote, sends it the order, receives what becomes of the ranks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Emulator:
         with suppress(ConnectionError):
             self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order}, [listener.fileno(), lock])
 
-    def hear(self, seconds: float | None = 0.0) -> None:
+    def receive(self, seconds: float | None = 0.0) -> None:
         """Take note of the ranks that have ended since; wait for news for so many seconds, None: until there are some."""
         try:
             while self.running and self._selector.select(seconds):
@@ -107,7 +107,7 @@ class Emulator:
                 self.broken = f"the process that forked the ranks {ending(self._process.wait())}"
 
     def fileno(self) -> int:
-        """Readable when there is news for ``hear``."""
+        """Readable when there is news for ``receive``."""
         return self._channel.fileno()
 
     def command(self, name: str) -> None:

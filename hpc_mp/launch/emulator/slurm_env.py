@@ -59,7 +59,7 @@ def srun_environments(places: Sequence[TaskPlace], job_id: str, step: Mapping[st
     Args:
         places: of all tasks; every node has as many.
         job_id: stands for Slurm's.
-        step: what else all tasks are told; it goes before the names of the step, and not before those of a task.
+        step: what else all tasks get; it goes before the names of the step, and not before those of a task.
     """
     nodes = 1 + max(place.node for place in places)
     per_node = len(places) // nodes

@@ -8,7 +8,7 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
     {"event": "broken", "why"}                            a module could not be imported
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
-and hears first ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
+and receives first ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
 the lock on the run, later ``{"command": "stop"}`` (SIGTERM to every rank) or ``{"command": "kill"}``. When the channel
 closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
 """
@@ -38,8 +38,8 @@ from hpc_mp.launch.emulator.channel import EventChannel
 ORDERLY = (os.EX_OK, os.EX_TEMPFAIL)  # done, and stopped by a signal after saving
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 COMMANDS = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
-GRACE = 2.0  # seconds after an abnormal exit in which the others end by themselves: their exits are its echoes
-LAG = 60.0  # seconds after an orderly exit until the others are thought to hang, as with srun's --wait=60
+GRACE_S = 2.0  # after an abnormal exit in which the others end by themselves: their exits are its echoes
+LAG_S = 60.0  # after an orderly exit until the others are thought to hang, as with srun's --wait=60
 ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
 
 
@@ -157,7 +157,7 @@ class Ranks:
             code = os.waitstatus_to_exitcode(status)
             self._say(event="exit", rank=self.alive.pop(pid), code=code, time=time.time(), ours=-code in self.sent)
             if self.ending:
-                self.due = min(self.due, time.monotonic() + (LAG if code in ORDERLY else GRACE))
+                self.due = min(self.due, time.monotonic() + (LAG_S if code in ORDERLY else GRACE_S))
 
     def _listen(self) -> None:
         try:

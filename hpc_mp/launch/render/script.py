@@ -70,7 +70,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "cpus": values.cpus_per_task(spec, facts),
         "threads": values.threads(spec, facts),
         "grace": spec.grace,
-        "warned": seconds is None or seconds - spec.grace >= values.EARLY + values.START,
+        "warned": seconds is None or seconds - spec.grace >= values.EARLY_S + values.START_S,
         "here": differences(facts.version),
         "step_options": {name: value for name, value in options_of(spec, "step").items() if value is not False},
         "runtime": container.runtime(spec, facts),

@@ -14,8 +14,8 @@ from hpc_mp.launch.quoting import Verbatim, literal
 from hpc_mp.rundir import RunDirectory
 
 GPU_REQUESTS = {"auto": "gpus-per-node={}", "gpus-per-node": "gpus-per-node={}", "gres": "gres=gpu:{}"}
-EARLY = 60  # seconds by which Slurm may send --signal before its time (man sbatch)
-START = 60  # seconds in which ranks start: a warning before they have is of no use
+EARLY_S = 60  # by which Slurm may send --signal before its time (man sbatch)
+START_S = 60  # in which ranks start: a warning before they have is of no use
 ENVIRONMENT_PYTHON = Verbatim('"$HPC_MP_LOCAL/env/bin/python"')  # where slurm/node-start.sh unpacks the environment
 
 

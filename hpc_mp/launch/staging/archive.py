@@ -35,7 +35,7 @@ PackedBytes = Callable[[int, int], None]  # bytes packed so far, in all
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """What ``node-start.sh --environment ARCHIVE PREFIX`` is told.
+    """What ``node-start.sh --environment ARCHIVE PREFIX`` gets.
 
     Attributes:
         archive: beside it ``ARCHIVE.bytes`` holds the bytes that it unpacks to.
@@ -50,7 +50,7 @@ class Packed:
 
 def stage_environment(spec: JobSpec, listener: Listener, *runs: RunDirectory) -> None:
     """Pack the ranks' Python environment if the job wants that, and note in its runs, for the supervisor, where the archive
-    lies. The listener hears how many bytes are packed.
+    lies. The listener is notified of how many bytes are packed.
 
     Raises:
         HpcMpError: the environment cannot be packed.

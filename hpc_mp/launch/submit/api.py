@@ -7,21 +7,23 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.job import FINAL
+from hpc_mp.launch.backends import BACKENDS, CallRequest, SubmittedTasks
 from hpc_mp.launch.submit.worker import SubmittedCall, failure_file
 from hpc_mp.rundir import read_json
 
-POLL_S = 0.1  # between two looks at the files
+ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named and backend.submit))
+POLL_S = 0.1  # between two polls of the files
 LATE_S = 5.0  # in which a result may appear on a shared file system after the job has ended
 
 
 def submit(
-    function: Callable[..., Any], /, *arguments: Any, on: Literal["auto", "slurm", "local"] = "auto", nodes: int = 1,
-    tasks_per_node: int = 1, directory: str | Path = "submitted", slurm: Mapping[str, Any] | None = None, **keywords: Any,
+    function: Callable[..., Any], /, *arguments: Any, on: str = "auto", nodes: int = 1, tasks_per_node: int = 1,
+    directory: str | Path = "submitted", slurm: Mapping[str, Any] | None = None, **keywords: Any,
 ) -> SubmittedJob:
     """Call ``function(*arguments, **keywords)`` in ``nodes * tasks_per_node`` processes, and return at once.
 
@@ -41,10 +43,11 @@ def submit(
     for name, value in (("nodes", nodes), ("tasks_per_node", tasks_per_node)):
         if value < 1:
             raise HpcMpError(f"{name} = {value}", "must be at least 1", "give a positive number")
-    if on not in ("auto", "slurm", "local"):
-        raise HpcMpError(f'on = "{on}"', "is no place where a callable can run", 'use "auto", "slurm" or "local"')
+    if on not in ON:
+        raise HpcMpError(f'on = "{on}"', "is no back end that runs a callable", f"choose one of {', '.join(ON)}")
     where = decide(on)
-    if where.place == "step":
+    start = BACKENDS[where.place].submit
+    if start is None:
         raise HpcMpError(f'on = "{on}"', f"not built yet for a callable {where.why}",
                          'use on = "local", or call it outside of the allocation for a job of its own: '
                          "env -u SLURM_JOB_ID python …")
@@ -52,11 +55,8 @@ def submit(
     base.mkdir(parents=True, exist_ok=True)
     name = getattr(function, "__name__", type(function).__name__).strip("<>")
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
-    from hpc_mp.launch.submit.backends import SUBMIT_BACKENDS  # submitit takes a while to import
-
-    call = SubmittedCall(function, arguments, keywords)
-    backend = SUBMIT_BACKENDS[where.place](call, folder, nodes, tasks_per_node, slurm or {})
-    return SubmittedJob(backend, folder, nodes * tasks_per_node)
+    tasks = start(CallRequest(SubmittedCall(function, arguments, keywords), folder, nodes, tasks_per_node, slurm or {}))
+    return SubmittedJob(tasks, folder, nodes * tasks_per_node)
 
 
 class SubmittedJob:
@@ -67,10 +67,10 @@ class SubmittedJob:
         words: what the site had to say when the job was handed in; mostly empty.
     """
 
-    def __init__(self, backend: Any, folder: Path, tasks: int) -> None:
-        self._backend, self.folder, self.tasks = backend, folder, tasks
-        self.id: str = backend.id
-        self.words: str = backend.words
+    def __init__(self, running: SubmittedTasks, folder: Path, tasks: int) -> None:
+        self._running, self.folder, self.tasks = running, folder, tasks
+        self.id: str = running.id
+        self.words: str = running.words
 
     @property
     def state(self) -> str:
@@ -78,8 +78,7 @@ class SubmittedJob:
 
         Of a Slurm job as it was half a minute ago at most.
         """
-        state: str = self._backend.state()
-        return state
+        return self._running.state()
 
     @property
     def logs(self) -> list[Path]:
@@ -103,7 +102,7 @@ class SubmittedJob:
             if ended is not None and now > ended + LATE_S:
                 self._check()
                 missing = [str(task) for task in range(self.tasks) if not self._result(task).exists()]
-                raise RunFailed(f"{self._backend.why()}; no result of task {', '.join(missing)}; logs are in {self.folder}")
+                raise RunFailed(f"{self._running.why()}; no result of task {', '.join(missing)}; logs are in {self.folder}")
             if deadline is not None and now > deadline:
                 raise TimeoutError(f"job {self.id} is {self.state} after {timeout:g} s")
             time.sleep(POLL_S)
@@ -116,7 +115,7 @@ class SubmittedJob:
 
     def cancel(self) -> None:
         """End it. Raises RunFailed: Slurm refuses."""
-        self._backend.cancel()
+        self._running.cancel()
 
     def _check(self) -> None:
         """Raise RunFailed for the earliest failure that a task has noted."""

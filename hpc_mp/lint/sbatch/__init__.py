@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from hpc_mp.base.findings import Finding, Severity
-from hpc_mp.lint.sbatch.check import lint
+from hpc_mp.lint.sbatch.rules import lint
 
 __all__ = ["Finding", "Severity", "lint"]

@@ -23,8 +23,8 @@ _BESIDE = ("gres.conf", "cgroup.conf")
 def lint_slurm_conf(text: str, path: Path) -> list[Finding]:
     """What ``cluster describe`` finds wrong, as far as the files say it: what they leave out is not held against them."""
     folder = path.parent
-    told = _told(text, folder)
-    return [_at(finding, text, path) for rule in RULES for finding in rule.apply(told, str(path))]
+    facts = _facts(text, folder)
+    return [_at(finding, text, path) for rule in RULES for finding in rule.apply(facts, str(path))]
 
 
 def lint_topology(text: str, path: Path) -> list[Finding]:
@@ -37,7 +37,7 @@ def lint_topology(text: str, path: Path) -> list[Finding]:
     return []
 
 
-def _told(text: str, folder: Path) -> SlurmFacts:
+def _facts(text: str, folder: Path) -> SlurmFacts:
     config: dict[str, str] = {}
     nodes: list[Words] = []
     partitions: list[Words] = []

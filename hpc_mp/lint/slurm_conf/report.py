@@ -83,31 +83,31 @@ class Description:
         return asdict(self) | findings_document(self.findings)
 
 
-def describe(told: SlurmFacts) -> Description:
+def describe(facts: SlurmFacts) -> Description:
     """Pure: the same words give the same description."""
-    findings = [finding for rule in RULES for finding in rule.apply(told)]
-    settings = {key: told.says(key) for key in SETTINGS if key in told.config}
-    settings |= {key: value for key, value in told.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}
+    findings = [finding for rule in RULES for finding in rule.apply(facts)]
+    settings = {key: facts.says(key) for key in SETTINGS if key in facts.config}
+    settings |= {key: value for key, value in facts.config.items() if re.match(r"(Task)?(Prolog|Epilog)(Slurmctld)?(\[|$)", key)}
     return Description(
-        cluster=told.says("ClusterName"), settings=settings, constrain=_constrain(told),
-        partitions=tuple(_partition(told, partition) for partition in told.partitions), networks=_networks(told),
-        platform=told.measured.platform if told.measured else None, topology=chosen(told.topologies or ()).kind,
-        switches=_storeys(told), findings=tuple(sorted(findings, key=weight)), unseen=told.unseen)
+        cluster=facts.says("ClusterName"), settings=settings, constrain=_constrain(facts),
+        partitions=tuple(_partition(facts, partition) for partition in facts.partitions), networks=_networks(facts),
+        platform=facts.measured.platform if facts.measured else None, topology=chosen(facts.topologies or ()).kind,
+        switches=_storeys(facts), findings=tuple(sorted(findings, key=weight)), unseen=facts.unseen)
 
 
-def _constrain(told: SlurmFacts) -> tuple[str, ...] | None:
-    if told.cgroup is None:
+def _constrain(facts: SlurmFacts) -> tuple[str, ...] | None:
+    if facts.cgroup is None:
         return None
-    return tuple(key for key, value in told.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes")
+    return tuple(key for key, value in facts.cgroup.items() if key.lower().startswith("constrain") and value.lower() == "yes")
 
 
-def _partition(told: SlurmFacts, partition: Words) -> PartitionReport:
+def _partition(facts: SlurmFacts, partition: Words) -> PartitionReport:
     try:
         inside = set(expand(partition.get("Nodes", "")))
     except HpcMpError:
         inside = set()
     kinds: dict[tuple[str, ...], list[Words]] = {}
-    for node in told.nodes:
+    for node in facts.nodes:
         if node.get("NodeName") in inside:
             keys = ("CPUEfctv" if "CPUEfctv" in node else "CPUTot", "RealMemory", "Gres", "AvailableFeatures")
             kinds.setdefault(tuple(node.get(key, "") for key in keys), []).append(node)
@@ -126,12 +126,12 @@ def _group(nodes: list[Words]) -> Group:
         dict(Counter(node.get("State", "?") for node in nodes)))
 
 
-def _networks(told: SlurmFacts) -> tuple[str, ...]:
-    words = (word for node in told.nodes for key in ("AvailableFeatures", "Gres") for word in node.get(key, "").split(","))
+def _networks(facts: SlurmFacts) -> tuple[str, ...]:
+    words = (word for node in facts.nodes for key in ("AvailableFeatures", "Gres") for word in node.get(key, "").split(","))
     return tuple(dict.fromkeys(word for word in words if word and NETWORK.search(re.sub(r"[_-]", " ", word))))
 
 
-def _storeys(told: SlurmFacts) -> tuple[int, ...]:
-    chains = list(told.tree.above.values())
+def _storeys(facts: SlurmFacts) -> tuple[int, ...]:
+    chains = list(facts.tree.above.values())
     deepest = max(map(len, chains), default=0)
     return tuple(len({chain[storey] for chain in chains if storey < len(chain)}) for storey in range(deepest))

@@ -22,82 +22,82 @@ UNKILLABLE_S = 180
 SWITCH_WAIT_S = 300
 """Slurm's default of max_switch_wait."""
 
-Look = Callable[[SlurmFacts], Iterator[Hit]]
+Judge = Callable[[SlurmFacts], Iterator[Hit]]
 
 
-def _is(key: str, *wrong: str) -> Look:
+def _is(key: str, *wrong: str) -> Judge:
     """Where a setting is shown and is one of ``wrong``, in small letters."""
-    def look(told: SlurmFacts) -> Iterator[Hit]:
-        if key in told.config and told.says(key).lower() in wrong:
-            yield Hit(subject=f"{key}={told.says(key) or '(none)'}")
-    return look
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        if key in facts.config and facts.says(key).lower() in wrong:
+            yield Hit(subject=f"{key}={facts.says(key) or '(none)'}")
+    return judge
 
 
-def _task_plugin(told: SlurmFacts) -> Iterator[Hit]:
-    found = told.listed("TaskPlugin")
-    if "TaskPlugin" in told.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(found):
-        yield Hit(subject=f"TaskPlugin={told.says('TaskPlugin') or '(none)'}")
+def _task_plugin(facts: SlurmFacts) -> Iterator[Hit]:
+    found = facts.listed("TaskPlugin")
+    if "TaskPlugin" in facts.config and not {"task/cgroup", "task/affinity", "cgroup", "affinity"} & set(found):
+        yield Hit(subject=f"TaskPlugin={facts.says('TaskPlugin') or '(none)'}")
 
 
-def _fence(key: str, gpus_only: bool = False) -> Look:
-    def look(told: SlurmFacts) -> Iterator[Hit]:
-        if told.cgroup is not None and "task/cgroup" in told.listed("TaskPlugin") and (told.gpu_nodes or not gpus_only):
-            value = next((value for name, value in told.cgroup.items() if name.lower() == key.lower()), "no")
+def _fence(key: str, gpus_only: bool = False) -> Judge:
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        if facts.cgroup is not None and "task/cgroup" in facts.listed("TaskPlugin") and (facts.gpu_nodes or not gpus_only):
+            value = next((value for name, value in facts.cgroup.items() if name.lower() == key.lower()), "no")
             if value.lower() != "yes":
                 yield Hit(subject=f"cgroup.conf: {key}={value or 'no'}")
-    return look
+    return judge
 
 
-def _memlock(told: SlurmFacts) -> Iterator[Hit]:
+def _memlock(facts: SlurmFacts) -> Iterator[Hit]:
     """Slurm takes one of the two settings."""
-    kept = told.listed("PropagateResourceLimitsExcept")
-    if {"all", "memlock"} & set(told.listed("PropagateResourceLimits")) and not kept:
-        yield Hit(subject=f"PropagateResourceLimits={told.says('PropagateResourceLimits')}")
+    kept = facts.listed("PropagateResourceLimitsExcept")
+    if {"all", "memlock"} & set(facts.listed("PropagateResourceLimits")) and not kept:
+        yield Hit(subject=f"PropagateResourceLimits={facts.says('PropagateResourceLimits')}")
     elif kept and not {"all", "memlock"} & set(kept):
-        yield Hit(subject=f"PropagateResourceLimitsExcept={told.says('PropagateResourceLimitsExcept')}")
+        yield Hit(subject=f"PropagateResourceLimitsExcept={facts.says('PropagateResourceLimitsExcept')}")
 
 
-def _kill_wait(low: int, high: int) -> Look:
-    def look(told: SlurmFacts) -> Iterator[Hit]:
-        wait = told.seconds("KillWait")
+def _kill_wait(low: int, high: int) -> Judge:
+    def judge(facts: SlurmFacts) -> Iterator[Hit]:
+        wait = facts.seconds("KillWait")
         if wait is not None and low <= wait < high:
             yield Hit(subject=f"KillWait={wait} s")
-    return look
+    return judge
 
 
-def _late(told: SlurmFacts) -> Iterator[Hit]:
-    timeout = told.seconds("SlurmdTimeout")
+def _late(facts: SlurmFacts) -> Iterator[Hit]:
+    timeout = facts.seconds("SlurmdTimeout")
     if timeout is not None and (timeout == 0 or timeout >= LATE_S):
         yield Hit(subject=f"SlurmdTimeout={timeout} s")
 
 
-def _unkillable(told: SlurmFacts) -> Iterator[Hit]:
-    timeout = told.seconds("UnkillableStepTimeout")
+def _unkillable(facts: SlurmFacts) -> Iterator[Hit]:
+    timeout = facts.seconds("UnkillableStepTimeout")
     if timeout is not None and timeout < UNKILLABLE_S:
         yield Hit(subject=f"UnkillableStepTimeout={timeout} s")
 
 
-def _prolog(told: SlurmFacts) -> Iterator[Hit]:
-    has = any(value for key, value in told.config.items() if key.partition("[")[0] == "Prolog")
-    if has and not {"alloc", "contain", "x11"} & set(told.listed("PrologFlags")):  # both others imply Alloc
-        yield Hit(subject=f"PrologFlags={told.says('PrologFlags') or '(none)'}")
+def _prolog(facts: SlurmFacts) -> Iterator[Hit]:
+    has = any(value for key, value in facts.config.items() if key.partition("[")[0] == "Prolog")
+    if has and not {"alloc", "contain", "x11"} & set(facts.listed("PrologFlags")):  # both others imply Alloc
+        yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
 
 
-def _contain(told: SlurmFacts) -> Iterator[Hit]:
-    if "PrologFlags" in told.config and not {"contain", "x11"} & set(told.listed("PrologFlags")):
-        yield Hit(subject=f"PrologFlags={told.says('PrologFlags') or '(none)'}")
+def _contain(facts: SlurmFacts) -> Iterator[Hit]:
+    if "PrologFlags" in facts.config and not {"contain", "x11"} & set(facts.listed("PrologFlags")):
+        yield Hit(subject=f"PrologFlags={facts.says('PrologFlags') or '(none)'}")
 
 
-def _no_warning(told: SlurmFacts) -> Iterator[Hit]:
-    preempts = told.says("PreemptType") not in ("", "preempt/none")
-    if preempts and "send_user_signal" not in told.says("PreemptParameters") + told.says("SlurmctldParameters"):
-        yield Hit(subject=f"PreemptType={told.says('PreemptType')} without send_user_signal")
+def _no_warning(facts: SlurmFacts) -> Iterator[Hit]:
+    preempts = facts.says("PreemptType") not in ("", "preempt/none")
+    if preempts and "send_user_signal" not in facts.says("PreemptParameters") + facts.says("SlurmctldParameters"):
+        yield Hit(subject=f"PreemptType={facts.says('PreemptType')} without send_user_signal")
 
 
-def _switch_wait(told: SlurmFacts) -> Iterator[Hit]:
-    words = dict(word.partition("=")[::2] for word in told.listed("SchedulerParameters"))
+def _switch_wait(facts: SlurmFacts) -> Iterator[Hit]:
+    words = dict(word.partition("=")[::2] for word in facts.listed("SchedulerParameters"))
     wait = words.get("max_switch_wait", str(SWITCH_WAIT_S))
-    if told.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S:
+    if facts.says("TopologyPlugin") == "topology/tree" and wait.isdecimal() and int(wait) <= SWITCH_WAIT_S:
         yield Hit(subject=f"max_switch_wait={wait} s")
 
 

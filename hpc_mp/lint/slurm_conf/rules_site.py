@@ -23,59 +23,59 @@ OUT = {"DOWN", "DRAIN", "FAIL", "FAILING", "INVAL", "INVALID_REG"}  # of a node'
 NODES_SHOWN = 3  # reasons of broken nodes that are repeated
 
 
-def _select(told: SlurmFacts) -> Iterator[Hit]:
-    if told.gpu_nodes and (found := told.says("SelectType")) and found != "select/cons_tres":
+def _select(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.gpu_nodes and (found := facts.says("SelectType")) and found != "select/cons_tres":
         yield Hit(subject=f"SelectType={found}")
 
 
-def _memory(told: SlurmFacts) -> Iterator[Hit]:
-    if "SelectTypeParameters" in told.config and "memory" not in told.says("SelectTypeParameters").lower():
-        yield Hit(subject=f"SelectTypeParameters={told.says('SelectTypeParameters') or '(none)'}")
+def _memory(facts: SlurmFacts) -> Iterator[Hit]:
+    if "SelectTypeParameters" in facts.config and "memory" not in facts.says("SelectTypeParameters").lower():
+        yield Hit(subject=f"SelectTypeParameters={facts.says('SelectTypeParameters') or '(none)'}")
 
 
-def _gres_file(told: SlurmFacts) -> Iterator[Hit]:
+def _gres_file(facts: SlurmFacts) -> Iterator[Hit]:
     """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
-    lines = [line.partition("#")[0].strip().lower() for line in (told.gres_conf or "").splitlines()]
-    if not told.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
+    lines = [line.partition("#")[0].strip().lower() for line in (facts.gres_conf or "").splitlines()]
+    if not facts.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
         return
     for line in lines:
         if re.search(r"\bname=gpu\b", line) and not re.search("files?=", line) and not re.search(r"autodetect=(?!off)", line):
             yield Hit(subject=f"gres.conf: {line}")
 
 
-def _gres_broken(told: SlurmFacts) -> Iterator[Hit]:
-    hit = [node for node in told.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]
+def _gres_broken(facts: SlurmFacts) -> Iterator[Hit]:
+    hit = [node for node in facts.nodes if re.search(r"gres/gpu|GRES", node.get("Reason", ""))]
     if hit:
         yield Hit(subject=f"{listed(node['NodeName'] for node in hit)}: {hit[0]['Reason']}")
 
 
-def _gres_type(told: SlurmFacts) -> Iterator[Hit]:
-    bare = [node for node in told.gpu_nodes if re.match(r"gpu:\d", node["Gres"])]
-    typed = [node for node in told.gpu_nodes if re.match(r"gpu:[^\d]", node["Gres"])]
+def _gres_type(facts: SlurmFacts) -> Iterator[Hit]:
+    bare = [node for node in facts.gpu_nodes if re.match(r"gpu:\d", node["Gres"])]
+    typed = [node for node in facts.gpu_nodes if re.match(r"gpu:[^\d]", node["Gres"])]
     if bare and typed:
         one, other = (listed(node["NodeName"] for node in nodes) for nodes in (bare, typed))
         yield Hit(subject=f"{one} without a type, {other} with one")
 
 
-def _mixed(told: SlurmFacts) -> Iterator[Hit]:
-    for partition in told.partitions:
+def _mixed(facts: SlurmFacts) -> Iterator[Hit]:
+    for partition in facts.partitions:
         inside = set(_expanded(partition.get("Nodes", "")))
-        kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in told.nodes
+        kinds = Counter(re.sub(r"\(.*?\)", "", node.get("Gres", "")) or "no GPU" for node in facts.nodes
                         if node.get("NodeName") in inside)
         if len(kinds) > 1 and any("gpu" in kind for kind in kinds):
             words = ", ".join(f"{count} × {kind}" for kind, count in kinds.most_common())
             yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _tiny(told: SlurmFacts) -> Iterator[Hit]:
-    small = [node for node in told.nodes if (number(node, "RealMemory") or 1000) <= 1]
+def _tiny(facts: SlurmFacts) -> Iterator[Hit]:
+    small = [node for node in facts.nodes if (number(node, "RealMemory") or 1000) <= 1]
     if small:
         yield Hit(subject=f"{listed(node['NodeName'] for node in small)}: RealMemory=1")
 
 
-def _few_cpus(told: SlurmFacts) -> Iterator[Hit]:
+def _few_cpus(facts: SlurmFacts) -> Iterator[Hit]:
     few: dict[str, list[str]] = {}
-    for node in told.nodes:
+    for node in facts.nodes:
         cpus, gpus = number(node, "CPUTot"), sum(count for _, count in parse_gpus(node.get("Gres", "")))
         if cpus is not None and cpus < max(gpus, 2):
             few.setdefault(f"CPUTot={cpus}" + (f" for {gpus} GPUs" if gpus else ""), []).append(node["NodeName"])
@@ -83,10 +83,10 @@ def _few_cpus(told: SlurmFacts) -> Iterator[Hit]:
         yield Hit(subject=f"{listed(nodes)}: {words}")
 
 
-def _broken(told: SlurmFacts) -> Iterator[Hit]:
+def _broken(facts: SlurmFacts) -> Iterator[Hit]:
     """A cloud's node that is off is started for a job, and does not answer before."""
     reasons: dict[str, list[str]] = {}
-    for node in told.nodes:
+    for node in facts.nodes:
         states = {*re.findall(r"[A-Z_]+", node.get("State", ""))}
         if states & OUT or ("NOT_RESPONDING" in states and not any(state.startswith("POWER") for state in states)):
             words = re.sub(r"\s*\[\w*@.*\]$", "", node.get("Reason", "")) or "no reason is given"
@@ -97,126 +97,126 @@ def _broken(told: SlurmFacts) -> Iterator[Hit]:
         yield Hit(subject=f"{sum(map(len, list(reasons.values())[NODES_SHOWN:]))} more nodes for other reasons")
 
 
-def _releases(told: SlurmFacts) -> Iterator[Hit]:
-    found = Counter(node["Version"] for node in told.nodes if node.get("Version"))
+def _releases(facts: SlurmFacts) -> Iterator[Hit]:
+    found = Counter(node["Version"] for node in facts.nodes if node.get("Version"))
     if len(found) > 1:
         yield Hit(subject=", ".join(f"{count} nodes with {release}" for release, count in found.most_common()))
 
 
-def _default(told: SlurmFacts) -> Iterator[Hit]:
-    if told.partitions and not any(partition.get("Default") == "YES" for partition in told.partitions):
+def _default(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.partitions and not any(partition.get("Default") == "YES" for partition in facts.partitions):
         yield Hit(subject="no partition has Default=YES")
 
 
-def _closed(told: SlurmFacts) -> Iterator[Hit]:
-    for partition in told.partitions:
+def _closed(facts: SlurmFacts) -> Iterator[Hit]:
+    for partition in facts.partitions:
         if partition.get("State", "UP") != "UP":
             yield Hit(subject=f"{partition['PartitionName']}: State={partition['State']}")
 
 
-def _max_nodes(told: SlurmFacts) -> Iterator[Hit]:
-    for partition in told.partitions:
+def _max_nodes(facts: SlurmFacts) -> Iterator[Hit]:
+    for partition in facts.partitions:
         most, there = number(partition, "MaxNodes"), number(partition, "TotalNodes")
         if most is not None and there is not None and most < there:
             yield Hit(subject=f"{partition['PartitionName']}: MaxNodes={most} of {there}")
 
 
-def _shared(told: SlurmFacts) -> Iterator[Hit]:
-    if "CR_LLN" in told.says("SelectTypeParameters").upper():
-        yield Hit(subject=f"SelectTypeParameters={told.says('SelectTypeParameters')}")
-    for partition in told.partitions:
+def _shared(facts: SlurmFacts) -> Iterator[Hit]:
+    if "CR_LLN" in facts.says("SelectTypeParameters").upper():
+        yield Hit(subject=f"SelectTypeParameters={facts.says('SelectTypeParameters')}")
+    for partition in facts.partitions:
         if partition.get("OverSubscribe", "NO").startswith("FORCE") or partition.get("LLN") == "YES":
             words = f"OverSubscribe={partition.get('OverSubscribe')} LLN={partition.get('LLN')}"
             yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _preemptable(told: SlurmFacts) -> Iterator[tuple[Words, set[str]]]:
+def _preemptable(facts: SlurmFacts) -> Iterator[tuple[Words, set[str]]]:
     """Partitions from which jobs are taken away, and by what modes."""
-    if told.says("PreemptType") not in ("", "preempt/none"):
-        for partition in told.partitions:
+    if facts.says("PreemptType") not in ("", "preempt/none"):
+        for partition in facts.partitions:
             yield partition, {*partition.get("PreemptMode", "OFF").split(",")} - {"OFF"}
 
 
-def _grace(told: SlurmFacts) -> Iterator[Hit]:
-    for partition, modes in _preemptable(told):
+def _grace(facts: SlurmFacts) -> Iterator[Hit]:
+    for partition, modes in _preemptable(facts):
         if modes - {"SUSPEND", "GANG"} and (number(partition, "GraceTime") or 0) < GRACE_S:
             words = f"PreemptMode={partition['PreemptMode']} GraceTime={partition.get('GraceTime', '0')}"
             yield Hit(subject=f"{partition['PartitionName']}: {words}")
 
 
-def _suspends(told: SlurmFacts) -> Iterator[Hit]:
-    for partition, modes in _preemptable(told):
+def _suspends(facts: SlurmFacts) -> Iterator[Hit]:
+    for partition, modes in _preemptable(facts):
         if "SUSPEND" in modes:
             yield Hit(subject=f"{partition['PartitionName']}: PreemptMode={partition['PreemptMode']}")
 
 
-def _short(told: SlurmFacts) -> Iterator[Hit]:
-    for partition in told.partitions:
+def _short(facts: SlurmFacts) -> Iterator[Hit]:
+    for partition in facts.partitions:
         limit = partition.get("MaxTime", "UNLIMITED")
         if re.fullmatch(r"[\d:-]+", limit) and seconds(limit) < 3600:
             yield Hit(subject=f"{partition['PartitionName']}: MaxTime={limit}")
 
 
-def _knows_none(told: SlurmFacts) -> bool:
+def _knows_none(facts: SlurmFacts) -> bool:
     """With a topology.yaml Slurm shows the plugin of slurm.conf still, which it passes over."""
-    return told.says("TopologyPlugin") in FLAT and not told.tree.above
+    return facts.says("TopologyPlugin") in FLAT and not facts.tree.above
 
 
-def _flat(told: SlurmFacts) -> Iterator[Hit]:
-    if told.measured is not None and _knows_none(told):
-        found = agreement(told.tree, told.measured)
+def _flat(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.measured is not None and _knows_none(facts):
+        found = agreement(facts.tree, facts.measured)
         if found.verdict == "disagrees":
-            yield Hit(subject=f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}; {found.why}")
+            yield Hit(subject=f"TopologyPlugin={facts.says('TopologyPlugin') or '(none)'}; {found.why}")
 
 
-def _unmeasured(told: SlurmFacts) -> Iterator[Hit]:
-    if told.measured is None and _knows_none(told) and len(told.nodes) > 1:
-        yield Hit(subject=f"TopologyPlugin={told.says('TopologyPlugin') or '(none)'}")
+def _unmeasured(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.measured is None and _knows_none(facts) and len(facts.nodes) > 1:
+        yield Hit(subject=f"TopologyPlugin={facts.says('TopologyPlugin') or '(none)'}")
 
 
-def _disagrees(told: SlurmFacts) -> Iterator[Hit]:
-    if told.measured is not None and told.topologies and not _knows_none(told):
-        for odd in agreement(told.tree, told.measured).odd:
+def _disagrees(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.measured is not None and facts.topologies and not _knows_none(facts):
+        for odd in agreement(facts.tree, facts.measured).odd:
             yield Hit(subject=str(odd))
 
 
-def _outside(told: SlurmFacts) -> Iterator[Hit]:
-    tree = told.tree
-    lost = [node["NodeName"] for node in told.nodes if tree.leaf(node.get("NodeName", "")) is None]
+def _outside(facts: SlurmFacts) -> Iterator[Hit]:
+    tree = facts.tree
+    lost = [node["NodeName"] for node in facts.nodes if tree.leaf(node.get("NodeName", "")) is None]
     if tree.above and lost:
         yield Hit(subject=f"{listed(lost)}: under no switch of the topology")
 
 
-def _rootless(told: SlurmFacts) -> Iterator[Hit]:
-    topology = chosen(told.topologies or ())
+def _rootless(facts: SlurmFacts) -> Iterator[Hit]:
+    topology = chosen(facts.topologies or ())
     if topology.kind == "tree" and len(topology.tops) > 1:
         yield Hit(subject=f"no switch is above {', '.join(topology.tops[:8])}")
 
 
-def _no_accounting(told: SlurmFacts) -> Iterator[Hit]:
-    if told.says("AccountingStorageType") in ("accounting_storage/none", "") and "AccountingStorageType" in told.config:
-        yield Hit(subject=f"AccountingStorageType={told.says('AccountingStorageType') or '(none)'}")
+def _no_accounting(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.says("AccountingStorageType") in ("accounting_storage/none", "") and "AccountingStorageType" in facts.config:
+        yield Hit(subject=f"AccountingStorageType={facts.says('AccountingStorageType') or '(none)'}")
 
 
-def _gpus_uncounted(told: SlurmFacts) -> Iterator[Hit]:
-    keeps = told.says("AccountingStorageType") == "accounting_storage/slurmdbd"
-    if keeps and told.gpu_nodes and not any(word.startswith("gres/gpu") for word in told.listed("AccountingStorageTRES")):
-        yield Hit(subject=f"AccountingStorageTRES={told.says('AccountingStorageTRES')}")
+def _gpus_uncounted(facts: SlurmFacts) -> Iterator[Hit]:
+    keeps = facts.says("AccountingStorageType") == "accounting_storage/slurmdbd"
+    if keeps and facts.gpu_nodes and not any(word.startswith("gres/gpu") for word in facts.listed("AccountingStorageTRES")):
+        yield Hit(subject=f"AccountingStorageTRES={facts.says('AccountingStorageTRES')}")
 
 
-def _no_health(told: SlurmFacts) -> Iterator[Hit]:
-    if "HealthCheckProgram" in told.config and not told.says("HealthCheckProgram"):
+def _no_health(facts: SlurmFacts) -> Iterator[Hit]:
+    if "HealthCheckProgram" in facts.config and not facts.says("HealthCheckProgram"):
         yield Hit(subject="HealthCheckProgram is not set")
 
 
-def _idle_health(told: SlurmFacts) -> Iterator[Hit]:
-    if told.says("HealthCheckProgram") and told.seconds("HealthCheckInterval") == 0:
-        yield Hit(subject=f"HealthCheckProgram={told.says('HealthCheckProgram')}, HealthCheckInterval=0")
+def _idle_health(facts: SlurmFacts) -> Iterator[Hit]:
+    if facts.says("HealthCheckProgram") and facts.seconds("HealthCheckInterval") == 0:
+        yield Hit(subject=f"HealthCheckProgram={facts.says('HealthCheckProgram')}, HealthCheckInterval=0")
 
 
-def _suspended(told: SlurmFacts) -> Iterator[Hit]:
-    wait = told.seconds("SuspendTime")
-    if wait is not None and 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in told.nodes):
+def _suspended(facts: SlurmFacts) -> Iterator[Hit]:
+    wait = facts.seconds("SuspendTime")
+    if wait is not None and 0 < wait < 600 and any("CLOUD" in node.get("State", "") for node in facts.nodes):
         yield Hit(subject=f"SuspendTime={wait} s")
 
 

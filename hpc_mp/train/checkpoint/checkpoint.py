@@ -120,7 +120,7 @@ def _together(action: Callable[[], Any]) -> list[Any]:
         result = action()
     except FencedOut:
         raise  # the others are stale too: they may fail as they like
-    except (Exception, CheckpointException) as error:  # whatever it is, the other ranks must hear of it
+    except (Exception, CheckpointException) as error:  # whatever it is, the other ranks must learn of it
         reason = f"rank {dist.get_rank()}: {_first_cause(error)}"
     answers: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(answers, (result, reason))

@@ -73,7 +73,7 @@ def export(
         dtype: a key of ``DTYPES``, or "keep" for the checkpoint's own.
         force: replace a model directory that is there.
         file_bytes: weights per output file at most; a larger tensor has a file for itself.
-        progress: is told how many bytes of how many are written.
+        progress: called with how many bytes of how many are written.
 
     Raises:
         HpcMpError: there is no such checkpoint, or ``output`` cannot be written or must not be replaced.

@@ -14,7 +14,7 @@ import torch
 from hpc_mp.train.engine.optimizer import Optimizer
 from hpc_mp.train.engine.tensor import local
 
-LOOK = 0.5  # seconds between two looks at a process that may be about to be killed for its memory
+POLL_S = 0.5  # between two polls of a process that may be about to be killed for its memory
 CHANGE = 1 / 16  # that is worth a write: a dozen of them on the way from 1 to 2 GB
 
 
@@ -61,5 +61,5 @@ def _note(file: Path, done: threading.Event) -> None:
                 with open(file, "r+" if file.exists() else "w", encoding="ascii") as note:
                     note.write(f"{resident:<20d}\n")  # over the number that was there: never an empty file
                 noted = resident
-        if done.wait(LOOK):
+        if done.wait(POLL_S):
             return

@@ -14,7 +14,7 @@ from hpc_mp.train.engine.stage import Stage
 
 
 class OptimizerSettings(Protocol):
-    """What the optimizer is told; the job file's ``[train]`` table has these fields."""
+    """The optimizer's settings; the job file's ``[train]`` table has these fields."""
 
     @property
     def optimizer(self) -> Literal["adamw", "sgd"]: ...

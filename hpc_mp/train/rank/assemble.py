@@ -35,7 +35,7 @@ from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
 from hpc_mp.train.rank.signals import Stopped
 
-SHOWN = 0.5  # seconds between two looks at what tokenizing has come to
+PROGRESS_S = 0.5  # between two reports of the progress of tokenizing
 
 
 def tokens_of(
@@ -82,7 +82,7 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
     last = [0.0]
 
     def progress(done: int, total: int) -> None:
-        if time.monotonic() - last[0] < SHOWN:
+        if time.monotonic() - last[0] < PROGRESS_S:
             return
         last[0] = time.monotonic()
         status(context, "preparing data", done=done, total=total)

@@ -54,7 +54,7 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
     """Find out who and where this rank is.
 
     Raises:
-        HpcMpError: it has no place here, or what its launcher should have told is not there.
+        HpcMpError: it has no place here, or what its launcher should have set is not there.
         FencedOut: the run has been started again since.
     """
     beside = RunDirectory(job_file.resolve().parent)

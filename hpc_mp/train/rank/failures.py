@@ -21,7 +21,7 @@ from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import RankEnv
 from hpc_mp.train.rank.waits import Waits
 
-LAST_WORDS = 5.0  # seconds in which a file system must take them: one behind a lost link never does
+LAST_WORDS_S = 5.0  # in which a file system must take them: one behind a lost link never does
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class NodeLost(Exception):
 
     Args:
         nodes: the nodes to blame.
-        silent: whether nothing was heard; else connections broke, and their hosts' kernels still answered.
+        silent: whether their beats stopped; else connections broke, and their hosts' kernels still answered.
         ambiguous: whether the reporting node may be the lost one as well.
     """
 
@@ -90,10 +90,10 @@ def failure_kind(error: BaseException) -> str:
     for types, known in ERRORS:
         if any(isinstance(e, types) for e in chain):
             return known
-    told = next((kind for e in chain if (kind := kind_of(str(e))) is not None), None)
-    if told is None and any(hasattr(e, "waited") for e in chain) and not any(MISUSE in str(e) for e in chain):
+    named = next((kind for e in chain if (kind := kind_of(str(e))) is not None), None)
+    if named is None and any(hasattr(e, "waited") for e in chain) and not any(MISUSE in str(e) for e in chain):
         return "peer"  # whatever a wait breaks off with
-    return told or "error"
+    return named or "error"
 
 
 def record_failure(context: RankContext, error: BaseException) -> str:
@@ -128,14 +128,14 @@ def cause_known(run: RunDirectory, attempt: int) -> bool:
 
 
 def die(context: RankContext, error: Exception) -> NoReturn:
-    """End this process from any of its threads, whatever the others wait for, with what can be said in ``LAST_WORDS``."""
+    """End this process from any of its threads, whatever the others wait for, with what can be said in ``LAST_WORDS_S``."""
     def speak() -> None:
         context.log.own.dump()
         record_failure(context, error)
 
     words = threading.Thread(target=speak, daemon=True)
     words.start()
-    words.join(LAST_WORDS)
+    words.join(LAST_WORDS_S)
     os._exit(1)
 
 

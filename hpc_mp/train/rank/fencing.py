@@ -24,7 +24,7 @@ class Fence:
     token = ""
 
     def check(self) -> None:
-        """Raises FencedOut. Made for every step: it costs one look at the file's date."""
+        """Raises FencedOut. Made for every step: it costs one stat of the file."""
 
     def confirm(self) -> None:
         """Raises FencedOut. Made before something is published: the file is read, so that NFS asks its server."""

@@ -1,7 +1,7 @@
 """Signs of life between nodes: a node that vanished is noticed though its connections say nothing.
 
 One process of every node, the one with local rank 0, sends a beat to rank 0's process some times in ``timeout`` and gets it
-echoed. Rank 0 names the nodes that are silent; a node that hears no echo names rank 0's. Who leaves in order says so.
+echoed. Rank 0 names the nodes that are silent; a node that gets no echo names rank 0's. Who leaves in order says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from hpc_mp.layout.placement import Placement
 from hpc_mp.train.rank.failures import NodeLost
 from hpc_mp.train.rank.heartbeat_client import Client
-from hpc_mp.train.rank.heartbeat_server import GRACE, Server
+from hpc_mp.train.rank.heartbeat_server import GRACE_S, Server
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 Lost = Callable[[NodeLost], None]
@@ -53,7 +53,7 @@ def heartbeat(
         yield
     finally:
         part.close()
-        thread.join(GRACE)
+        thread.join(GRACE_S)
 
 
 def _part(

@@ -9,16 +9,16 @@ import time
 from collections.abc import Callable
 
 from hpc_mp.train.rank.failures import NodeLost
-from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE, START
+from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE_S, START_S
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
-CONNECT = 10.0  # seconds for one attempt to connect
+CONNECT_S = 10.0  # for one try to connect
 
 
 class Client:
     """Another node's part.
 
-    It waits a little longer for the echo than rank 0 for a beat: rank 0, which hears all nodes, shall speak first.
+    It waits a little longer for the echo than rank 0 for a beat: rank 0, which gets all nodes' beats, shall speak first.
 
     Args:
         server: where rank 0 listens.
@@ -40,28 +40,28 @@ class Client:
 
     def run(self) -> None:
         error = self._beat()
-        if error is not None and not self.closed.wait(0.0 if error.facts["silent"] else GRACE):
+        if error is not None and not self.closed.wait(0.0 if error.facts["silent"] else GRACE_S):
             self.lost(error)
 
     def _beat(self) -> NodeLost | None:
-        """Until the end, or until rank 0 is not heard any more."""
+        """Until the end, or until rank 0 does not answer any more."""
         tick = self.timeout / BEATS
         clock = StallAwareClock(tick)
-        heard = clock.now()
+        last_echo = clock.now()
         connection = self._connect()
         if connection is None:
             return None if self.closed.is_set() else self._silence()
         with connection, selectors.DefaultSelector() as selector:
             selector.register(connection, selectors.EVENT_READ)
             selector.register(self.bell, selectors.EVENT_READ)
-            while clock.now() - heard < self.timeout + 2 * GRACE:
+            while clock.now() - last_echo < self.timeout + 2 * GRACE_S:
                 ready = [key.fileobj for key, _ in selector.select(tick)]
                 try:
                     if self.bell in ready:
                         connection.send(FAREWELL)
                         return None
                     if connection in ready:
-                        heard = clock.now()
+                        last_echo = clock.now()
                         if FAREWELL in (said := connection.recv(4096)):
                             return None
                         if not said:
@@ -80,10 +80,10 @@ class Client:
 
     def _connect(self) -> socket.socket | None:
         """A connection on which the greeting was said; None when there is none to be had in time."""
-        deadline = time.monotonic() + START
+        deadline = time.monotonic() + START_S
         while time.monotonic() < deadline and not self.closed.is_set():
             try:
-                connection = socket.create_connection(self.server, timeout=CONNECT)
+                connection = socket.create_connection(self.server, timeout=CONNECT_S)
                 connection.sendall(self.greeting)
                 connection.setblocking(False)
                 return connection

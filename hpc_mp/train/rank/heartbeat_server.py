@@ -1,4 +1,4 @@
-"""Rank 0's part of the heartbeat: hears every node, and judges who is lost."""
+"""Rank 0's part of the heartbeat: receives every node's beats, and judges who is lost."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 BEAT, FAREWELL = b"b", b"f"
 BEATS = 6  # in a timeout
-GRACE = 2.0  # seconds after a first suspicion in which failed ranks write down their own failures, and more nodes fall silent
-START = 60.0  # seconds more until the first sign of life
+GRACE_S = 2.0  # after a first suspicion in which failed ranks write down their own failures, and more nodes fall silent
+START_S = 60.0  # more until the first sign of life
 GREETING = 256  # bytes at most
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class NodeSilence:
     """What rank 0 knows of the other nodes: seconds since the last sign of life, and whose connection broke."""
 
     silence: Mapping[int, float]
     broken: Set[int]
 
 
-def suspects(heard: Heard, timeout: float) -> tuple[frozenset[int], bool]:
+def suspects(seen: NodeSilence, timeout: float) -> tuple[frozenset[int], bool]:
     """The nodes to blame, and whether the judge's own node is meant rather than them.
 
     Nobody is blamed before one was silent for ``timeout`` or its connection broke. Then whoever missed half of the beats is
     blamed with it: nodes behind one dead switch do not fall silent in the same moment. When all others are silent, at
     least two of them, the judge's own link is dead.
     """
-    if not heard.broken and max(heard.silence.values(), default=0.0) < timeout:
+    if not seen.broken and max(seen.silence.values(), default=0.0) < timeout:
         return frozenset(), False
-    silent = {node for node, seconds in heard.silence.items() if seconds > timeout / 2 and node not in heard.broken}
-    own = len(silent) == len(heard.silence) > 1
-    return frozenset(silent | heard.broken), own
+    silent = {node for node, seconds in seen.silence.items() if seconds > timeout / 2 and node not in seen.broken}
+    own = len(silent) == len(seen.silence) > 1
+    return frozenset(silent | seen.broken), own
 
 
 class Server:
-    """Rank 0's part: one thread hears all nodes."""
+    """Rank 0's part: one thread receives the beats of all nodes."""
 
     def __init__(self, own: int, names: Mapping[int, str], token: str, timeout: float, lost: Callable[[NodeLost], None]) -> None:
         self.own, self.names, self.token, self.timeout, self.lost = own, names, token, timeout, lost
-        self.tick = min(timeout / BEATS, GRACE)
+        self.tick = min(timeout / BEATS, GRACE_S)
         self.clock = StallAwareClock(self.tick)
-        self.heard = {node: self.clock.now() + START for node in names if node != own}
+        self.last_beat = {node: self.clock.now() + START_S for node in names if node != own}
         self.broken: set[int] = set()
         self.connected: dict[socket.socket, int] = {}
         self.greetings: dict[socket.socket, bytes] = {}
@@ -86,9 +86,9 @@ class Server:
             connection, _ = listener.accept()
             connection.setblocking(False)
             self.greetings[connection] = b""
-            self.selector.register(connection, selectors.EVENT_READ, self._hear)
+            self.selector.register(connection, selectors.EVENT_READ, self._receive)
 
-    def _hear(self, connection: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         try:
             data = connection.recv(4096)
         except BlockingIOError:
@@ -103,11 +103,11 @@ class Server:
         if FAREWELL in data or not data:
             self._drop(connection)
             if data:
-                self.heard.pop(node, None)
+                self.last_beat.pop(node, None)
             else:
                 self.broken.add(node)
             return
-        self.heard[node] = self.clock.now()
+        self.last_beat[node] = self.clock.now()
         with suppress(OSError):  # it will show when it is read
             connection.send(BEAT)
 
@@ -119,7 +119,7 @@ class Server:
             self.greetings[connection] = said
             return b""
         word, _, number = line.decode(errors="replace").rpartition(" ")
-        if word != self.token or not number.isdigit() or int(number) not in self.heard:
+        if word != self.token or not number.isdigit() or int(number) not in self.last_beat:
             self._drop(connection)
             return b""
         del self.greetings[connection]
@@ -133,13 +133,13 @@ class Server:
         connection.close()
 
     def _judge(self, now: float) -> NodeLost | None:
-        heard = Heard({node: now - last for node, last in self.heard.items()}, self.broken)
-        nodes, own = suspects(heard, self.timeout)
+        seen = NodeSilence({node: now - last for node, last in self.last_beat.items()}, self.broken)
+        nodes, own = suspects(seen, self.timeout)
         if not nodes:
             self.due = None
             return None
         if self.due is None:
-            self.due = now + GRACE
+            self.due = now + GRACE_S
         if now < self.due:
             return None
         blamed = tuple(self.names[node] for node in ([self.own] if own else sorted(nodes)))

@@ -30,16 +30,16 @@ from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.failures import NodeLost, PeerGone, RankContext, cause_known, die, record_failure
 from hpc_mp.train.rank.fencing import FencedOut
 from hpc_mp.train.rank.heartbeat import heartbeat
-from hpc_mp.train.rank.heartbeat_server import GRACE
+from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.rank_env import check_place
 from hpc_mp.train.rank.rendezvous import meet
-from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Lookout, Pace, StopFlag, Stopped
+from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog
 
-LINGER = 2 * GRACE  # seconds in which a rank that lost another lives on, so that the heartbeat can say which node it was
+LINGER_S = 2 * GRACE_S  # in which a rank that lost another lives on, so that the heartbeat can say which node it was
 
 
 def main(job_file: Path, stop: StopFlag | None = None) -> int:
@@ -96,7 +96,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         except Exception as error:  # every end of a rank is recorded, whatever its cause
             kind = record_failure(context, error)
             if kind == "peer" and context.record is not None:
-                time.sleep(LINGER)
+                time.sleep(LINGER_S)
             return 2 if kind == "user" else 1
     context.log.flush()
     return EXIT_STOPPED if ended.stopped else 0
@@ -115,7 +115,7 @@ def _check_seat(context: RankContext, spec: JobSpec) -> None:
 
 
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
-    """Say who is here and with what, and hear it of the others; returns the name of every node of the placement.
+    """Tell all ranks which node and device this one has, and gather theirs; returns the name of every node of the placement.
 
     Raises:
         HpcMpError: the ranks' devices do not suit each other.
@@ -132,16 +132,16 @@ def _train(
 ) -> TrainingEnd:
     """Everything between meeting the others and leaving them."""
     pace, given = Pace(), context.record
-    lookout = Lookout(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
-    looks = [context.fence.check, lookout.look] if context.who.rank == 0 else []
+    conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
+    checks = [context.fence.check, conditions.check] if context.who.rank == 0 else []
     watchdog = Watchdog(spec.job.step_timeout, partial(die, context))
-    duties = [watchdog.fed, *looks]
+    duties = [watchdog.fed, *checks]
     if context.who.local_rank == 0 and given is not None:  # srun writes a log per node
         duties.append(partial(cap, context.run.node_log(context.who.node)))
 
     def asked() -> str | None:
-        for look in looks:
-            look()
+        for check in checks:
+            check()
         return REASONS.get(stop.reason)
 
     def stop_if_asked() -> None:

@@ -14,7 +14,7 @@ from hpc_mp.train.rank.rank_env import RankEnv, at_place
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 MPI = "HPC_MP_MPI"  # "1" in the environment of ranks that meet through MPI
-TELLING = ("SLURM_MPI_TYPE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE")
+LAUNCHER_NAMES = ("SLURM_MPI_TYPE", "PMI_RANK", "PMI_SIZE", "PMIX_RANK", "PMIX_NAMESPACE", "OMPI_COMM_WORLD_SIZE")
 INSTALL = 'install it: pip install "hpc-mp[mpi]"'
 
 
@@ -80,13 +80,14 @@ def check_size(size: int, expected: int, environ: Mapping[str, str]) -> None:
     """Raises HpcMpError unless MPI has brought up all ranks as one world."""
     if size == expected:
         return
-    told = ", ".join(f"{name}={environ[name]}" for name in TELLING if name in environ) or f"none of {', '.join(TELLING)} is set"
+    shown = ", ".join(f"{name}={environ[name]}" for name in LAUNCHER_NAMES if name in environ) or \
+        f"none of {', '.join(LAUNCHER_NAMES)} is set"
     if size == 1:
         raise HpcMpError(f"MPI came up as {expected} singletons",
-                         f"each process is alone in MPI.COMM_WORLD: this MPI does not understand its launcher ({told})",
+                         f"each process is alone in MPI.COMM_WORLD: this MPI does not understand its launcher ({shown})",
                          "set another slurm.mpi (`srun --mpi=list` shows what there is: pmi2 suits MPICH, pmix suits Open MPI), "
                          "or load an MPI that was built with this Slurm's PMIx")
-    raise HpcMpError(f"MPI came up with {size} processes", f"the job has {expected} ranks ({told})",
+    raise HpcMpError(f"MPI came up with {size} processes", f"the job has {expected} ranks ({shown})",
                      "start that many, or change job.nodes and job.ranks_per_node")
 
 

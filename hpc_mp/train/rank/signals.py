@@ -28,13 +28,13 @@ class StopFlag:
     def __init__(self) -> None:
         self.reason = 0
         for number in STOPPING:
-            signal.signal(number, self._hear)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the job script kept back what came before this process could hear
+            signal.signal(number, self._receive)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)  # the job script kept back what came too early
 
     def set(self, reason: int) -> None:
         self.reason = self.reason or reason
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _receive(self, number: int, frame: FrameType | None) -> None:
         self.set(number)
 
 
@@ -47,8 +47,8 @@ class Pace:
 
 
 @dataclass(frozen=True)
-class Lookout:
-    """Where rank 0 looks for reasons to stop that no signal brings.
+class StopConditions:
+    """The reasons to stop that rank 0 checks for, and that no signal brings.
 
     Attributes:
         trigger: the file that stops the run.
@@ -62,7 +62,7 @@ class Lookout:
     end: float | None = None
     grace: float = 0.0
 
-    def look(self) -> None:
+    def check(self) -> None:
         margin = max(self.grace, 2 * self.pace.save + 2 * self.pace.step)
         if self.trigger.exists():
             self.flag.set(STOP_FILE)

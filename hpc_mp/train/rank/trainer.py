@@ -60,9 +60,9 @@ class Trainer:
     Attributes:
         attempt: counts the starts of this run.
         fence: to the run directory.
-        duties: what else this rank does between two steps: prove that it lives, look for reasons to stop …
+        duties: what else this rank does between two steps: prove that it lives, check for reasons to stop …
         pace: kept for those duties.
-        waits: is told how far the rank has come.
+        waits: gets how far the rank has come.
     """
 
     spec: JobSpec
@@ -112,7 +112,7 @@ class Trainer:
             if stop or step + 1 == settings.steps or (every and (step + 1) % every == 0):
                 failed = self._save(counters | {"step": step + 1, "samples": (step + 1) * settings.global_batch,
                                                 "tokens": tokens})
-                self._look_around()
+                self._between_steps()
                 stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else None)
             if stop:
@@ -123,7 +123,7 @@ class Trainer:
             raise checkpoint.SaveFailed(f"the last checkpoint could not be saved: {failed}")
         return ended
 
-    def _look_around(self) -> None:
+    def _between_steps(self) -> None:
         for duty in self.duties:
             duty()
 
@@ -150,7 +150,7 @@ class Trainer:
         loss, spans = self.pipeline.run(batch, enter, 1.0 / max(1, labels), trace)
         self._sum_tied_gradients()
         began = time.time()
-        self._look_around()
+        self._between_steps()
         facts = self._agree(loss, labels)
         if not (facts.norm < float("inf")):
             raise FloatingPointError(f"step {step + 1}: the gradient norm is {facts.norm}, the loss {facts.loss}. "

@@ -39,7 +39,7 @@ COLLECTIVES: Mapping[str, str] = {
 DIRECTED: Mapping[str, tuple[str, str]] = {"send": ("sent", "received"), "recv": ("received", "sent")}  # own and the other's part
 
 Result = TypeVar("Result")
-LOOK_S = 0.5  # between two looks at whether this rank moves
+POLL_S = 0.5  # between two polls of whether this rank moves
 PATIENCE_S = 1.0  # for which it stands still before that is written down ...
 PATIENCE_STEPS = 2.0  # ... or so many times as long as its last step took, if that is more
 PERIOD_S = 5.0  # after which a rank that goes on standing writes it anew
@@ -99,11 +99,11 @@ class Waits:
     def listening(self) -> Iterator[None]:
         """Hear all messages of this process. An error that comes out of a wait carries it as ``waited``."""
         groups, works = dist.ProcessGroup, dist.Work
-        heard = {**{name: functools.partial(self._collective, spoken) for name, spoken in COLLECTIVES.items()},
+        noted = {**{name: functools.partial(self._collective, spoken) for name, spoken in COLLECTIVES.items()},
                  **{name: functools.partial(self._directed, name, *parts) for name, parts in DIRECTED.items()}}
-        originals: list[tuple[type, str, Any]] = [(groups, name, vars(groups)[name]) for name in heard if name in vars(groups)]
+        originals: list[tuple[type, str, Any]] = [(groups, name, vars(groups)[name]) for name in noted if name in vars(groups)]
         for kind, name, _ in originals:
-            setattr(kind, name, _method(heard[name], getattr(kind, name)))
+            setattr(kind, name, _method(noted[name], getattr(kind, name)))
         originals.append((works, "wait", vars(works)["wait"]))
         works.wait = _method(self._wait, works.wait)  # type: ignore[method-assign]
         try:
@@ -169,11 +169,11 @@ class Waits:
         return found
 
 
-def _method(heard: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that hands ``original`` and all that it is called with to ``heard``."""
+def _method(noted: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that hands ``original`` and all that it is called with to ``noted``."""
     @functools.wraps(original)
     def method(*args: Any, **named: Any) -> Any:
-        return heard(original, *args, **named)
+        return noted(original, *args, **named)
 
     return method
 
@@ -182,7 +182,7 @@ def _method(heard: Callable[..., Any], original: Callable[..., Any]) -> Callable
 def noted(waits: Waits, run: RunDirectory, attempt: int, step_timeout: float) -> Iterator[None]:
     """While the block runs, a thread writes down where the rank stands when it does not move, and takes it back when it does."""
     done = threading.Event()
-    thread = threading.Thread(target=_note, args=(waits, run, attempt, min(PERIOD_S, max(LOOK_S, step_timeout / 20)), done),
+    thread = threading.Thread(target=_note, args=(waits, run, attempt, min(PERIOD_S, max(POLL_S, step_timeout / 20)), done),
                               name="waits", daemon=True)
     thread.start()
     try:
@@ -196,7 +196,7 @@ def noted(waits: Waits, run: RunDirectory, attempt: int, step_timeout: float) ->
 
 def _note(waits: Waits, run: RunDirectory, attempt: int, period: float, done: threading.Event) -> None:
     moves, moved, written = -1, time.monotonic(), 0.0
-    while not done.wait(LOOK_S):
+    while not done.wait(POLL_S):
         now = time.monotonic()
         if waits.moves != moves:
             moves, moved = waits.moves, now

@@ -12,20 +12,20 @@ from hpc_mp.train.rank.stall_clock import StallAwareClock
 from hpc_mp.train.rank.waits import place, stack
 
 FIRST = 3  # times as long may the first step take, which allocates, connects and compiles
-TICKS = 20  # looks in the time of a step
+TICKS = 20  # polls in the time of a step
 
 
 class Watchdog:
-    """``with`` it, ``fed`` must be called every ``timeout`` seconds; else ``bark`` is, in a thread of its own.
+    """``with`` it, ``fed`` must be called every ``timeout`` seconds; else ``on_hang`` is, in a thread of its own.
 
     Args:
         timeout: seconds; 0 = never.
-        bark: told where the main thread stands.
+        on_hang: called with where the main thread stands.
     """
 
-    def __init__(self, timeout: float, bark: Callable[[Hung], None]) -> None:
+    def __init__(self, timeout: float, on_hang: Callable[[Hung], None]) -> None:
         self._timeout = timeout
-        self._bark = bark
+        self._on_hang = on_hang
         self._fed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
@@ -42,7 +42,7 @@ class Watchdog:
                 self._fed.clear()
                 due = now + self._timeout
             elif now >= due:
-                self._bark(hung(self._timeout))
+                self._on_hang(hung(self._timeout))
                 return
 
     def __enter__(self) -> Watchdog:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hpc_mp.clouds.azure.render.options import Choices, ClusterPlan, Storage, find_size, settle, sizes_on_offer
-from hpc_mp.clouds.azure.render.summary import AzureSummary, told, words
+from hpc_mp.clouds.azure.render.summary import AzureSummary, azure_summary, words
 from hpc_mp.clouds.azure.render.workspace import SERVER, Workspace, choices_within
 from hpc_mp.clouds.azure.render.write import refuse_full, write
 
@@ -14,12 +14,12 @@ __all__ = [
            "ClusterPlan",
            "Storage",
            "Workspace",
+           "azure_summary",
            "choices_within",
            "find_size",
            "refuse_full",
            "settle",
            "sizes_on_offer",
-           "told",
            "words",
            "write",
 ]

@@ -1,18 +1,18 @@
-"""What a rendered cluster comes to: quota, what a job sees, what Slurm is told, what is open, what nobody has verified."""
+"""What a rendered cluster comes to: quota, what a job sees, what Slurm gets, what is open, what nobody has verified."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from hpc_mp.base.text import data_rate
+from hpc_mp.catalogue import MachineType
 from hpc_mp.clouds.azure.offer import Offer
 from hpc_mp.clouds.azure.render.notes import notes, unverified
 from hpc_mp.clouds.azure.render.options import ClusterPlan
 from hpc_mp.clouds.azure.render.parameters import parameters, topology
-from hpc_mp.clouds.azure.render.quota import FamilyQuota, quotas
-from hpc_mp.clouds.azure.render.slurm_lines import slurm_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class AzureSummary:
     unverified: tuple[str, ...]
 
 
-def told(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
+def azure_summary(plan: ClusterPlan, offer: Offer, server: str | None = None) -> AzureSummary:
     """``server``: size of the machine that is made for CycleCloud itself, if one is."""
     size, choices = plan.size, plan.choices
     hpc = slurm_lines(choices.name, "hpc", size, choices.nodes, default=True, one_thread=False)
@@ -130,3 +130,84 @@ def _node(found: AzureSummary) -> Iterator[str]:
         yield "between nodes: hpc-mp bench all_reduce --nodes 2 says what to expect, and measures it"
     if found.profile:
         yield f"environment profile {found.profile} (hpc-mp env --profile {found.profile})"
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyQuota:
+    """``family``: as ``az vm list-usage`` names it, "" where the catalogue does not know; ``machines``: how many, for what."""
+
+    family: str
+    size: str
+    vcpus: int
+    machines: str
+
+
+def quotas(plan: ClusterPlan, offer: Offer, server: str | None) -> tuple[FamilyQuota, ...]:
+    """One for each family, all machines running; the family of those that train first.
+
+    Args:
+        server: size of the machine that is made for CycleCloud itself, if one is.
+    """
+    wanted: dict[str, list[tuple[MachineType, int, str]]] = {}
+    for name, count, role in _machines(plan, server):
+        size = offer.sizes[name.casefold()]
+        if count:
+            wanted.setdefault(size.quota or f"of {size.name}", []).append((size, count, role))
+    return tuple(_quota(each) for each in wanted.values())
+
+
+def _machines(plan: ClusterPlan, server: str | None) -> Iterable[tuple[str, int, str]]:
+    yield plan.size.name, plan.choices.nodes, "hpc"
+    yield plan.heads.scheduler, 1, "scheduler"
+    yield plan.heads.login, plan.choices.login_nodes, "login"
+    yield plan.heads.htc, plan.choices.htc_nodes, "htc"
+    if server:
+        yield server, 1, "CycleCloud"
+
+
+def _quota(machines: list[tuple[MachineType, int, str]]) -> FamilyQuota:
+    sizes = dict.fromkeys(size.name for size, _, _ in machines)
+    return FamilyQuota(machines[0][0].quota, ", ".join(sizes), sum(size.quota_vcpus * count for size, count, _ in machines),
+                 " + ".join(f"{count} {role} × {size.quota_vcpus}" for size, count, role in machines))
+
+
+DAMPEN = 5  # per cent of the memory that is held back: the template's default, and azslurm's
+_LEAST_HELD = 1024  # MiB
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """``memory``: MiB that Slurm hands out on a node."""
+
+    partition: str
+    node: str
+    gres: str
+    memory: int
+
+
+def slurm_lines(cluster: str, array: str, size: MachineType, nodes: int, *, default: bool, one_thread: bool) -> Lines:
+    """As slurmcc/partition.py and slurmcc/cli.py of Azure/cyclecloud-slurm compute them.
+
+    Args:
+        one_thread: slurm.use_pcpu is false: every hardware thread is a CPU of its own.
+    """
+    prefix = re.sub(r"[^a-zA-Z0-9-]", "-", f"{cluster}-{array}-")
+    names = f"{prefix}1" if nodes == 1 else f"{prefix}[1-{nodes}]"
+    whole = size.memory_gib * 1024
+    memory = max(1024, int(whole - max(_LEAST_HELD, whole * DAMPEN / 100)))
+    threads = 1 if one_thread else size.threads
+    return Lines(
+        partition=f"PartitionName={array} Nodes={names} Default={'YES' if default else 'NO'} "
+                  f"DefMemPerCPU={memory // size.vcpus} MaxTime=INFINITE State=UP",
+        node=f"Nodename={names} Feature=cloud STATE=CLOUD CPUs={size.vcpus} ThreadsPerCore={threads} RealMemory={memory}"
+             + (f" Gres=gpu:{size.gpus}" if size.gpus else ""),
+        gres=f"Nodename={names} Name=gpu Count={size.gpus} File={_devices(size)}" if size.gpus else "",
+        memory=memory,
+    )
+
+
+def _devices(size: MachineType) -> str:
+    if size.gpu_vendor == "amd":
+        numbers = [str(128 + 8 * at) for at in range(size.gpus)]
+        return f"/dev/dri/renderD{numbers[0] if len(numbers) == 1 else '[' + ','.join(numbers) + ']'}"
+    return "/dev/nvidia0" if size.gpus == 1 else f"/dev/nvidia[0-{size.gpus - 1}]"

@@ -25,7 +25,7 @@ WHEELS = Path("specs", "scheduler", "cluster-init", "files")  # where the schedu
 PROJECT = ("project.ini", "specs", "templates", "blobs")  # of cyclecloud/; blobs where there are some
 
 
-def write(directory: Path, plan: ClusterPlan, told: AzureSummary, workspace: Workspace | None,
+def write(directory: Path, plan: ClusterPlan, summary: AzureSummary, workspace: Workspace | None,
           wheel: Path | None = None) -> tuple[Path, ...]:
     """What was written, directories as such.
 
@@ -38,7 +38,7 @@ def write(directory: Path, plan: ClusterPlan, told: AzureSummary, workspace: Wor
     if wheel and not (re.fullmatch(r"hpc_mp-\S+\.whl", wheel.name) and zipfile.is_zipfile(wheel)):
         raise HpcMpError(f"--wheel {wheel}", "is no wheel of hpc-mp",
                          "make one in a checkout: `make wheel` writes dist/hpc_mp-….whl")
-    texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, told, workspace, wheel)}
+    texts = {"parameters.json": as_json(parameters(plan)), "README.txt": _readme(plan, summary, workspace, wheel)}
     if workspace:
         texts["workspace.json"] = as_json(workspace_parameters(plan, workspace))
     try:
@@ -101,10 +101,10 @@ def _make_executable(directory: Path) -> None:
             script.chmod(0o755)
 
 
-def _readme(plan: ClusterPlan, told: AzureSummary, workspace: Workspace | None, wheel: Path | None) -> str:
+def _readme(plan: ClusterPlan, summary: AzureSummary, workspace: Workspace | None, wheel: Path | None) -> str:
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, keep_trailing_newline=True)
     return environment.get_template("next_steps.txt.j2").render(
         topology=parameters(plan)["HpcMpTopology"],
-        told=told, wheel=wheel.name if wheel else "", wheels=WHEELS, words="\n".join(words(told)),
+        summary=summary, wheel=wheel.name if wheel else "", wheels=WHEELS, words="\n".join(words(summary)),
         workspace=workspace, release=RELEASE, version=__version__,
         database=bool(plan.choices.database), lustre=plan.choices.storage == "amlfs" and not plan.choices.storage_address)

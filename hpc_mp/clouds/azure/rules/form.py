@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.clouds.azure.context import Case
 from hpc_mp.clouds.azure.expression import Call, Unreadable, calls
-from hpc_mp.clouds.azure.lexer import split_lines
+from hpc_mp.clouds.azure.parse import split_lines
 from hpc_mp.clouds.azure.tree import Attribute, TemplateSection
 from hpc_mp.clouds.azure.value import Mixed, read_value
 from hpc_mp.clouds.azure.vocabulary import FUNCTIONS, NAMED, NODE_KINDS, PARENTS, RANKS, meant

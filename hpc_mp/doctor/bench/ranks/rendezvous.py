@@ -1,4 +1,4 @@
-"""Which rank this is, and where all meet: as the ranks of a job find out, or told by the launcher."""
+"""Which rank this is, and where all meet: as the ranks of a job find out, or as the launcher says."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import TextIO
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.doctor.bench.events import TOLD, Voice
+from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Voice
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.train.rank import mpi
@@ -16,7 +16,7 @@ from hpc_mp.train.rank.rank_env import RankEnv, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 
-def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO) -> tuple[RankEnv, Rendezvous]:
+def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], answers: TextIO) -> tuple[RankEnv, Rendezvous]:
     """Raises HpcMpError when there are not as many processes as ranks."""
     if environ.get(mpi.MPI) == "1":
         laid_out = place(Degrees(data=spec.world), "cluster", spec.ranks_per_node)
@@ -25,10 +25,10 @@ def meet(spec: BenchSpec, voice: Voice, environ: Mapping[str, str], told: TextIO
     who = identity(environ)
     if who.world != spec.world:
         raise HpcMpError(f"{who.world} ranks ({who.source})", f"the measurement has {spec.world}", "start that many")
-    return who, _through_launcher(who, voice, told) if environ.get(TOLD) == "1" else rendezvous(None, environ)
+    return who, _through_launcher(who, voice, answers) if environ.get(THROUGH_LAUNCHER) == "1" else rendezvous(None, environ)
 
 
-def _through_launcher(who: RankEnv, voice: Voice, told: TextIO) -> Rendezvous:
+def _through_launcher(who: RankEnv, voice: Voice, answers: TextIO) -> Rendezvous:
     """Rank 0 listens on a port that is free now, and says so; the launcher tells all ranks, on standard input, where that is.
 
     So no port is guessed, and nobody needs a file that all nodes see.
@@ -41,5 +41,5 @@ def _through_launcher(who: RankEnv, voice: Voice, told: TextIO) -> Rendezvous:
         server.detach()
     elif who.world == 1:
         return Rendezvous("", 0, "alone")
-    where = json.loads(told.readline())
+    where = json.loads(answers.readline())
     return Rendezvous(where["address"], where["port"], where["token"], listener)

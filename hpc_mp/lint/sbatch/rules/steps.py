@@ -136,11 +136,11 @@ def _two_cpu_counts(script: Script) -> Iterable[Hit]:
 
 
 def _order_from_nowhere(script: Script) -> Iterable[Hit]:
-    told = script.sets("SLURM_HOSTFILE")
+    named = script.sets("SLURM_HOSTFILE")
     for options in (script.options, *(step.options for step in script.steps)):
         names = {option.name for option in options}
         for option in options:
-            if option.name == "distribution" and (option.value or "").startswith("arbitrary") and not told \
+            if option.name == "distribution" and (option.value or "").startswith("arbitrary") and not named \
                     and not {"nodelist", "nodefile"} & names:
                 yield Hit(option.line)
 

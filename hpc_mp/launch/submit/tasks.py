@@ -1,4 +1,4 @@
-"""Where the tasks of a submitted callable run: a Slurm job, or processes on emulated nodes of this machine."""
+"""The tasks of a submitted callable: those of a Slurm job, or processes on emulated nodes of this machine."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import submitit
 from submitit.core.utils import DelayedSubmission, JobPaths
@@ -21,9 +20,9 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
+from hpc_mp.launch.backends.backend import CallRequest, SubmittedTasks
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, node_name, srun_environments
-from hpc_mp.launch.submit.worker import SubmittedCall
 from hpc_mp.supervisor.log_patterns import task_ends
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
@@ -35,22 +34,7 @@ LIMIT_MIN = 5  # submitit's, unless "time" gives another
 SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site's --export=NONE reaches the tasks
 
 
-class SubmitBackend(Protocol):
-    """What a ``SubmittedJob`` needs from the place where its tasks run."""
-
-    id: str
-    words: str
-
-    def state(self) -> str:
-        """In Slurm's words."""
-
-    def why(self) -> str:
-        """How it ended, for a failure of which no task has said anything."""
-
-    def cancel(self) -> None: ...
-
-
-class SlurmBackend(SubmitBackend):
+class SlurmTasks(SubmittedTasks):
     """A Slurm job. submitit renders and pickles; we hand in, ask and end, for it cannot without accounting.
 
     Raises:
@@ -58,7 +42,8 @@ class SlurmBackend(SubmitBackend):
         RunFailed: sbatch refuses.
     """
 
-    def __init__(self, call: SubmittedCall, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, request: CallRequest) -> None:
+        folder, options = request.folder, request.options
         executor = _Executor(folder, python=PYTHON)
         path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
         limit = options.get("time", LIMIT_MIN)
@@ -68,12 +53,12 @@ class SlurmBackend(SubmitBackend):
         cpus = [f"--cpus-per-task={options['cpus_per_task']}"] if "cpus_per_task" in options else []  # not inherited on 22.05
         try:
             executor.update_parameters(**{
-                **ours, **options, "nodes": nodes, "ntasks_per_node": tasks_per_node,
+                **ours, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
                 "setup": [path, *options.get("setup", ())], "srun_args": [*SRUN, *cpus, *options.get("srun_args", ())]})
         except (ValueError, TypeError, NameError) as error:
             raise HpcMpError(f"slurm = {dict(options)}", str(error).replace("\n", " "),
                              "name those, or others in additional_parameters") from None
-        self.id = executor.submit(call).job_id
+        self.id = executor.submit(request.call).job_id
         self.words = executor.words
         self._log = folder / f"{self.id}_0_log.out"  # what srun says stands there too
         self._seen, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
@@ -82,7 +67,7 @@ class SlurmBackend(SubmitBackend):
         """As Slurm said half a minute ago at most: it is asked ever more rarely, whoever asks us."""
         if not self._seen.ended and time.monotonic() >= self._due:
             self._due = time.monotonic() + next(self._delays, queue.DELAYS_S[-1])
-            self._seen = queue.look([self.id])[self.id]
+            self._seen = queue.job_states([self.id])[self.id]
         return self._seen.state
 
     def why(self) -> str:
@@ -110,24 +95,25 @@ class _Executor(submitit.SlurmExecutor):
         return submitit.SlurmJob(self.folder, submission.job_id, tasks=list(range(self._num_tasks())))
 
 
-class EmulatedBackend(SubmitBackend):
+class EmulatedTasks(SubmittedTasks):
     """Processes here, one per task, with the names that srun sets; they live no longer than this object. ``options`` are
     Slurm's alone."""
 
-    def __init__(self, call: SubmittedCall, folder: Path, nodes: int, tasks_per_node: int, options: Mapping[str, Any]) -> None:
+    def __init__(self, request: CallRequest) -> None:
+        folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
         self.id, self.words = str(1 + secrets.randbelow(10**9)), ""
         self._cancelled, self._tasks, self._per_node = False, nodes * tasks_per_node, tasks_per_node
-        DelayedSubmission(call).dump(JobPaths(folder, job_id=self.id).submitted_pickle)
+        DelayedSubmission(request.call).dump(JobPaths(folder, job_id=self.id).submitted_pickle)
         shared = {**inherited(os.environ), **EMULATED, "SUBMITIT_EXECUTOR": "slurm"}
         self._stack = ExitStack()
         self._emulator = self._stack.enter_context(Emulator([ENTRY.partition(":")[0], "submitit.core.submission"], shared))
-        told = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
-        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(told)]
+        environs = srun_environments(in_blocks(nodes, tasks_per_node), self.id, {})
+        tasks = [EmulatedRank(JobPaths(folder, job_id=self.id, task_id=task).stdout, each) for task, each in enumerate(environs)]
         with socket.create_server(("127.0.0.1", 0)) as listener, open(folder / ".lock", "w") as lock:
             self._emulator.start(tasks, folder, listener, lock.fileno(), ENTRY)
 
     def state(self) -> str:
-        exits = self._heard()
+        exits = self._ended()
         if len(exits) < self._tasks and self._emulator.broken is None:
             return "RUNNING"
         self._stack.close()
@@ -137,7 +123,7 @@ class EmulatedBackend(SubmitBackend):
 
     def why(self) -> str:
         ends = "; ".join(f"task {end.rank} on {node_name(end.rank // self._per_node)} {ending(end.code)}"
-                         for end in self._heard() if end.code)
+                         for end in self._ended() if end.code)
         return self._emulator.broken or ends or f"it is {self.state()}"
 
     def cancel(self) -> None:
@@ -145,10 +131,7 @@ class EmulatedBackend(SubmitBackend):
             self._cancelled = True
             self._emulator.command("kill")
 
-    def _heard(self) -> list[Exit]:
+    def _ended(self) -> list[Exit]:
         """All ends of tasks so far; does not wait."""
-        self._emulator.hear()
+        self._emulator.receive()
         return self._emulator.exits
-
-
-SUBMIT_BACKENDS: dict[str, type[SlurmBackend | EmulatedBackend]] = {"slurm": SlurmBackend, "local": EmulatedBackend}
