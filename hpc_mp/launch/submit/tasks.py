@@ -29,7 +29,7 @@ ENTRY = "hpc_mp.launch.submit.worker:emulated"
 # A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored
 # stays so only until the handler is set.
 PYTHON = shlex.join(["sh", "-c", 'trap "" USR2; exec "$@"', "-", sys.executable])
-WARNING_S = 90  # submitit's, before the time limit; a call that still runs then ends. Slurm warns up to 30 s earlier
+WARNING_S = 90  # submitit's, before the time limit; a call that still runs then ends. Slurm may warn a minute earlier
 LIMIT_MIN = 5  # submitit's, unless "time" gives another
 SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site's --export=NONE reaches the tasks
 
