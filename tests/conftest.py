@@ -63,5 +63,5 @@ def lab() -> Iterator[Lab]:
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    with Lab() as running:
+    with Lab(overrides={"KillWait": "2"}) as running:  # what does not heed SIGTERM is killed so many seconds later
         yield running

@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 from machines.tree import _commands, broken, tree
 from node_scripts import Node
-from slurm_jobs import TWO, launch, write_job
+from slurm_jobs import TWO, launch, light, write_job
 from slurm_lab.cluster import Cluster
 
 from hpc_mp.doctor import gate
 from hpc_mp.doctor.nccl_log.network import PATIENCE_S
 from hpc_mp.doctor.node import diagnose
+from hpc_mp.rundir import find_run
 
 KIND = "ndv5"
 DOWN = {"/sys/class/infiniband/mlx5_ib3/ports/1/state": "1: DOWN"}
@@ -105,30 +106,42 @@ def seen(lab: Cluster) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def words(variables: dict[str, str]) -> tuple[str, ...]:
-    """A job of two ranks on two nodes, each of which looks like the recorded machine. That it is looked at is the default."""
+def words(job: Path, variables: dict[str, str]) -> tuple[str, ...]:
+    """A job of two ranks on two nodes, each of which looks like the recorded machine. That it is looked at is the default.
+    The ranks say that they began."""
     setup = json.dumps([f"export {name}={shlex.quote(value)}" for name, value in variables.items()])
-    return (*TWO, f"slurm.setup={setup}")
+    return (*TWO, f"slurm.setup={setup}", light(job, 'touch "$HPC_MP_RUN/began-$SLURM_PROCID"'))
+
+
+def began(job: Path) -> int:
+    """How many ranks of the newest run have."""
+    return len(list(find_run(job.parent / "runs" / "exact").path.glob("began-*")))
 
 
 def test_on_slurm_a_job_whose_nodes_are_broken_does_not_start(lab: Cluster, seen: Path) -> None:
     machine = broken(KIND, DOWN)
     shutil.copytree(machine.root, seen / "root", symlinks=True)
-    wanted, job = words(recorded(seen, seen / "root")), write_job(seen / "job")
+    job = write_job(seen / "job", more="")
+    wanted = words(job, recorded(seen, seen / "root"))
     refused = launch(lab, job, wanted, code=2)
-    assert refused["state"] == "failed" and "mlx5_ib3" in refused["cause"]["message"], refused
+    assert refused["state"] == "failed" and "mlx5_ib3" in refused["cause"]["message"] and not began(job), refused
     shutil.rmtree(seen / "root")
     shutil.copytree(tree(KIND).root, seen / "root", symlinks=True)
-    assert launch(lab, job, wanted)["state"] == "completed"
+    launch(lab, job, wanted)
+    assert began(job) == 2
 
 
 def test_on_slurm_a_job_whose_nccl_would_take_sockets_does_not_start(lab: Cluster, seen: Path) -> None:
     """The machine has InfiniBand, and its NCCL said ``Using network Socket``."""
     shutil.copytree(tree(KIND).root, seen / "root", symlinks=True)
-    wanted, job = words(recorded(seen, seen / "root", SOCKET)), write_job(seen / "job")
+    job = write_job(seen / "job", more="")
+    wanted = words(job, recorded(seen, seen / "root", SOCKET))
     refused = launch(lab, job, wanted, code=2)
     message = refused["cause"]["message"]
     assert refused["state"] == "failed" and "NCCL uses Socket" in message and "environment.health = false" in message, refused
-    assert launch(lab, job, (*wanted, "environment.health=false"))["state"] == "completed"
+    assert not began(job)
+    launch(lab, job, (*wanted, "environment.health=false"))
+    assert began(job) == 2
     recorded(seen, seen / "root", HEALTHY)
-    assert launch(lab, job, wanted)["state"] == "completed"
+    launch(lab, job, wanted)
+    assert began(job) == 2

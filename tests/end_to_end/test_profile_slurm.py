@@ -25,7 +25,7 @@ def job(lab: Cluster) -> Iterator[Path]:
     directory = lab.share / f"profile {os.urandom(2).hex()}"
     directory.mkdir()
     rank = executable(directory / "rank", RANK)
-    yield write_job(directory, f'profile = "ethernet"\n[slurm]\npython = "{rank}"\n')
+    yield write_job(directory, f'profile = "ethernet"\nhealth = false\n[slurm]\npython = "{rank}"\n')
     lab.mend()
     shutil.rmtree(directory, ignore_errors=True)
 

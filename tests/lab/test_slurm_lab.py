@@ -217,10 +217,8 @@ def test_why_not_names_the_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_lab_refuses_time_without_end(lab: Lab) -> None:
-    start = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
         lab.run(["srun", "sleep", "300"], timeout=1)
-    assert time.monotonic() - start < 5
     lab.mend()
 
 

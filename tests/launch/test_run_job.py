@@ -214,7 +214,7 @@ def test_a_slurm_job_from_python(on_slurm: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_a_slurm_job_that_fails_names_its_cause(on_slurm: Path) -> None:
-    data = Path(load_job(on_slurm).data.files[0])
-    data.write_text("")
-    outcome = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4"])
-    assert outcome.state == "failed" and outcome.cause is not None and outcome.cause.kind == "user", outcome
+    ranks = slurm_jobs.light(on_slurm, 'exit "$SLURM_PROCID"')
+    outcome = hpc_mp.run_job(on_slurm, on="slurm", overrides=[*slurm_jobs.TWO, "train.steps=4", ranks])
+    assert outcome.state == "failed" and outcome.cause is not None, outcome
+    assert (outcome.cause.kind, outcome.cause.rank, outcome.cause.node) == ("exit", 1, "n2"), outcome

@@ -149,6 +149,8 @@ def test_slurm_gives_one_result_per_task(lab: Lab, there: dict[str, Any]) -> Non
     job = hpc_mp.submit(where, nodes=2, tasks_per_node=2, slurm={"partition": "all", "time": 2}, **there)
     assert job.results(60) == [(0, "n1", "n1"), (1, "n1", "n1"), (2, "n2", "n1"), (3, "n2", "n1")]
     assert ended(lab, job) == "COMPLETED"
+    script = (job.folder / "job.sbatch").read_text()
+    assert "--signal=USR2@30\n" in script, "90 s, as of longer jobs, would reach one of two minutes when it starts"
 
 
 def test_rank_0_on_the_last_node(lab: Lab, there: dict[str, Any]) -> None:
@@ -161,11 +163,19 @@ def test_rank_0_on_the_last_node(lab: Lab, there: dict[str, Any]) -> None:
 
 
 def test_a_failure_on_slurm_ends_the_job(lab: Lab, there: dict[str, Any]) -> None:
-    start = time.monotonic()
     job = hpc_mp.submit(fail, "3", nodes=2, tasks_per_node=2, **there)
     with pytest.raises(RunFailed, match="task 3 on n2 failed: ValueError: boom"):
         job.results(60)
-    assert ended(lab, job) == "FAILED" and time.monotonic() - start < 45  # srun would wait 60 s for the other tasks
+    assert ended(lab, job) == "FAILED"  # soon: srun would wait 60 s for the other tasks
+
+
+def test_a_task_that_ends_without_a_word_is_named_by_srun(lab: Lab, there: dict[str, Any]) -> None:
+    """Another one is then ended with SIGTERM, whose 143 is the greater number."""
+    late = 'if [ "$SLURM_PROCID" = 1 ]; then exit 7; else exec sleep 60; fi'
+    job = hpc_mp.submit(where, nodes=2, slurm={"srun_args": ["sh", "-c", late]}, **there)
+    with pytest.raises(RunFailed, match="exit code 143") as failed:
+        job.results(60)
+    assert "; srun: error: n2: task 1: Exited with exit code 7; no result of task 0, 1; " in str(failed.value)
 
 
 def test_a_job_that_is_killed_does_not_hang(lab: Lab, there: dict[str, Any]) -> None:
@@ -191,7 +201,7 @@ def test_an_early_signal_does_not_kill(lab: Lab, there: dict[str, Any], monkeypa
         return job
 
     if not trap:
-        with pytest.raises(RunFailed, match="is FAILED"):
+        with pytest.raises(RunFailed, match=r"is FAILED.* task 0: User defined signal 2"):
             signalled(0).results(60)
         return
     # Slurm starts a program with the default for every signal: one that comes in the millisecond before the shell is deaf kills.

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import layouts
+import warm
+from rendering import executable
 from slurm_lab.cluster import Cluster
 
 from hpc_mp.rundir import RunDirectory, read_lines
 
 EXACT = 1e-12
-EIGHT = ("job.nodes=4", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3")
+EIGHT = ("job.nodes=4", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
+         "environment.health=true")
 TWO = ("job.nodes=2", "job.ranks_per_node=1", "parallel.zero=1")
 
 
-def write_job(directory: Path, more: str = "") -> Path:
-    """A job file with its text in a directory that every node sees."""
+def write_job(directory: Path, more: str = "health = false\n") -> Path:
+    """A job file with its text in a directory that every node sees; to look at each node takes a second of a processor."""
     path = layouts.write_job(directory, more='[environment]\nset = { OMP_NUM_THREADS = "1" }\n' + more)
     directory.chmod(0o777)  # an ordinary user launches from it too
     return path
@@ -36,11 +40,19 @@ def launch_command(job: Path, overrides: Sequence[str], *options: str) -> list[s
                   *(word for override in overrides for word in ("--set", override)))
 
 
+def command(lab: Cluster, *words: str | Path, user: str | None = None, timeout: float = 240,
+            environ: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """``hpc-mp WORDS``: root's from this machine and warm, another user's on the submit host, as all on a newer Slurm."""
+    if user is None and getattr(lab, "chroot", None) is None:
+        return warm.Program(hpc_mp(*words)[1:], lab.environ | (environ or {})).end(timeout)
+    return lab.run(hpc_mp(*words), user=user, timeout=timeout, environ=environ)
+
+
 def launch(lab: Cluster, job: Path, overrides: Sequence[str], *options: str, user: str | None = None, code: int = 0,
            timeout: float = 240, environ: dict[str, str] | None = None) -> dict[str, Any]:
     """``hpc-mp launch --wait`` to the job's end; what it reports."""
-    argv = launch_command(job, overrides, "--wait", *options)
-    done = lab.run(argv, user=user, cwd=job.parent, timeout=timeout, environ=own_ledger(job) | (environ or {}))
+    words = launch_command(job, overrides, "--wait", *options)[3:]
+    done = command(lab, *words, user=user, timeout=timeout, environ=own_ledger(job) | (environ or {}))
     assert done.returncode == code, f"{done.stdout}\n{done.stderr}\n{logs(job)}"
     document: dict[str, Any] = json.loads(done.stdout)
     return document
@@ -48,9 +60,16 @@ def launch(lab: Cluster, job: Path, overrides: Sequence[str], *options: str, use
 
 def submit(lab: Cluster, job: Path, overrides: Sequence[str], user: str | None = None) -> tuple[RunDirectory, str]:
     """``hpc-mp launch`` without waiting: the run and its job's id."""
-    done = lab.run(launch_command(job, overrides), user=user, cwd=job.parent, timeout=120, check=True, environ=own_ledger(job))
+    done = command(lab, *launch_command(job, overrides)[3:], user=user, timeout=120, environ=own_ledger(job))
+    assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     return RunDirectory(Path(document["run"])), document["job_id"]
+
+
+def light(job: Path, does: str = "true") -> str:
+    """The override by which ranks are a shell that does this, where it does not matter that they train: no torch is imported."""
+    script = f"#!/bin/sh\n{does}\n"
+    return f"slurm.python={executable(job.parent / 'rank', script)}"
 
 
 def own_ledger(job: Path) -> dict[str, str]:
@@ -92,9 +111,9 @@ def until(condition: Callable[[], object], what: str, timeout: float = 120) -> f
 
 def emulated(job: Path, overrides: Sequence[str]) -> list[float]:
     """The losses of the same job on emulated nodes."""
-    done = subprocess.run([*hpc_mp("launch", job, "--on", "local", "--json"),
-                           *(word for override in overrides for word in ("--set", override))],
-                          capture_output=True, text=True, timeout=240, check=True)
+    words = [*hpc_mp("launch", job, "--on", "local", "--json"), *(word for each in overrides for word in ("--set", each))]
+    done = warm.Program(words[1:], os.environ).end(240)
+    assert done.returncode == 0, done.stderr
     return losses(json.loads(done.stdout)["run"])
 
 

@@ -23,11 +23,14 @@ from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
 from hpc_mp.launch.backends.backend import CallRequest, SubmittedTasks
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, node_name, srun_environments
+from hpc_mp.supervisor.log_patterns import task_ends
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
 # A USR2 before submitit's handler is there would kill the task (Slurm sends it up to 60 s early); one that is ignored
 # stays so only until the handler is set.
 PYTHON = shlex.join(["sh", "-c", 'trap "" USR2; exec "$@"', "-", sys.executable])
+WARNING_S = 90  # submitit's, before the time limit; a call that still runs then ends. Slurm may warn a minute earlier
+LIMIT_MIN = 5  # submitit's, unless "time" gives another
 SRUN = ["--kill-on-bad-exit=1", "--wait=60", "--export=ALL"]  # ALL: else a site's --export=NONE reaches the tasks
 
 
@@ -43,7 +46,10 @@ class SlurmTasks(SubmittedTasks):
         folder, options = request.folder, request.options
         executor = _Executor(folder, python=PYTHON)
         path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
-        ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True}  # sites refuse wckeys that they do not know
+        limit = options.get("time", LIMIT_MIN)
+        warning = min(WARNING_S, limit * 60 // 4) if isinstance(limit, int) else WARNING_S  # else at a short job's start
+        # sites refuse wckeys that they do not know
+        ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
         cpus = [f"--cpus-per-task={options['cpus_per_task']}"] if "cpus_per_task" in options else []  # not inherited on 22.05
         try:
             executor.update_parameters(**{
@@ -54,6 +60,7 @@ class SlurmTasks(SubmittedTasks):
                              "name those, or others in additional_parameters") from None
         self.id = executor.submit(request.call).job_id
         self.words = executor.words
+        self._log = folder / f"{self.id}_0_log.out"  # what srun says stands there too
         self._seen, self._due, self._delays = SlurmJob(self.id, "PENDING"), 0.0, iter(queue.DELAYS_S)
 
     def state(self) -> str:
@@ -66,7 +73,9 @@ class SlurmTasks(SubmittedTasks):
     def why(self) -> str:
         code = f", {ending(self._seen.exit_code)}" if self._seen.exit_code else ""
         reason = f" ({self._seen.meaning or self._seen.reason})" if self._seen.reason else ""
-        return f"Slurm job {self.id} is {self._seen.state}{code}{reason}"
+        said = self._log.read_text(errors="replace").splitlines() if self._log.exists() else ()
+        first = next((f"; {end.line}" for end in task_ends(said)), "")  # Slurm's code is the greatest of all tasks'
+        return f"Slurm job {self.id} is {self._seen.state}{code}{reason}{first}"
 
     def cancel(self) -> None:
         slurm.cancel(self.id)
