@@ -73,7 +73,7 @@ def wheels(root: Path, system: System, directory: Path) -> Path:
                    stdout=sys.stderr)
     (own,) = directory.glob("hpc_mp-*.whl")
     subprocess.run([*pip, "download", "--quiet", "--dest", directory, f"--python-version={system.python}", "--only-binary=:all:",
-                    TORCH, own], check=True, stdout=sys.stderr)
+                    TORCH, f"{own}[train]"], check=True, stdout=sys.stderr)
     return own
 
 
