@@ -53,8 +53,8 @@ def job(lab: Cluster, request: pytest.FixtureRequest) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def with_fault(job: Path, fault: str, node: str, local: int, step: int) -> tuple[str, ...]:
-    """Overrides that plant a fault in the rank on ``node`` with that local rank."""
+def with_fault(job: Path, fault: str, node: str, local: int, step: int | str) -> tuple[str, ...]:
+    """Overrides that plant a fault in the rank on ``node`` with that local rank; ``step="step"``: in every step."""
     place = job.parent / "fault"
     place.mkdir()
     (place / "sitecustomize.py").write_text(FAULT.format(fault=fault, node=node, local=local, step=step))
@@ -198,11 +198,12 @@ def test_usr2_at_twenty_random_moments(lab: Cluster, job: Path, capsys: pytest.C
 
 
 def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cluster, job: Path) -> None:
-    longer = (*TWO, "train.steps=80", "checkpoint.every=20")
-    run, job_id = submit(lab, job, longer)
-    until(lambda: steps(run) >= 10, "some steps")
+    longer = (*TWO, "train.steps=40", "train.global_batch=8", "checkpoint.every=20")
+    slow = with_fault(job, "time.sleep(0.3)", node="n2", local=0, step="step")
+    run, job_id = submit(lab, job, (*longer, *slow))
+    until(lambda: steps(run) >= 3, "some steps")
     lab.run(["scancel", "--signal=USR2", job_id])
-    until(lambda: len(history(run)) == 1 and steps(run) >= history(run)[0]["step"] + 10, "some steps of the second start")
+    until(lambda: len(history(run)) == 1 and steps(run) >= history(run)[0]["step"] + 3, "some steps of the second start")
     assert status(lab, run)["state"] == "running"
     command(lab, "cancel", run.path)
     done = steps(run)
@@ -210,8 +211,9 @@ def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cl
     first, second = history(run)
     assert (first["kind"], first["action"]) == ("stopped", "requeue")
     assert (second["kind"], second["action"], second["step"]) == ("stopped", "done", done)
-    assert status(lab, run)["state"] == "stopped" and done < 80
-    ended = launch(lab, job, longer, "--resume")
+    assert status(lab, run)["state"] == "stopped" and done < 40
+    (job.parent / "fault" / "sitecustomize.py").unlink()
+    ended = launch(lab, job, (*longer, *slow), "--resume")
     assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)
     begun = [next(line["step"] for line in read_lines(run.metrics) if line["attempt"] == attempt) for attempt in (1, 2, 3)]
     assert begun == [1, first["step"] + 1, done + 1], "a step was lost or done twice"

@@ -225,7 +225,7 @@ def test_the_words_of_a_submit_plugin(cluster: Lab, run: RunDirectory, tmp_path:
 
 def test_following_from_the_queue(cluster: Lab, run: RunDirectory) -> None:
     """``logs --follow`` begins while the job waits, and ends with it."""
-    job_id = submitted(cluster, run, "sleep 1; exit 3", "--hold")
+    job_id = submitted(cluster, run, "exit 3", "--hold")
     timer = threading.Timer(1.0, lambda: cluster.run(["scontrol", "release", job_id]))
     timer.start()
     lines = call("logs", run.path, "--follow").output.splitlines()

@@ -90,6 +90,7 @@ def test_clients_work_on_the_machine_itself(lab: Lab) -> None:
     assert sorted(ran.stdout.split()) == ["n1", "n2"], ran.stderr
 
 
+@pytest.mark.prove  # Slurm takes 15 s to miss a node
 def test_killed_node_is_found_down_and_comes_back(lab: Lab) -> None:
     # no srun, which may end with an error, and the job with it, before the controller misses the node
     job = lab.sbatch("--nodes=2", "--nodelist=n[3-4]", "--no-requeue", "--wrap=sleep 100")
@@ -197,6 +198,7 @@ def test_a_lab_that_cannot_start_says_why_and_leaves_nothing() -> None:
     assert traces(bad.directory, bad.number) == []
 
 
+@pytest.mark.prove  # a database takes 10 s to start
 @pytest.mark.skipif(why_not(accounting=True) is not None, reason=str(why_not(accounting=True)))
 def test_accounting() -> None:
     with Lab(2, accounting=True) as lab:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from rendering import CONF, CPU, FORMS, executable, golden, job
-from slurm_lab.lab import Lab
+from slurm_lab.cluster import FINISHED
+from slurm_lab.lab import Lab, wait_until
 from slurm_lab.why_not import why_not
 
 from hpc_mp.base.assets import asset
@@ -76,9 +77,15 @@ def run(lab: Lab, name: str, *options: str, runs: int = 1, user: str | None = No
     assert facts.version == (22, 5) and facts.cpus == 4
     shutil.copy(asset("slurm/clean-environment.sh"), folders[0])
     (here / "job.sbatch").write_text(render(spec, folders, facts, python=str(host)).text)
-    done = lab.run(["sbatch", "--wait", *options, str(here / "job.sbatch")], user=user, environ=environ, timeout=90)
+    job_id = lab.sbatch(*options, str(here / "job.sbatch"), user=user, environ=environ)
+
+    def states() -> set[str]:
+        """Of all elements and components; sbatch's own --wait looks after 2, 6 and 12 s."""
+        return {*lab.run(["squeue", "--noheader", "--states=all", "--format=%T", f"--jobs={job_id}"], check=True).stdout.split()}
+
+    wait_until(lambda: states() <= FINISHED, "the job's end", 90, 0.2)
     said = [line for path in folders[0].glob("slurm-*.log") for line in path.read_text().splitlines()]
-    assert done.returncode == 0, (done.stderr, said)
+    assert states() == {"COMPLETED"}, said
     return sorted(line for folder in folders for path in logs(folder) for line in path.read_text().splitlines()), said
 
 
