@@ -52,7 +52,7 @@ remove() {
     rm -rf -- "$1"
 }
 
-# What earlier starts of this run left on this node, and what lies where this one is to be.
+# What earlier attempts of this run left on this node, and what lies where this one is to be.
 clean() {
     local other owner
     for other in "${local%/*}"/*; do
@@ -60,7 +60,7 @@ clean() {
         owner=$(head -n 1 -- "$other/.owner")
         if [[ $other == "$local" ]]; then
             [[ $owner == "$token" ]] && continue
-            lives "$owner" && refuse "$local is in use by start $owner: end that run, or set environment.local in one of them"
+            lives "$owner" && refuse "$local is in use by attempt $owner: end that run, or set environment.local in one of them"
             remove "$other"
         elif [[ $(tail -n +2 -- "$other/.owner") == "$run" ]]; then
             lives "$owner" || remove "$other"

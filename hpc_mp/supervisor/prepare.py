@@ -53,7 +53,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
 
 
 def port(run: Path, token: str) -> int:
-    """A port of this start alone: another run on the same host, or a lost rank of an earlier start, has another."""
+    """A port of this attempt alone: another run on the same host, or a lost rank of an earlier attempt, has another."""
     return FIRST_PORT + zlib.crc32(f"{run} {token}".encode()) % PORTS
 
 

@@ -104,7 +104,7 @@ def test_the_same_place_for_another_start(node: Node) -> None:
     (node.job / "data" / "old").write_text("")
     node.begin("7.0.2")
     with subprocess.Popen(["sleep", "60"], env={"HPC_MP_TOKEN": TOKEN, "PATH": os.environ["PATH"]}) as rank:
-        assert "is in use by start 7.0.1" in node.refused()
+        assert "is in use by attempt 7.0.1" in node.refused()
         rank.kill()
     node.start()
     assert not (node.job / "data" / "old").exists()
