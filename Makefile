@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install test lint demo prove bench reference docs wheel clean
+.PHONY: help install test pytest lint demo prove bench reference docs wheel clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -18,7 +18,10 @@ help:  ## show this list
 install: $(INSTALLED)  ## install into .venv (some minutes the first time)
 
 # Four workers for two cores: one has most tests that wait for the lab's Slurm (tests/conftest.py), others wait for time limits.
-test: lint  ## lint, types, import arrows and all tests but the long proofs; ROOM=launch: of one room and of those that import it
+test: install  ## lint, types, import arrows and all tests but the long proofs; ROOM=launch: of one room and of those that import it
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: install
 	folders=$$(test -z "$(ROOM)" || $(PY) tests/support/neighbours.py "$(ROOM)") && \
 	  $(PY) -m pytest -ra -n 4 --dist loadfile --no-loadscope-reorder $$folders
 

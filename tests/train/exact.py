@@ -61,8 +61,7 @@ COVER: dict[str, tuple[str, ...]] = {
     "dp4 zero0": (LLAMA,), "dp4 zero1": (GPT2,), "dp4 zero2": (LLAMA,), "dp4 zero3": (GPT2,),
     "dp4 zero1 shard2": (GPT2,), "dp4 zero3 shard2": (TIED,),
     "tp2 pp2 dp2 zero0": (LLAMA,), "tp2 pp2 dp2 zero1": (TIED,), "tp2 pp2 dp2 zero2": (GPT2,), "tp2 pp2 dp2 zero3": (LLAMA,),
-    "tp2 dp2 zero3": (TIED,), "tp2 dp3 zero1": (LLAMA,), "tp4 dp2 zero1": (GPT2,), "pp2 dp2 zero2": (TIED,),
-    "tp2 pp4 zero1": (GPT2,),
+    "tp2 dp2 zero3": (TIED,), "tp2 dp3 zero1": (LLAMA,), "pp2 dp2 zero2": (TIED,),
 }
 
 
