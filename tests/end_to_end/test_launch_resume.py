@@ -150,6 +150,7 @@ exit $code
 """
 
 
+@pytest.mark.prove
 def test_metrics_that_a_full_disk_refuses_are_written_later(job: Path, tmp_path: Path, mark: str) -> None:  # noqa: F811
     if not can_mount(tmp_path):
         pytest.skip("no mount name space may be made here (unshare -rm)")

@@ -76,12 +76,15 @@ def state(lab: Cluster, job_id: str) -> str:
 # --- the same numbers ------------------------------------------------------------------------------------------------
 
 
-def test_eight_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path) -> None:
-    ended = launch(lab, job, EIGHT)
+@pytest.mark.parametrize("per_node", [1, pytest.param(2, marks=pytest.mark.prove)])
+def test_ranks_on_four_hosts_are_one_process(lab: Cluster, job: Path, per_node: int) -> None:
+    layout = (*EIGHT, f"job.ranks_per_node={per_node}")
+    ended = launch(lab, job, layout)
     assert ended["state"] == "completed"
-    assert close(losses(ended["run"]), plain(job, EIGHT))
+    assert close(losses(ended["run"]), plain(job, layout))
     ranks = read_lines(Path(ended["run"]) / "ranks.jsonl")
-    assert {(line["rank"], line["node"]) for line in ranks} == {(rank, f"n{1 + rank // 2}") for rank in range(8)}
+    found = {(line["rank"], line["node"]) for line in ranks}
+    assert found == {(rank, f"n{1 + rank // per_node}") for rank in range(4 * per_node)}
 
 
 FORMS: dict[str, tuple[str, ...]] = {

@@ -14,8 +14,8 @@ def test_a_product_equals_one_process(engine: Engine, reference: Reference, mode
 
 
 ORDERS = ["".join(letters) for letters in permutations("DPT")]
-# Pipeline and data vary fastest here; tensor does in DPT, the order of the products above.
-QUICK = {"TDP": (GPT2,), "PTD": (LLAMA,)}
+# Pipeline varies fastest here; tensor does in DPT, the order of the products above, and data in PTD, among the proofs.
+QUICK = {"TDP": (GPT2,)}
 
 
 @pairs(ORDERS, (GPT2, LLAMA), QUICK)
