@@ -48,7 +48,7 @@ def rank_at(path: Path) -> str:
 
 
 def test_hostile_values_reach_the_ranks_unharmed(tmp_path: Path) -> None:
-    values = {f"V{n}": value for n, value in enumerate((*NASTY, "two\nlines", "", "\t"))}
+    values = {f"V{n}": value for n, value in enumerate((*NASTY, "two\nlines", "two\r\nlines", "\r", "", "\t"))}
     run = tmp_path / "runs" / "".join(NASTY).replace("/", "").replace("\\", "") / "0001"
     host = executable(tmp_path / "py 'th' $(touch x); ü" / "python", FAKE_HOST)
     rank = rank_at(tmp_path / "`touch x`" / "python3")

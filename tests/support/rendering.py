@@ -155,7 +155,7 @@ def execute(folder: Path, script: str, run: Path, **environ: str) -> dict[str, A
 
     def words(kind: str) -> list[str]:
         found = Path(f"{record}.{kind}")
-        return found.read_text(encoding="utf-8").split("\0")[:-1] if found.exists() else []
+        return found.read_bytes().decode().split("\0")[:-1] if found.exists() else []
 
     argv = words("argv")
     at = argv.index("--") if argv else 0
