@@ -8,6 +8,8 @@ TORCH ?= torch==2.13.0
 PY := .venv/bin/python
 INSTALLED := .venv/.installed
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The tests start Python hundreds of times, and each time it would compile the same files again where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install test pytest lint demo prove bench reference docs wheel clean

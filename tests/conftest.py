@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -19,6 +20,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # many ranks share few cores, and sums keep
 # Started in the background or under nohup, a process ignores these, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+# What is imported and collected stays, torch and transformers among it: to search it for garbage again and again finds none.
+gc.disable()
 
 settings.register_profile("ci", max_examples=50, derandomize=True, deadline=None)
 settings.register_profile("nightly", max_examples=1000, deadline=None)
@@ -57,6 +61,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
