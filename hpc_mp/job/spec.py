@@ -222,7 +222,7 @@ class Slurm(Section):
     grace: Count = 120
     """Seconds before the time limit in which ranks save and stop; at most a quarter of the limit. Example: `600`."""
     retries: NonNegative = 3
-    """So many failures of machines in a row without a new checkpoint are followed by another start; 0 = none. Example: `10`."""
+    """So many failures of machines in a row without a new checkpoint are followed by another attempt; 0 = none. Example: `10`."""
     chain: NonNegative = 0
     """Jobs queued behind this one. Not with an array. Example: `3`."""
     container: Line | None = None

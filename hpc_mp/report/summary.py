@@ -163,7 +163,7 @@ def _newest(lines: list[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One start of the run; all in words, empty where nothing is known."""
+    """One attempt of the run; all in words, empty where nothing is known."""
 
     number: int
     began: str

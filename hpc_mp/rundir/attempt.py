@@ -53,7 +53,7 @@ def read_attempt(path: Path) -> AttemptRecord:
         tree = read_json(path)
         return AttemptRecord(**{**tree, "hosts": tuple(tree["hosts"])})
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no record of a start ({error})") from None
+        raise ValueError(f"{path} is no record of an attempt ({error})") from None
 
 
 TAIL = 4096  # bytes of a log in which its last line is looked for

@@ -1,4 +1,4 @@
-"""``python -m hpc_mp.supervisor RUN -- srun … COMMAND``: one start of a run."""
+"""``python -m hpc_mp.supervisor RUN -- srun … COMMAND``: one attempt of a run."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class ScriptLog:
-    """Slurm's own log of the job's script, and where in it this start begins: every start of a job adds to one file."""
+    """Slurm's own log of the job's script, and where in it this attempt begins: every attempt of a job adds to one file."""
 
     path: Path
     begin: int

@@ -65,7 +65,7 @@ def _earlier(run: RunDirectory) -> AttemptRecord | None:
 
 
 def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
-    """A start without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
+    """An attempt without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
     if any(end.token == earlier.token for end in history(run)):
         return
     down = unresponsive_nodes(earlier.hosts, ask)

@@ -30,7 +30,7 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     times in a row without a new checkpoint. A failure of the program ends the job: it would come again.
 
     Args:
-        ending: how this start ended.
+        ending: how this attempt ended.
         cancelled: whether the user wants the run to stop.
         retries: slurm.retries.
         stalled: earlier ends since which no checkpoint has come, this one not among them.

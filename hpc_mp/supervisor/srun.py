@@ -14,7 +14,7 @@ from hpc_mp.supervisor.signals import Signals
 
 POLL_S = 0.5  # seconds between two polls
 LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
-FORCE = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
+FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def follow(
 
 
 def _force(step: subprocess.Popen[bytes]) -> int:
-    for number, seconds in FORCE:
+    for number, seconds in FORCE_S:
         step.send_signal(number)
         try:
             return step.wait(seconds)

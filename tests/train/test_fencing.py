@@ -295,7 +295,7 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
 
     steps, detail, last = ended(spec, run, rank)
     reason = "stop file" if phase == "tokenizing" else "SIGUSR2"
-    assert (steps, detail) == (0, reason) and f"stopped before the first step of this start: {reason}" in last
+    assert (steps, detail) == (0, reason) and f"stopped before the first step of this attempt: {reason}" in last
     assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
     caches = list(run.cache.glob("tokens-*"))
     assert bool(caches) == (phase != "tokenizing"), "tokenizing was broken off"

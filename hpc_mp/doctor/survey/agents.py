@@ -56,7 +56,7 @@ class Joiner:
             return None
 
 
-STRAGGLE = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
+STRAGGLE_S = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
 POLL_S = 0.5
 END_S = 5.0  # seconds for the agents to end when there are no more orders
 
@@ -134,7 +134,7 @@ class AgentPool:
         return self.gather(number, awaited, within)
 
     def gather(
-        self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE,
+        self, number: int, awaited: Collection[int] | None, within: float, straggle: float = STRAGGLE_S,
     ) -> dict[int, Message]:
         """The answers to the order ``number``; 0 is what the agents say first, unasked. ``awaited``: None = any one."""
         begin = time.monotonic()

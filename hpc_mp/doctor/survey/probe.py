@@ -14,8 +14,8 @@ HEADERS = 28  # bytes of IPv4 and UDP
 MARK = struct.Struct("!16sHBB")  # token, which peer, which attempt, small or full
 IP_MTU_DISCOVER, IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: don't fragment, and ask only the interface for its MTU
 TRIES = 6  # a lossy link must not look like one with a small MTU
-PAUSE = 0.03
-LAST = 0.4  # seconds to wait for the last answer
+PAUSE_S = 0.03
+LAST_S = 0.4  # seconds to wait for the last answer
 SMALL = 128  # bytes of a packet that any link takes
 
 
@@ -56,7 +56,7 @@ def probe(mine: str, peers: Sequence[tuple[str, int]], size: int, token: str) ->
                     packet = MARK.pack(token.encode(), number, attempt, full).ljust(length - HEADERS, b".")
                     with suppress(OSError):  # larger than our own interface takes, or no way there
                         sender.sendto(packet, peer)
-            _collect(sender, token.encode(), came, time.monotonic() + (LAST if attempt == TRIES - 1 else PAUSE))
+            _collect(sender, token.encode(), came, time.monotonic() + (LAST_S if attempt == TRIES - 1 else PAUSE_S))
     def count(number: int, full: int) -> int:
         return sum((number, attempt, full) in came for attempt in range(TRIES))
 

@@ -26,7 +26,7 @@ LONGER = 3
 PACKET = 1024  # bytes of a paced write: one segment on any link
 ECHOES = 16
 LATE_S = 0.5  # by which a caller may have got its order later than its peer
-WARM = 0.15  # seconds of a transfer that are not counted
+WARM_S = 0.15  # seconds of a transfer that are not counted
 HANG_UP = struct.pack("ii", 1, 0)  # for SO_LINGER: what is unread or unsent is thrown away
 
 
@@ -53,7 +53,7 @@ class TransferPlan:
     @property
     def longest(self) -> float:
         """Seconds in which one direction is over, once its call has been answered."""
-        return WARM + LONGER * self.seconds + self.pause
+        return WARM_S + LONGER * self.seconds + self.pause
 
     @property
     def pause(self) -> float:
@@ -179,7 +179,7 @@ def _push(connection: socket.socket, plan: TransferPlan) -> Sent:
             time.sleep(max(0.0, begin + count / plan.packets - time.monotonic()))
         connection.send(block)
         now = time.monotonic()
-        if now - begin > WARM and (not samples or now - samples[-1][0] > SAMPLE_S):
+        if now - begin > WARM_S and (not samples or now - samples[-1][0] > SAMPLE_S):
             samples.append((now, info(connection)))
             if _enough(samples, plan):
                 break

@@ -44,7 +44,7 @@ def save(
         FencedOut: on rank 0, when the run has been started again; nothing is published.
     """
     step = counters["step"]
-    temporary = checkpoints / f".{checkpoint_name(step)}.{fence.token}"  # ranks of another start may write the same step
+    temporary = checkpoints / f".{checkpoint_name(step)}.{fence.token}"  # ranks of another attempt may write the same step
     final = checkpoints / checkpoint_name(step)
     first = dist.get_rank() == 0
 

@@ -44,7 +44,7 @@ class Bootstrap:
     waits: Waits
 
     def context(self, run: RunDirectory, placement: Placement) -> RankContext:
-        """``run``, ``placement``: this start's own, or those that rank 0 made."""
+        """``run``, ``placement``: this attempt's own, or those that rank 0 made."""
         attempt = self.record.attempt if self.record else run.attempt()
         collected = known_hosts(self.record) is not None  # srun labels what ranks print and writes it to a file per node
         return RankContext(self.who, run, attempt, placement, self.fence, self.record, Log(run, self.who, collected), self.waits)

@@ -112,7 +112,7 @@ class Server:
             connection.send(BEAT)
 
     def _greet(self, connection: socket.socket, data: bytes) -> bytes:
-        """Strangers, and ranks of another start, are shown out; returns what follows the greeting."""
+        """Strangers, and ranks of another attempt, are shown out; returns what follows the greeting."""
         said = self.greetings[connection] + data
         line, end, rest = said.partition(b"\n")
         if not end and data and len(said) < GREETING:

@@ -162,7 +162,7 @@ def _train(
         counters = restore(spec, shape, context, stage, optimizer, tokens)
         stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
     except Stopped as stopped:
-        _conclude(context, str(stopped), "before the first step of this start")
+        _conclude(context, str(stopped), "before the first step of this attempt")
         return TrainingEnd(0, str(stopped))
     if context.who.rank == 0:
         context.fence.confirm()

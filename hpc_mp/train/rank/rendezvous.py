@@ -22,7 +22,7 @@ class Rendezvous:
 
     Attributes:
         address, port: of the store, in rank 0's process.
-        token: of this start; ranks of another one that come here by mistake find nothing.
+        token: of this attempt; ranks of another one that come here by mistake find nothing.
         listener: in rank 0, a socket that already listens there, so that nobody could take the port; None: the store
             binds it.
         hosted: whether rank 0 holds the store; torchrun brings its own.
@@ -47,7 +47,7 @@ def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.env
 
 
 def meet(who: RankEnv, where: Rendezvous, backend: str) -> dist.Store:
-    """Wait for all ranks and make the default process group; returns this start's part of the store.
+    """Wait for all ranks and make the default process group; returns this attempt's part of the store.
 
     In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes
     is noticed by its own watchdog, and by its neighbours in the groups of the mesh.
