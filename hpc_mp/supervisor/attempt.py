@@ -78,7 +78,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
     signals.close()
     cancelled = run.stop.exists() or user_cancelled(script)
-    return _act(attempt, ending, decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run)), code)
+    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run), saved=history.saved_step(run))
+    return _act(attempt, ending, decision, code)
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:

@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
-           stalled: Sequence[AttemptEnd]) -> Decision:
+           stalled: Sequence[AttemptEnd], saved: int) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
@@ -34,6 +34,7 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         cancelled: whether the user wants the run to stop.
         retries: slurm.retries.
         stalled: earlier ends since which no checkpoint has come, this one not among them.
+        saved: the step of the newest checkpoint; 0 without any.
     """
     if ending == "completed":
         return Decision("done", (), "the run is complete")
@@ -42,7 +43,7 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     if ending == "stopped":
         if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
             return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times without a new checkpoint: raise job.time_limit")
-        return Decision("requeue", (), "stopped after saving")
+        return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
     if not ending.retry:
         return Decision("fail", (), "a failure of the program would come again: not queued again")
     failed = sum(end.kind != "stopped" for end in stalled)

@@ -71,8 +71,13 @@ class Slurm:
     (PROGRAM, False, [], "fail", ()),
 ])
 def test_decisions(ending: Any, cancelled: bool, stalled: list[AttemptEnd], action: str, exclude: tuple[str, ...]) -> None:
-    decision = decide(ending, cancelled=cancelled, retries=3, stalled=stalled)
+    decision = decide(ending, cancelled=cancelled, retries=3, stalled=stalled, saved=0)
     assert (decision.action, decision.exclude) == (action, exclude)
+
+
+@pytest.mark.parametrize(("saved", "why"), [(0, "no checkpoint was there yet"), (40, "step 40 is saved")])
+def test_a_stop_says_what_is_saved(saved: int, why: str) -> None:
+    assert decide("stopped", cancelled=False, retries=3, stalled=[], saved=saved).why == why
 
 
 def test_progress_refills_the_budget() -> None:
