@@ -173,4 +173,5 @@ NEEDS_A_PERSON = {"HM108", "HM116", "HM215", "HM312", "HM331", "HM402", "HM405",
 def test_the_advice_removes_the_finding(case: dict[str, Any], tmp_path: Path) -> None:
     removed = applied(case, tmp_path)
     assert removed is not False
-    assert removed or case["code"] in NEEDS_A_PERSON, "what a machine cannot follow is moved by hand in planted.toml"
+    assert removed or case["code"] in NEEDS_A_PERSON, (
+        f"{case['code']}: no row of EDITS follows its remedy: add one, or it to NEEDS_A_PERSON and its twin to planted.toml")
