@@ -339,6 +339,7 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
 # --- with the real engine -----------------------------------------------------------------------------------
 
 
+@pytest.mark.prove  # in make test tests/end_to_end/test_one_cause.py kills one of four
 def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) -> None:
     program = ("-m", "hpc_mp")
     running = Launch(mark, job, "--json", "--set", "train.steps=100000", "--set", "job.nodes=1", program=program)
