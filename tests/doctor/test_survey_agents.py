@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from itertools import cycle
+from typing import IO
 
 import pytest
 from survey_agents import agents
@@ -148,3 +149,18 @@ def test_words_of_others_are_kept() -> None:
         assert crew.assemble(lambda _: 1, 1.0, heard.append) == {}
         assert not crew.alive
     assert crew.words == ["srun: queued"]
+
+
+def test_the_last_words_of_a_process_are_heard_though_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    overhear = AgentPool._overhear
+
+    def late(self: AgentPool, lines: IO[str]) -> None:
+        time.sleep(0.3)
+        overhear(self, lines)
+
+    monkeypatch.setattr(AgentPool, "_overhear", late)
+    pipe = subprocess.PIPE
+    words = [sys.executable, "-c", "import sys; sys.exit('the last words')"]
+    with AgentPool([subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)]) as pool:
+        assert pool.assemble(lambda _: 1, 5.0, lambda _: None) == {}
+    assert pool.words == ["the last words"]

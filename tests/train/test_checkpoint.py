@@ -70,7 +70,7 @@ def test_resume_is_bit_for_bit_on_the_same_layout(place: Path, engine: Engine, m
 
 OTHER = {"tp2pp2-dp4": (TP2PP2, DP4), "dp4-tp2pp2": (DP4, TP2PP2), "zero3-tp2pp2": (DP2Z3, TP2PP2),
          "zero3-8ranks": (DP2Z3, EIGHT), "tp2zero2-1": (TP2DP2Z2, ONE), "1-tp2zero2": (ONE, TP2DP2Z2)}
-QUICK = {"tp2pp2-dp4": (GPT2,), "dp4-tp2pp2": (LLAMA,), "zero3-tp2pp2": (GPT2,), "tp2zero2-1": (LLAMA,), "1-tp2zero2": (GPT2,)}
+QUICK = {"tp2pp2-dp4": (GPT2,), "dp4-tp2pp2": (LLAMA,), "zero3-tp2pp2": (GPT2,), "1-tp2zero2": (LLAMA,)}
 
 
 def resumed_distance(place: Path, engine: Engine, model: str, name: str, directory: Path, steps: int) -> float:
@@ -167,7 +167,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(place: Path, engine: Engine
 
 
 @pytest.mark.parametrize(("call", "number"), [
-    pytest.param(call, number, marks=pytest.mark.prove if number == errno.EDQUOT and call != "close" else ())
+    pytest.param(call, number, marks=pytest.mark.prove if (number == errno.EDQUOT) != (call == "close") else ())
     for call, number in product(("fsync", "close", "write"), (errno.ENOSPC, errno.EDQUOT))])
 def test_a_full_disk_fails_one_save_and_nothing_else(place: Path, engine: Engine, call: str, number: int) -> None:
     """The save of step 2 fails on rank 1 only; training goes on, the save of step 3 succeeds."""

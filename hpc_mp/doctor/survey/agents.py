@@ -59,6 +59,7 @@ class Joiner:
 STRAGGLE_S = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
 POLL_S = 0.5
 END_S = 5.0  # seconds for the agents to end when there are no more orders
+HEAR_S = 1.0  # seconds after the end of a process in which the rest of its words is heard
 
 
 class AgentPool:
@@ -73,12 +74,14 @@ class AgentPool:
         self._running = len(processes)
         self._numbers = itertools.count(1)
         self.words: list[str] = []
+        self._ears: list[threading.Thread] = []
 
     def __enter__(self) -> Self:
         for process in self._processes:
             assert process.stdout is not None and process.stderr is not None
             threading.Thread(target=self._listen, args=(process.stdout,), daemon=True).start()
-            threading.Thread(target=self._overhear, args=(process.stderr,), daemon=True).start()
+            self._ears.append(threading.Thread(target=self._overhear, args=(process.stderr,), daemon=True))
+            self._ears[-1].start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -94,6 +97,8 @@ class AgentPool:
                 except subprocess.TimeoutExpired:
                     stop()
             process.wait()
+        for ear in self._ears:  # last words may still be on their way; what a process left behind may never end
+            ear.join(HEAR_S)
 
     @property
     def alive(self) -> bool:
