@@ -223,11 +223,12 @@ def stopped(job: Path, mark: str, rank: int, nodes: int, *overrides: str) -> Run
     return run
 
 
-@pytest.mark.parametrize(("rank", "reporter"), [(2, 0), (0, 1)])
-def test_a_stopped_rank_is_named_by_its_node(job: Path, mark: str, rank: int, reporter: int) -> None:  # noqa: F811
+@pytest.mark.parametrize(("rank", "reporters"), [(2, {0}), (0, {1, 2})])
+def test_a_stopped_rank_is_named_by_its_node(job: Path, mark: str, rank: int, reporters: set[int]) -> None:  # noqa: F811
+    """Of several that notice it, one may end before another does, which then has lost that one."""
     run = stopped(job, mark, rank, 3, "job.heartbeat_timeout=3")
-    failure = read_json(run.failure(1, reporter))
-    assert (failure["kind"], failure["nodes"]) == ("lost", [f"node{rank}"])
+    failures = [read_json(path) for path in (run.failure(1, reporter) for reporter in reporters) if path.exists()]
+    assert ("lost", [f"node{rank}"]) in [(failure["kind"], failure["nodes"]) for failure in failures]
     assert "node" in run.main_log.read_text() and f"node{rank} gave no sign of life for 3 s" in run.main_log.read_text()
 
 

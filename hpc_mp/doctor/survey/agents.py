@@ -59,7 +59,7 @@ class Joiner:
 STRAGGLE_S = 4.0  # seconds that the slower half of the agents may take beyond half as long again as the faster half took
 POLL_S = 0.5
 END_S = 5.0  # seconds for the agents to end when there are no more orders
-HEAR_S = 1.0  # seconds after the end of a process in which the rest of its words is heard
+DRAIN_S = 1.0  # seconds after the end of a process in which the rest of its output is read
 
 
 class AgentPool:
@@ -98,7 +98,7 @@ class AgentPool:
                     stop()
             process.wait()
         for ear in self._ears:  # last words may still be on their way; what a process left behind may never end
-            ear.join(HEAR_S)
+            ear.join(DRAIN_S)
 
     @property
     def alive(self) -> bool:
