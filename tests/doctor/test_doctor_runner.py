@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,7 +106,8 @@ def test_what_an_earlier_reading_left_hanging_is_not_tried_again(tmp_path: Path)
 
 def test_readers_that_have_ended_are_no_zombies_of_the_machine() -> None:
     read = functools.partial(read_processes, NodeSource())
-    with subprocess.Popen(["bash", "-c", "sleep 0 & exec sleep 60"]) as reader:  # a reader with a dead child
+    dead_child = "import os, time\nif os.fork() == 0:\n    os._exit(0)\ntime.sleep(60)"  # a shell might have reaped it
+    with subprocess.Popen([sys.executable, "-c", dead_child]) as reader:
         while not (dead := [each.pid for each in psutil.Process(reader.pid).children() if each.status() == "zombie"]):
             time.sleep(0.01)
         with pytest.MonkeyPatch.context() as patch:
