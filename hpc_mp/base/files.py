@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: when it cannot be written; the old file is then still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")  # threads may publish it at once
     try:
         with open(temporary, "w", encoding="utf-8", opener=private) as file:
             file.write(text)

@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,21 @@ def test_half_a_line_is_taken_back(tmp_path: Path) -> None:
         os._exit(len(file.waiting))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1, "the second line waits"
     assert path.read_text() == "1234567\n"
+
+
+def test_threads_that_publish_one_document_at_once_leave_it_whole(tmp_path: Path) -> None:
+    """A rank's watchdog and its main thread may both write down how it ends, and the process is gone in the middle of it."""
+    path = tmp_path / "a.json"
+    documents = [{"text": letter * 100_000} for letter in "abcd"]
+
+    def publish(document: dict[str, str]) -> None:
+        for _ in range(20):
+            write_json(path, document)
+            assert json.loads(path.read_text()) in documents
+
+    with ThreadPoolExecutor(len(documents)) as pool:
+        list(pool.map(publish, documents))
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def checkpoint(base: Path, step: int, content: bytes = b"content") -> Path:
