@@ -11,7 +11,7 @@ tp       its neighbour in a ring      2 (T−1)/T × m × (4 per layer, 1 for th
 pp       the next and previous stage  m × A each
 dp       its neighbour in the ring of without shards 2 (D−1)/D × the stage's gradients; with them (s−1) × its part of the stage ×
          its shard group              (all-gathers in the compute format + reduce-scatters in the master format)
-replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format, after each reduce-scatter
+replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format
          ranks with the same part
 tied     the other end of a pipeline  its part of the embedding's gradient, where the head is a copy of it
 ======== ============================ ==========================================================================================
@@ -102,10 +102,10 @@ def _data_axis(spec: JobSpec, whole: int, part: int, library: CollectiveLibrary)
     master, computed, _ = BYTES[spec.train.precision]
     zero, m, shards = spec.parallel.zero, spec.microbatches, spec.shard_degree
     if shards == 1:
-        return (m if zero >= 2 else 1) * _ring_all_reduce(spec.data_degree) * whole * master, 0.0
+        return _ring_all_reduce(spec.data_degree) * whole * master, 0.0
     gathers, scatters = {1: (1, 1), 2: (1, m), 3: (2 * m, m)}[zero]
     sharded = (gathers * computed + scatters * library.reduce_scatter * master) * (shards - 1) * part
-    return float(sharded), scatters * _ring_all_reduce(spec.data_degree // shards) * part * master
+    return float(sharded), _ring_all_reduce(spec.data_degree // shards) * part * master
 
 
 def _ring_all_reduce(ranks: int) -> float:

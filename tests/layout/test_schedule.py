@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -87,7 +86,7 @@ def test_receives_are_posted_one_computation_early(request: tuple[str, int, int,
                 assert computations.index(consumer) == 1 or (computations[0] == consumer and not earlier)
             if action.kind.startswith("SEND"):
                 producer = Action(action.kind[-1], action.stage, action.microbatch)  # type: ignore[arg-type]
-                assert actions[i - 1] in (producer, replace(producer, kind="REDUCE"))
+                assert actions[i - 1] == producer
 
 
 def test_1f1b_in_full() -> None:
@@ -95,7 +94,7 @@ def test_1f1b_in_full() -> None:
     assert [f"{a.kind}{a.microbatch}" for a in first] == [
         "F0", "SEND_F0", "RECV_B0", "F1", "SEND_F1", "RECV_B1", "B0", "B1", "REDUCE1"]
     assert [f"{a.kind}{a.microbatch}" for a in second] == [
-        "RECV_F0", "F0", "RECV_F1", "B0", "SEND_B0", "F1", "B1", "REDUCE1", "SEND_B1"]
+        "RECV_F0", "F0", "RECV_F1", "B0", "SEND_B0", "F1", "B1", "SEND_B1", "REDUCE1"]
 
 
 def test_stages_on_one_rank_exchange_nothing() -> None:
@@ -142,7 +141,7 @@ def test_every_action_is_needed_once(request_: tuple[str, int, int, int], reduce
     (1, Action("RECV_F", 1, 1), Action("RECV_F", 1, 2), "exchange in different orders"),
     (1, Action("RECV_B", 1, 0), Action("RECV_B", 1, 1), "exchange in different orders"),
     (1, Action("RECV_F", 1, 3), Action("F", 1, 3), r"deadlock: .*rank 1 at F\(stage 1, microbatch 3\)"),
-    (1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) does not directly follow"),
+    (1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) holds up SEND_B\(stage 1"),
     (1, Action("REDUCE", 1, 3), Action("F", 1, 0), "does not directly follow"),
     (1, Action("REDUCE", 1, 3), Action("RECV_F", 1, 0), "does not directly follow"),
 ])

@@ -101,10 +101,14 @@ def count(folder: Path) -> None:
 
         setattr(dist, name, counting)
 
+    def payload(sent: Any) -> int:
+        """A single number, the labels of a step, is no traffic."""
+        return sent.nbytes if sent.numel() > 1 else 0
+
     def tensor(args: Any, more: Any, place: int, name: str) -> Any:
         return args[place] if len(args) > place else more[name]
 
-    ring("all_reduce", lambda n, args, more: 2 * (n - 1) / n * tensor(args, more, 0, "tensor").nbytes)
+    ring("all_reduce", lambda n, args, more: 2 * (n - 1) / n * payload(tensor(args, more, 0, "tensor")))
     for gather in {"all_gather_into_tensor", "all_gather_single"} & set(dir(dist)):  # torch 2.13's name, and the earlier one
         ring(gather, lambda n, args, more: (n - 1) * tensor(args, more, 1, "input_tensor").nbytes)
     for scatter in {"reduce_scatter_tensor", "reduce_scatter_single"} & set(dir(dist)):
@@ -112,13 +116,13 @@ def count(folder: Path) -> None:
     ring("isend", lambda n, args, more: tensor(args, more, 0, "tensor").nbytes)
     step = Trainer._step
 
-    def counted(self: Trainer, number: int, trace: bool) -> Any:
+    def counted(self: Trainer, number: int, *rest: Any) -> Any:
         mesh, neighbours = self.groups.mesh, self.groups.neighbours
         axes.update({mesh[axis].get_group(): axis for axis in ("tp", "shard", "replicate")})
         axes.update({group: axis for group, axis in ((neighbours.forward, "next"), (neighbours.backward, "previous"),
                                                      (self.groups.tied, "tied")) if group is not None})
         sending.clear()
-        result = step(self, number, trace)
+        result = step(self, number, *rest)
         if number == COUNTED:
             (folder / f"sent-{dist.get_rank()}.json").write_text(json.dumps(sending))
         return result

@@ -9,7 +9,7 @@ SEND_F      send the output of stage s to stage s + 1
 RECV_F      receive the input of stage s from stage s − 1
 SEND_B      send the input gradient of stage s to stage s − 1
 RECV_B      receive the output gradient of stage s from stage s + 1
-REDUCE      the B just before synchronises the stage's gradients over the data axis
+REDUCE      the B before it synchronises the stage's gradients over the data axis; its SEND_B has gone out already
 ==========  ==========================================================================================
 
 Sends and receives are asynchronous: a RECV is posted where it stands, and the F or B that consumes it waits.

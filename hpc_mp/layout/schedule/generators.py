@@ -108,15 +108,16 @@ def with_communication(schedule: Schedule, stages: int) -> Schedule:
 
 
 def with_reductions(schedule: Schedule, reduce: Reduce) -> Schedule:
-    """Put a REDUCE directly after ``each`` B, or after the ``last`` B of every stage."""
+    """Put a REDUCE after ``each`` B, or after the ``last`` B of every stage: behind its SEND_B, for which another rank waits."""
 
     def rank(actions: tuple[Action, ...]) -> tuple[Action, ...]:
         backwards = [action for action in actions if action.kind == "B"]
         synchronising = set(backwards if reduce == "each" else {b.stage: b for b in backwards}.values())
         found: list[Action] = []
-        for action in actions:
+        for action, following in zip_longest(actions, actions[1:]):
             found.append(action)
-            if action in synchronising:
+            backward = replace(action, kind="B")
+            if action.kind in ("B", "SEND_B") and backward in synchronising and following != replace(action, kind="SEND_B"):
                 found.append(replace(action, kind="REDUCE"))
         return tuple(found)
 

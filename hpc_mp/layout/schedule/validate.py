@@ -52,15 +52,17 @@ def _check_once(schedule: Schedule, stages: int, microbatches: int) -> None:
 
 
 def _check_reductions(schedule: Schedule) -> None:
-    """A REDUCE directly follows its B; the last B of every stage has one."""
+    """A REDUCE directly follows its B, or the SEND_B of that, which goes first; the last B of every stage has one."""
     for actions in schedule:
         open_stages: dict[int, Action] = {}
-        for before, action in zip((None, *actions), actions, strict=False):
+        for before, action, after in zip((None, *actions), actions, (*actions[1:], None), strict=False):
             if action.kind == "B":
                 open_stages[action.stage] = action
             elif action.kind == "REDUCE":
-                if before != replace(action, kind="B"):
+                if before not in (replace(action, kind="B"), replace(action, kind="SEND_B")):
                     raise ValueError(f"{action} does not directly follow its B")
+                if after == replace(action, kind="SEND_B"):
+                    raise ValueError(f"{action} holds up {after}, for which another rank waits")
                 del open_stages[action.stage]
         for action in open_stages.values():
             raise ValueError(f"{replace(action, kind='REDUCE')} is missing after the last B of its stage")

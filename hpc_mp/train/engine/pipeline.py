@@ -55,7 +55,7 @@ class _Step:
 
     batch: Callable[[int], tuple[Tensor | None, Tensor | None]]
     enter: Callable[[int], None]
-    loss_scale: float
+    loss_scale: Callable[[], float]
     inputs: dict[int, Tensor] = field(default_factory=dict)
     outputs: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: dict[int, Tensor] = field(default_factory=dict)
@@ -90,15 +90,15 @@ class Pipeline:
         }
 
     def run(
-        self, batch: Callable[[int], tuple[Tensor | None, Tensor | None]], enter: Callable[[int], None], loss_scale: float,
-        trace: bool = False,
+        self, batch: Callable[[int], tuple[Tensor | None, Tensor | None]], enter: Callable[[int], None],
+        loss_scale: Callable[[], float], trace: bool = False,
     ) -> tuple[Tensor, list[Span]]:
         """One step: all forwards and backwards. Gradients are summed over the data axis when it returns.
 
         Args:
             batch: microbatch -> (ids or None, labels or None) on the device, as this stage needs them.
             enter: called with the microbatch before its forward (sets the dropout clock).
-            loss_scale: the gradient of the loss, 1 / tokens of the global batch.
+            loss_scale: gives the gradient of the loss, 1 / tokens of the global batch; called at backwards of the last stage.
             trace: record when each action ran (the host waits for the computing stream around it).
 
         Returns:
@@ -154,7 +154,7 @@ class Pipeline:
         m = action.microbatch
         output = step.outputs.pop(m)
         if self.stage.part.last:
-            gradient = torch.full_like(output, step.loss_scale)
+            gradient = torch.full_like(output, step.loss_scale())
         else:
             gradient = step.arriving.pop(("RECV_B", m)).wait()
         self.data.before_backward(reduce=m in self.reducing, last=m == self.last)

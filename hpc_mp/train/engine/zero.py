@@ -9,7 +9,8 @@ zero held between steps by each rank of the axis and, while a step computes     
 3    the same                                    the running block, its part of gradients reduce-scattered on every microbatch
 ==== =========================================== ======================================== =======================================
 
-Under stage 3 embedding, norm and head, one unit beside the blocks, are whole while any block of a pass runs.
+With a shard degree, replicas of a part all-reduce it once per step, after the last microbatch. Under stage 3 embedding, norm
+and head, one unit beside the blocks, are whole while any block of a pass runs.
 
 Stages 1 to 3 are torch's FSDP2 over the mesh axes (replicate, shard). The loss is divided by the number of tokens of
 the global batch before backward, so every reduction here is a plain sum.
@@ -123,6 +124,7 @@ class Sharded:
     def before_backward(self, reduce: bool, last: bool) -> None:
         self.root.set_is_last_backward(last)
         self.root.set_requires_gradient_sync(reduce)
+        self.root.set_requires_all_reduce(last)  # replicas of a part add theirs up once per step
         self.root.set_reshard_after_backward(last or self.gathers_anew)
 
     def reduce(self) -> None:
