@@ -1,8 +1,8 @@
 """Checkpoint manifests: which checkpoint directories are complete, and what is wrong with the others.
 
 A checkpoint is written as ``checkpoints/.step-00000010.TOKEN`` and renamed to ``checkpoints/step-00000010`` after
-``complete.json`` lists every file with its size and SHA-256. A directory without that marker, or one that
-disagrees with it, is never loaded.
+``complete.json`` lists every JSON file with its size and SHA-256, the indexes among them, which list the files with tensors
+and their hashes. A directory without that marker, or one that disagrees with it, is never loaded.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.files import render_json, write_json
+from hpc_mp.rundir.checkpoint_index import changed, problem_of, read_indexes
 from hpc_mp.rundir.layout import MARKER, STEP
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a complete checkpoint holds: file name -> (bytes, SHA-256)."""
+    """What a complete checkpoint holds beside tensors: file name -> (bytes, SHA-256)."""
 
     step: int
     files: Mapping[str, tuple[int, str]]
@@ -57,7 +58,11 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def problem(directory: Path, hashes: bool = True) -> str | None:
-    """Why a checkpoint must not be loaded, naming the file; None when it is complete and unharmed."""
+    """Why a checkpoint must not be loaded, naming the file; None when it is complete and unharmed.
+
+    Args:
+        hashes: whether to read all tensors for it; without, only their files' sizes are looked at.
+    """
     try:
         manifest = read_manifest(directory)
     except FileNotFoundError:
@@ -72,18 +77,30 @@ def problem(directory: Path, hashes: bool = True) -> str | None:
             found = path.stat().st_size
             if found != size:
                 return f"{name} has {found} bytes, {size} were saved"
-            if hashes and sha256(path) != digest:
-                return f"{name} does not have the SHA-256 it was saved with (its content changed)"
+            if sha256(path) != digest:
+                return changed(name)
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
-    strangers = sorted(path.name for path in directory.glob("*.safetensors") if path.name not in manifest.files)
+    return _problem_of_shards(directory, hashes)
+
+
+def _problem_of_shards(directory: Path, hashes: bool) -> str | None:
+    """Of the files with tensors, which the indexes list with their hashes."""
+    files = read_indexes(directory).files
+    for name, file in files.items():
+        try:
+            if reason := problem_of(directory / name, file, hashes):
+                return reason
+        except OSError as error:
+            return f"{name} cannot be read ({error.strerror})"
+    strangers = sorted(path.name for path in directory.glob("*.safetensors") if path.name not in files)
     return f"{strangers[0]} was not saved with it" if strangers else None
 
 
 def _document(manifest: Manifest) -> dict[str, Any]:
     """The marker; its last entry is the SHA-256 of the others, so that a changed marker is told from changed files."""
     files = {name: {"bytes": size, "sha256": digest} for name, (size, digest) in sorted(manifest.files.items())}
-    document = {"format": 1, "step": manifest.step, "files": files}
+    document = {"format": 2, "step": manifest.step, "files": files}
     return document | {"sha256": hashlib.sha256(render_json(document).encode()).hexdigest()}
 
 
@@ -93,11 +110,18 @@ def complete_steps(checkpoints: Path) -> list[Path]:
     return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
 
-def newest_complete(checkpoints: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest checkpoint that verifies, and the newer ones that were skipped with the reason."""
+def newest_complete(
+    checkpoints: Path, hashes: bool = True, but: Collection[Path] = (),
+) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest checkpoint that verifies, and the newer ones that were skipped with the reason.
+
+    Args:
+        hashes: as in ``problem``.
+        but: known not to be sound.
+    """
     skipped: list[tuple[Path, str]] = []
-    for path in reversed(complete_steps(checkpoints)):
-        reason = problem(path)
+    for path in (path for path in reversed(complete_steps(checkpoints)) if path not in but):
+        reason = problem(path, hashes)
         if reason is None:
             return path, skipped
         skipped.append((path, reason))

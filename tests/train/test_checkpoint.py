@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from unittest.mock import Mock
+from typing import Any
 
 import pytest
 from exact import EXACT, GPT2, LLAMA, Engine, pairs
 from layouts import Result, job, run_engine, start, write_text
 from ranks import run_ranks, train
-from torch.distributed.checkpoint.filesystem import FileSystem
 
-from hpc_mp.job import dump_job
+from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Degrees, place, to_dict
-from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_lines, write_json
+from hpc_mp.rundir import RunDirectory, newest_complete, problem, read_json, read_lines, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.origin import Counters
 
 ONE: list[str] = []
 TP2PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
@@ -103,7 +103,15 @@ def test_forgotten_optimizer_state_would_be_seen(place: Path, engine: Engine, tm
     def forget() -> None:
         from hpc_mp.train.checkpoint import checkpoint
         load = checkpoint.load
-        checkpoint.load = lambda path, stage, optimizer: load(path, stage, None)
+        def parameters_only(path: Path, counters: Counters, stage: Any, optimizer: Any, groups: Any) -> None:
+            fresh = {held.name: {slot: tensor.clone() for slot, tensor in held.state.items()} for held in optimizer.held}
+            load(path, counters, stage, optimizer, groups)
+            for held in optimizer.held:
+                for slot, tensor in held.state.items():
+                    tensor.copy_(fresh[held.name][slot])
+            optimizer.set_steps(0)
+
+        checkpoint.load = parameters_only
 
     assert run_engine(spec, before=forget, run=run).distance(whole) > 1e-6
 
@@ -176,28 +184,28 @@ def test_a_full_disk_fails_one_save_and_nothing_else(place: Path, engine: Engine
 
     def fill() -> None:
         from hpc_mp.train.checkpoint import checkpoint
-        save, fsync, create = checkpoint.save, os.fsync, FileSystem.create_stream
-        failing = []
+        save, failing = checkpoint.save, []
+        original = {"fsync": os.fsync, "write": os.write, "open": Path.open}
 
-        def fail(*_: object) -> None:
+        def fail(*_: object) -> Any:
             raise OSError(number, os.strerror(number))
 
-        def counted(checkpoints: Path, counters: dict[str, int], *rest: object) -> Path:
-            failing[:] = [counters["step"] == 2 and os.environ["SLURM_PROCID"] == "1"]
+        def counted(checkpoints: Path, counters: Counters, *rest: Any) -> Path:
+            failing[:] = [counters.step == 2 and os.environ["SLURM_PROCID"] == "1"]
             return save(checkpoints, counters, *rest)
 
         @contextmanager
-        def create_stream(self: FileSystem, path: object, mode: str) -> Iterator[object]:
-            with create(self, path, mode) as stream:
-                if failing[0] and call == "write":
-                    stream = Mock(wraps=stream, write=fail)
-                yield stream
-            if failing[0] and call == "close":
+        def opened(path: Path, *how: Any, **more: Any) -> Iterator[Any]:
+            with original["open"](path, *how, **more) as file:
+                yield file
+            if failing and failing[0] and path.name.startswith("shard-"):
                 fail()
 
         checkpoint.save = counted
-        FileSystem.create_stream = create_stream
-        os.fsync = lambda fd: fail() if failing and failing[0] and call == "fsync" else fsync(fd)
+        if call == "close":
+            Path.open = opened  # type: ignore[assignment, method-assign]
+        else:
+            setattr(os, call, lambda *given: fail() if failing and failing[0] else original[call](*given))
 
     run = start(spec)
     assert run_engine(spec, before=fill, run=run).losses == whole.losses
@@ -214,8 +222,8 @@ def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
         from hpc_mp.train.checkpoint import checkpoint
         save = checkpoint.save
 
-        def full(checkpoints: Path, counters: dict[str, int], *rest: object) -> Path:
-            if counters["step"] == 3:
+        def full(checkpoints: Path, counters: Counters, *rest: Any) -> Path:
+            if counters.step == 3:
                 raise checkpoint.SaveFailed("rank 0: OSError: no space left on device")
             return save(checkpoints, counters, *rest)
 
@@ -260,6 +268,41 @@ def test_old_checkpoints_are_deleted_down_to_keep(place_: Path) -> None:
     assert [path.name for path in complete_steps(run.checkpoints)] == ["step-00000003", "step-00000004"]
 
 
+@pytest.mark.parametrize(("step", "save"), [(1, 5), pytest.param(30, 200, marks=pytest.mark.prove)])
+def test_a_save_may_take_longer_than_a_step(place_: Path, step: int, save: int) -> None:
+    """One rank's disk is slow: the others wait for it without a step, in a step's groups as in those of all ranks."""
+    spec = job(place_, GPT2, [*DP2Z1, f"job.step_timeout={step}", "train.steps=2", "checkpoint.every=1"])
+
+    def slow() -> None:
+        from hpc_mp.train.checkpoint import checkpoint
+        written = checkpoint.write_shard
+
+        def late(*parts: Any) -> Any:
+            if os.environ["SLURM_PROCID"] == "1":
+                time.sleep(save)
+            return written(*parts)
+
+        checkpoint.write_shard = late
+
+    assert len(run_engine(spec, before=slow).losses) == 2
+
+
+def test_a_save_that_never_ends_is_noticed(place_: Path) -> None:
+    spec = job(place_, GPT2, [*DP2Z1, "job.save_timeout=2"])
+    run = start(spec)
+
+    def rank() -> int:
+        from hpc_mp.train.checkpoint import checkpoint
+        if os.environ["SLURM_PROCID"] == "1":
+            checkpoint.write_shard = lambda *parts: time.sleep(3600)
+        return train(run.job)
+
+    with pytest.raises(RuntimeError, match="died"):
+        run_ranks(2, rank)
+    failure = next(read_json(path) for path in (run.failure(1, 0), run.failure(1, 1)) if path.exists())
+    assert failure["kind"] == "hang" and "the checkpoint was not saved in 2 s; the rank stands in" in failure["message"]
+
+
 def test_no_file_of_a_checkpoint_is_a_pickle(engine: Engine) -> None:
     newest, _ = newest_complete(engine("gpt2", *TP2PP2)[1].checkpoints)
     assert newest is not None
@@ -292,3 +335,79 @@ def test_a_new_run_starts_from_another_runs_state(place: Path, engine: Engine) -
     _, origin = engine("gpt2", "train.steps=3")
     result = run_engine(job(place, "gpt2", [*TP2PP2, "train.steps=6", f'checkpoint.resume="{origin.path}"']))
     assert replace(whole, losses=whole.losses[3:], norms=whole.norms[3:]).distance(result) < EXACT
+
+
+def trained_samples(run: RunDirectory) -> list[int]:
+    """Positions of all samples that the ranks of a run read, as ``noting_positions`` has them written."""
+    return sorted(int(word) for path in run.path.glob("positions-*") for word in path.read_text().split())
+
+
+def noting_positions(run: RunDirectory) -> Callable[[], None]:
+    def note() -> None:
+        from hpc_mp.train.data import Samples
+        batch = Samples.batch
+
+        def noted(self: Samples, positions: Sequence[int]) -> Any:
+            positions = list(positions)
+            with open(run.path / f"positions-{os.environ['SLURM_PROCID']}", "a") as file:
+                file.write(" ".join(map(str, positions)) + "\n")
+            return batch(self, positions)
+
+        Samples.batch = noted  # type: ignore[method-assign]
+
+    return note
+
+
+def test_a_run_goes_on_with_another_global_batch_where_the_samples_ended(place_: Path) -> None:
+    """3 steps of 24 samples, then 3 of 16 on two replicas: the positions 0 … 119, each once."""
+    first = start(job(place_, GPT2, ["train.steps=3"]))
+    run_engine(job(place_, GPT2, ["train.steps=3"]), before=noting_positions(first), run=first)
+    spec = job(place_, GPT2, [*DP2Z1, "train.steps=6", "train.global_batch=16", f'checkpoint.resume="{first.path}"'])
+    second = start(spec)
+    run_engine(spec, before=noting_positions(second), run=second)
+    assert trained_samples(first) == list(range(72)) and trained_samples(second) == list(range(72, 120))
+    third = relaunch_with_more(second, spec)
+    assert trained_samples(third)[48:] == list(range(120, 136)), "the run's own resume goes on from there too"
+
+
+def relaunch_with_more(run: RunDirectory, spec: JobSpec) -> RunDirectory:
+    more = spec.model_copy(update={"train": spec.train.model_copy(update={"steps": 7})})
+    run.job.write_text(dump_job(more))
+    run_engine(more, before=noting_positions(run), run=run)
+    return run
+
+
+REFUSED = {
+    "another activation": ('model.config.activation_function="relu"',
+                           "model.activation_function = 'gelu_new', and this job has 'relu'"),
+    "fewer layers": ("model.config.n_layer=4", "model.n_layer = 5, and this job has 4"),
+    "an untied head": ("model.config.tie_word_embeddings=false", "model.tie_word_embeddings = True, and this job has False"),
+    "another number of heads": ("model.config.n_head=4", "model.n_head = 8, and this job has 4"),
+    "another optimizer": ('train.optimizer="sgd"', "optimizer = 'adamw', and this job has 'sgd'"),
+    "no step more": ("train.steps=2", "leaves nothing to do"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_the_state_of_another_model_is_refused(place: Path, engine: Engine, name: str) -> None:
+    """By the ranks; the same words at launch are for tests/launch/test_launch_plan.py."""
+    override, words = REFUSED[name]
+    _, origin = engine(GPT2, "train.steps=2")
+    more = [] if name == "no step more" else ["train.steps=3"]
+    spec = job(place, GPT2, [*more, override, f'checkpoint.resume="{origin.path}"'])
+    run = start(spec)
+    assert run_ranks(1, train, run.job) == [2]
+    failure = read_json(run.failure(1, 0))
+    assert failure["kind"] == "user" and words in failure["message"]
+
+
+def test_another_text_begins_with_its_first_sample(place_: Path) -> None:
+    first = start(job(place_, GPT2, ["train.steps=2"]))
+    run_engine(job(place_, GPT2, ["train.steps=2"]), run=first)
+    tokenizer = first.tokenizer.read_text()
+    (place_ / "text.jsonl").write_text((place_ / "text.jsonl").read_text() * 2)
+    spec = job(place_, GPT2, ["train.steps=3", f'data.tokenizer="{tokenizer}"', f'checkpoint.resume="{first.path}"'])
+    second = start(spec)
+    run_engine(spec, before=noting_positions(second), run=second)
+    assert trained_samples(second) == list(range(24))
+    assert "samples begin anew" in second.main_log.read_text()

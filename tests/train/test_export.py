@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from hpc_mp.layout.models import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
 from hpc_mp.train.checkpoint.export import export
 from hpc_mp.train.data import IGNORE, Samples, prepare
+from hpc_mp.train.engine.stays_double import StaysDouble
 
 TP2_PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
 FIRST = ("gpt2", "llama", "llama-tied")  # whose exports `make test` computes with; the others are proofs
@@ -104,11 +106,12 @@ def plain_loss(model: torch.nn.Module, spec: JobSpec, step: int) -> float:
 @torch.no_grad()
 def losses_of(directory: Path, spec: JobSpec, step: int = 1) -> tuple[float, float]:
     """By plain transformers: as the model is, and with one number in its middle changed."""
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    right = plain_loss(model, spec, step)
-    ends = ("mlp.c_proj.weight", "mlp.down_proj.weight")
-    next(weight for name, weight in model.named_parameters() if name.endswith(ends))[3, 5] += 1.0
-    return right, plain_loss(model, spec, step)
+    with StaysDouble() if spec.train.precision == "fp64" else nullcontext():
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        right = plain_loss(model, spec, step)
+        ends = ("mlp.c_proj.weight", "mlp.down_proj.weight")
+        next(weight for name, weight in model.named_parameters() if name.endswith(ends))[3, 5] += 1.0
+        return right, plain_loss(model, spec, step)
 
 
 # --- out -------------------------------------------------------------------------------------------------------------

@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import shutil
 import uuid
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, TensorStorageMetadata
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.layout.models import family_of, read_config
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
+from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
+from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, ShardReader
 from hpc_mp.train.data.cache import SUMS
 from hpc_mp.train.engine.stage import hugging_face_config
 
@@ -85,8 +83,9 @@ def export(
     tokenizer = _tokenizer(run)
     config = _config(spec, tokenizer)
     shapes = _shapes(config)
-    stored = _stored(checkpoint, shapes)
-    config.dtype = DTYPES.get(dtype) or next(iter(stored.values())).properties.dtype  # all masters have the same
+    index = read_indexes(checkpoint)
+    stored, reader = _stored(checkpoint, index, shapes), ShardReader(checkpoint, index)
+    config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(stored.values())).dtype]  # all masters have the same
     split = split_torch_state_dict_into_shards(
         {name: torch.empty(shape, dtype=config.dtype, device="meta") for name, shape in shapes.items()},
         max_shard_size=file_bytes)
@@ -95,7 +94,7 @@ def export(
     done = 0
     with publishing(output) as made:
         for file, names in split.filename_to_tensors.items():
-            done += _convert(checkpoint, {name: (stored[name].size, shapes[name]) for name in names}, config.dtype, made / file)
+            done += _convert(reader, {name: stored[name] for name in names}, shapes, config.dtype, made / file)
             progress(done, total)
         if split.is_sharded:
             write_json(made / "model.safetensors.index.json",
@@ -161,34 +160,29 @@ def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _stored(checkpoint: Path, shapes: dict[str, torch.Size]) -> dict[str, TensorStorageMetadata]:
+def _stored(checkpoint: Path, index: CheckpointIndex, shapes: dict[str, torch.Size]) -> dict[str, StoredTensor]:
     """What the checkpoint says of each parameter, in the engine's shape: (in, 3, out) where GPT-2 has (in, 3 x out)."""
-    held: dict[str, Any] = HuggingFaceStorageReader(str(checkpoint)).read_metadata().state_dict_metadata
+    held = index.tensors
     for name, shape in shapes.items():
-        if name not in held or held[name].size.numel() != shape.numel():
+        if name not in held or prod(held[name].shape) != shape.numel():
             raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {name} should have the shape "
-                             f"{tuple(shape)} and has {tuple(held[name].size) if name in held else 'none'}",
+                             f"{tuple(shape)} and has {held[name].shape if name in held else 'none'}",
                              "put the config.json of model.pretrained back as it was when the run began")
     return {name: held[name] for name in shapes}
 
 
-def _convert(checkpoint: Path, shapes: dict[str, tuple[torch.Size, torch.Size]], dtype: torch.dtype, path: Path) -> int:
+def _convert(reader: ShardReader, stored: dict[str, StoredTensor], shapes: dict[str, torch.Size], dtype: torch.dtype,
+             path: Path) -> int:
     """Write tensors of a checkpoint to one file, each from the engine's shape to Hugging Face's; returns their bytes."""
-    tensors = {name: torch.empty(engine, dtype=dtype) for name, (engine, _) in shapes.items()}
-    _load(checkpoint, tensors)
-    save_file({name: tensor.reshape(shapes[name][1]) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _load(checkpoint: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill whole tensors from the parts that the ranks wrote, cast to their dtype."""
+    tensors = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in stored.items()}
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as asked for
-            dcp.load(tensors, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
-    except CheckpointException as error:
-        raise HpcMpError(f"checkpoint {checkpoint}", f"cannot be read any more ({error})",
+        for name, tensor in tensors.items():
+            reader.read(name, tuple(slice(0, size) for size in tensor.shape), tensor)
+    except (Damaged, OSError) as error:
+        raise HpcMpError(f"checkpoint {reader.directory}", f"cannot be read any more ({error})",
                          "if the run goes on and has deleted it, export again") from None
+    save_file({name: tensor.reshape(shapes[name]) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return sum(tensor.nbytes for tensor in tensors.values())
 
 
 def _save_generation_config(spec: JobSpec, config: PreTrainedConfig, made: Path) -> None:

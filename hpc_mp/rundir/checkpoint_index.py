@@ -1,0 +1,114 @@
+"""Where every tensor of a checkpoint lies, and the hashes by which whoever reads a part of a file knows that it is sound.
+
+A checkpoint's tensors lie in safetensors files, one for each rank that wrote some, as rectangles of whole tensors. The ranks of
+a stage list theirs in one ``index-00000.json``: so a reader opens only the files that hold what it needs, and does not have to
+read the headers of thousands. Files are hashed in blocks, as they are written; a reader hashes the blocks it reads, and no byte
+is read for the hash alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+BLOCK = 16 << 20  # bytes of a file that are hashed together: a terabyte has 60,000 hashes
+INDEX = "index-{stage:05d}.json"
+INDEXES = "index-*.json"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPart:
+    """A rectangle of a tensor: in which file, from which byte on, and where in the whole."""
+
+    file: str
+    begin: int
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A whole tensor: its format as safetensors names it, its shape, and the parts it consists of."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[StoredPart, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HashedFile:
+    """The size of a file and the SHA-256 of each of its blocks, in hexadecimal."""
+
+    bytes: int
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointIndex:
+    """What some ranks have written."""
+
+    files: Mapping[str, HashedFile]
+    tensors: Mapping[str, StoredTensor]
+
+
+def merged(indexes: Iterable[CheckpointIndex]) -> CheckpointIndex:
+    """All of them; parts of one tensor come together."""
+    files: dict[str, HashedFile] = {}
+    tensors: dict[str, StoredTensor] = {}
+    parts: defaultdict[str, list[StoredPart]] = defaultdict(list)
+    for index in indexes:
+        files.update(index.files)
+        tensors.update(index.tensors)
+        for name, tensor in index.tensors.items():
+            parts[name] += tensor.parts
+    return CheckpointIndex(files, {name: replace(tensor, parts=tuple(parts[name])) for name, tensor in tensors.items()})
+
+
+def read_indexes(checkpoint: Path) -> CheckpointIndex:
+    """That of all stages. Raises OSError, ValueError, KeyError or TypeError for one that cannot be read."""
+    return merged(index_of(json.loads(path.read_text(encoding="utf-8"))) for path in sorted(checkpoint.glob(INDEXES)))
+
+
+def document_of(index: CheckpointIndex) -> dict[str, Any]:
+    """As ``index_of`` reads it: ``{"files": {NAME: [bytes, [hash, …]]}, "tensors": {NAME: [dtype, shape, [part, …]]}}``, a part
+    being ``[file, begin, offsets, sizes]``."""
+    return {"files": {name: [file.bytes, file.blocks] for name, file in index.files.items()},
+            "tensors": {name: [tensor.dtype, tensor.shape, [[p.file, p.begin, p.offsets, p.sizes] for p in tensor.parts]]
+                        for name, tensor in index.tensors.items()}}
+
+
+def index_of(document: Mapping[str, Any]) -> CheckpointIndex:
+    return CheckpointIndex(
+        {name: HashedFile(size, tuple(blocks)) for name, (size, blocks) in document["files"].items()},
+        {name: StoredTensor(dtype, tuple(shape), tuple(StoredPart(file, begin, tuple(offsets), tuple(sizes))
+                                                       for file, begin, offsets, sizes in parts))
+         for name, (dtype, shape, parts) in document["tensors"].items()})
+
+
+def block_hash(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def problem_of(path: Path, file: HashedFile, hashes: bool) -> str | None:
+    """What is wrong with a file, by its size or, with ``hashes``, by all of its blocks; None: nothing. Raises OSError."""
+    found = path.stat().st_size
+    if found != file.bytes:
+        return f"{path.name} has {found} bytes, {file.bytes} were saved"
+    if hashes and any(block_hash(block) != given for block, given in zip(_blocks(path), file.blocks, strict=True)):
+        return changed(path.name)
+    return None
+
+
+def changed(name: str) -> str:
+    return f"{name} does not have the SHA-256 it was saved with (its content changed)"
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            yield block

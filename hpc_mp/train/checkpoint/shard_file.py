@@ -1,0 +1,207 @@
+"""One rank's file of a checkpoint: written tensor by tensor and hashed on the way; read and checked block by block.
+
+The format is safetensors (github.com/huggingface/safetensors): eight bytes with the length of a JSON header, the header, the
+bytes of the tensors one after the other. Its metadata say where each part lies in the whole as torch's distributed checkpoints
+say it (``DCP_SHARDING_INFO``), so that ``HuggingFaceStorageReader`` reads it too. Unlike torch's own writer this one holds one
+tensor at a time in host memory, gathers no plan over the ranks and reads nothing back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hpc_mp.rundir.checkpoint_index import (
+    BLOCK,
+    CheckpointIndex,
+    HashedFile,
+    StoredPart,
+    StoredTensor,
+    block_hash,
+    changed,
+)
+from hpc_mp.train.engine.shard_layout import Box, stretches
+
+FORMATS: dict[str, torch.dtype] = {
+    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
+}
+NAMES = {dtype: name for name, dtype in FORMATS.items()}
+ALIGNED = 8  # bytes: the header is filled with blanks up to a multiple
+
+
+class Damaged(Exception):
+    """A file is not what was saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalPart:
+    """A part of a whole tensor that this rank holds: under which name, of which shape the whole is, where the part lies."""
+
+    name: str
+    shape: tuple[int, ...]
+    box: Box
+    values: Tensor
+
+
+def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
+    """Write the parts to one file and make it durable. Raises OSError.
+
+    Returns the file and its tensors; nothing is written for no parts.
+    """
+    parts = [part for part in parts if part.values.numel()]
+    if not parts:
+        return CheckpointIndex({}, {})
+    header = _header(parts)
+    tensors: dict[str, StoredTensor] = {}
+    with path.open("wb", buffering=0) as file:
+        hashed = _HashedWriter(file.fileno())
+        hashed.write(header)
+        for part in parts:
+            offsets, sizes = _rectangle(part.box)
+            tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape,
+                                              (StoredPart(path.name, hashed.size, offsets, sizes),))
+            hashed.write(_bytes(part.values))
+        os.fsync(file.fileno())
+    return CheckpointIndex({path.name: hashed.end()}, tensors)
+
+
+class ShardReader:
+    """Reads rectangles of tensors from a checkpoint's files; each block is hashed when it is first read.
+
+    Args:
+        directory: of the checkpoint.
+        index: of the tensors that will be asked for.
+    """
+
+    def __init__(self, directory: Path, index: CheckpointIndex) -> None:
+        self.directory, self._index = directory, index
+        self._file, self._number, self._block = "", -1, b""  # the block that was read last
+
+    def read(self, name: str, box: Box, into: Tensor) -> None:
+        """Fill ``into`` with a rectangle of a tensor, cast to its format.
+
+        Raises:
+            Damaged: a block is not what was saved, or the parts do not cover the rectangle.
+            OSError: a file cannot be read.
+        """
+        stored = self._index.tensors[name]
+        filled = sum(self._read_part(stored.dtype, part, box, into) for part in stored.parts)
+        if filled != into.numel():
+            raise Damaged(f"{name} is not there as a whole: {filled} of {into.numel()} elements are")
+
+    def _read_part(self, dtype: str, part: StoredPart, box: Box, into: Tensor) -> int:
+        """What a stored part has of the rectangle, some rows at a time; how many elements that is."""
+        common = _common(box, part)
+        if common is None:
+            return 0
+        first, *others = common
+        size = FORMATS[dtype].itemsize
+        row = size * prod(each.stop - each.start for each in others)
+        rows = max(1, BLOCK // row)
+        for begin in range(first.start, first.stop, rows):
+            some = (slice(begin, min(begin + rows, first.stop)), *others)
+            inside = tuple(slice(c.start - offset, c.stop - offset) for c, offset in zip(some, part.offsets, strict=True))
+            here = tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(some, box, strict=True))
+            shape = [c.stop - c.start for c in some]
+            buffer = bytearray(prod(shape) * size)
+            view, done = memoryview(buffer), 0
+            for at, count in stretches(part.sizes, inside):
+                self._copy(part.file, part.begin + at * size, view[done:done + count * size])
+                done += count * size
+            into[here].copy_(torch.frombuffer(buffer, dtype=FORMATS[dtype]).view(shape))
+        return prod(each.stop - each.start for each in common)
+
+    def _copy(self, name: str, begin: int, target: memoryview) -> None:
+        """Bytes of a file from ``begin`` on, through checked blocks."""
+        done = 0
+        while done < len(target):
+            number, offset = divmod(begin + done, BLOCK)
+            block = self._checked(name, number)
+            count = min(len(target) - done, len(block) - offset)
+            if count <= 0:
+                raise Damaged(f"{name} ends too early")
+            target[done:done + count] = block[offset:offset + count]
+            done += count
+
+    def _checked(self, name: str, number: int) -> bytes:
+        if (name, number) != (self._file, self._number):
+            with (self.directory / name).open("rb", buffering=0) as file:
+                block = os.pread(file.fileno(), BLOCK, number * BLOCK)
+            given = self._index.files[name].blocks
+            if number >= len(given) or block_hash(block) != given[number]:
+                raise Damaged(changed(name))
+            self._file, self._number, self._block = name, number, block
+        return self._block
+
+
+class _HashedWriter:
+    """Writes to a file and hashes its blocks."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._hash, self._blocks = hashlib.sha256(), list[str]()
+        self.size = 0
+
+    def write(self, content: bytes | memoryview) -> None:
+        left = memoryview(content)
+        while left:
+            room = BLOCK - self.size % BLOCK
+            written = os.write(self._descriptor, left[:room])
+            self._hash.update(left[:written])
+            self.size += written
+            if self.size % BLOCK == 0:
+                self._next()
+            left = left[written:]
+
+    def end(self) -> HashedFile:
+        if self.size % BLOCK:
+            self._next()
+        return HashedFile(self.size, tuple(self._blocks))
+
+    def _next(self) -> None:
+        self._blocks.append(self._hash.hexdigest())
+        self._hash = hashlib.sha256()
+
+
+def _header(parts: Sequence[LocalPart]) -> bytes:
+    places = {part.name: {"saved_offsets": list(_rectangle(part.box)[0])} for part in parts}
+    document: dict[str, object] = {
+        "__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}}
+    begin = 0
+    for part in parts:
+        end = begin + part.values.numel() * part.values.element_size()
+        document[part.name] = {"dtype": NAMES[part.values.dtype], "shape": list(_rectangle(part.box)[1]),
+                               "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(document, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % ALIGNED)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _rectangle(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Offsets and sizes."""
+    return tuple(part.start for part in box), tuple(part.stop - part.start for part in box)
+
+
+def _bytes(values: Tensor) -> memoryview:
+    """Of a tensor, on the host; a copy only where it is not contiguous there."""
+    flat = values.detach().to("cpu").contiguous().view(-1)
+    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]  # numpy's types do not say that it is a buffer
+
+
+def _common(box: Box, part: StoredPart) -> Box | None:
+    found = []
+    for wanted, offset, size in zip(box, part.offsets, part.sizes, strict=True):
+        start, stop = max(wanted.start, offset), min(wanted.stop, offset + size)
+        if start >= stop:
+            return None
+        found.append(slice(start, stop))
+    return tuple(found)
