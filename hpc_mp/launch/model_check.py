@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
 from hpc_mp.base.text import did_you_mean
+from hpc_mp.layout.models import family_of
+from hpc_mp.rundir.origin import TAKE_WEIGHTS, counters_of, first_difference, model_fields
 
 # Keys that transformers takes although they are no fields: the family's name, and older or private spellings.
 ACCEPTED = {"model_type", "torch_dtype", "attn_implementation"}
@@ -16,7 +19,7 @@ ROTARY = {"rope_theta", "rope_scaling"}  # older spellings of rope_parameters
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> list[str]:
+def check_model(config: dict[str, Any], vocabulary: int, written_here: bool, origin: Path | None = None) -> list[str]:
     """Let transformers validate a configuration; returns warnings. Imports transformers, which takes 2 to 3 s.
 
     Where only the control half is installed, the one warning is that nobody has validated it.
@@ -26,9 +29,11 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> 
         vocabulary: of the model.
         written_here: whether it stands in the job file. transformers takes any key in silence (``hidden_sise``), so
             there a key must be one of the family's; a config.json from elsewhere may hold more.
+        origin: the checkpoint of another run whose state is taken over.
 
     Raises:
-        HpcMpError: an unknown key, with the nearest valid one, or a value that transformers refuses.
+        HpcMpError: an unknown key, with the nearest valid one, a value that transformers refuses, or one that differs from
+            what ``origin`` was trained with.
     """
     if find_spec("transformers") is None:
         return [f"transformers is not installed here, so it has not validated the model; the ranks will ({REMEDY})"]
@@ -43,10 +48,14 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool) -> 
             raise HpcMpError(f"model.config.{key}", f"is not a key of a {config['model_type']} configuration",
                              did_you_mean(key, known, f"the keys are {', '.join(sorted(known))}", likeness=0.5))
     try:
-        family(**{key: value for key, value in config.items() if key != "model_type"})
+        built = family(**{key: value for key, value in config.items() if key not in ("model_type", "architectures")})
     except Exception as error:  # transformers validates with exceptions of many kinds
         said = " ".join(str(error).split())
         raise HpcMpError(f"model.config of model_type {config['model_type']!r}", f"is refused by transformers ({said})",
                          "mend that value") from None
+    if origin is not None:
+        now = model_fields(built.to_dict(), family_of(config["model_type"]).dropouts)
+        if difference := first_difference(counters_of(origin).origin, {"model": now}):
+            raise HpcMpError(f"checkpoint.resume = {origin}", str(difference), TAKE_WEIGHTS)
     return [f"model.config.{key} = {config[key]} is beyond the vocabulary of {vocabulary}" for key in SPECIAL
             if isinstance(config.get(key), int) and not 0 <= config[key] < vocabulary]

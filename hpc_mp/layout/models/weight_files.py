@@ -1,0 +1,150 @@
+"""The weights of a Hugging Face checkpoint: in which files they lie, and whether they are those of the model. No torch.
+
+Only the headers of the safetensors files are read, a few kilobytes each: a login node does it at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.shape import ModelShape
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLOATING = ("F64", "F32", "BF16", "F16")
+MOST_HEADER = 100_000_000  # bytes, the limit of the safetensors library itself
+# Buffers that older releases of transformers saved beside the weights; they are made anew from the configuration.
+BUFFERS = re.compile(r"(^|\.)(rotary_emb\.inv_freq|attn\.masked_bias|attn\.bias)$")
+SAVE = "save it again with save_pretrained"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredWeight:
+    """Where a weight lies, and how: ``dtype`` as safetensors names it, its bytes from ``begin`` up to ``end`` of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def weight_files(directory: Path) -> dict[str, Path]:
+    """The file of each weight, as transformers finds it: ``model.safetensors``, else those of the index.
+
+    Raises:
+        HpcMpError: neither is there, or it cannot be read.
+    """
+    single, index = directory / SINGLE, directory / INDEX
+    if single.exists():
+        return dict.fromkeys(_header(single), single)
+    if not index.exists():
+        raise HpcMpError(f"model.pretrained = {directory}", f"holds neither {SINGLE} nor {INDEX}", SAVE)
+    try:
+        mapping: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return {name: directory / Path(file).name for name, file in mapping.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HpcMpError(f"model.pretrained = {directory}", f"its {INDEX} cannot be read ({error})", SAVE) from None
+
+
+def stored_weights(directory: Path) -> dict[str, StoredWeight]:
+    """Every weight of a checkpoint, by the headers of its files. Raises HpcMpError when one cannot be read or lacks a weight."""
+    files = weight_files(directory)
+    headers = {file: _header(file) for file in set(files.values())}
+    for name, file in files.items():
+        if name not in headers[file]:
+            raise HpcMpError(f"model.pretrained = {directory}",
+                             f"its {INDEX} says that {name} lies in {file.name}, and it does not", SAVE)
+    return {name: headers[file][name] for name, file in files.items()}
+
+
+def check_weights(directory: Path, config: Mapping[str, Any], family: Family, shape: ModelShape) -> None:
+    """The checkpoint holds every weight of the model, in the right shape and as plain numbers, and nothing else.
+
+    Raises:
+        HpcMpError: it does not.
+    """
+    value = f"model.pretrained = {directory}"
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "of some kind")
+        raise HpcMpError(value, f"is quantized ({method}): its numbers mean nothing without their scales",
+                         "give the checkpoint that it was made from, or save it again dequantized")
+    held = stored_weights(directory)
+    wanted = family.stage_weights(shape, range(shape.layers), first=True, last=True)
+    names = {weight.name: find(weight.name, held, family) for weight in wanted}
+    for weight in wanted:
+        name = names[weight.name]
+        if name is None:
+            raise HpcMpError(value, f"holds no weight named {weight.name}",
+                             "give the checkpoint of a causal language model of this family")
+        if not fits(held[name].shape, weight):
+            raise HpcMpError(f"{held[name].file}: {name}",
+                             f"has the shape {held[name].shape}, the model's configuration asks for {weight.shape}",
+                             "give a config.json that belongs to these weights")
+        if held[name].dtype not in FLOATING:
+            raise HpcMpError(f"{held[name].file}: {name}",
+                             f"is stored as {held[name].dtype}, which is no plain floating-point format",
+                             "give the checkpoint before it was quantized")
+    head = f"{family.head}.weight"
+    left = sorted(name for name in held.keys() - set(names.values()) if not BUFFERS.search(name))
+    if shape.tied and head in left:
+        embedding = names[f"{family.embedding}.weight"]
+        assert embedding is not None
+        if not _same(held[head], held[embedding]):
+            raise HpcMpError(f"{held[head].file}: {head}",
+                             "is stored and differs from the embedding, and tie_word_embeddings is true",
+                             "set tie_word_embeddings to false in its config.json, as its weights are")
+        left.remove(head)
+    if left:
+        raise HpcMpError(value, f"holds {left[0]}" + (f" and {len(left) - 1} more" if len(left) > 1 else "") +
+                         f", which no part of a {family.model_type} model uses", "give the checkpoint of the plain model")
+
+
+def find(name: str, held: Container[str], family: Family) -> str | None:
+    """Under which name a weight lies in a checkpoint, which may leave the family's prefix out; None: nowhere."""
+    return next((n for n in (name, *(name.removeprefix(prefix) for prefix in family.checkpoint_prefixes)) if n in held), None)
+
+
+def fits(stored: tuple[int, ...], weight: Weight) -> bool:
+    """A fused weight, (in, n, out) in the engine, lies in a checkpoint as (in, n x out)."""
+    return stored in (weight.shape, (*weight.shape[:-2], prod(weight.shape[-2:])))
+
+
+def _header(path: Path) -> dict[str, StoredWeight]:
+    """Raises HpcMpError for a file that cannot be read."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length > MOST_HEADER:
+                raise ValueError(f"a header of {length} bytes")
+            text = file.read(length)
+        if len(text) < length:
+            raise ValueError(f"{len(text)} of {length} bytes of its header are there")
+        document = json.loads(text)
+        return {name: StoredWeight(path, entry["dtype"], tuple(entry["shape"]),
+                                   *(8 + length + offset for offset in entry["data_offsets"]))
+                for name, entry in document.items() if name != "__metadata__"}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HpcMpError(f"model.pretrained: {path}", f"is no safetensors file ({error})", SAVE) from None
+
+
+def _same(one: StoredWeight, other: StoredWeight) -> bool:
+    """Whether two weights are stored with the same bytes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return all(a == b for a, b in zip(_content(one), _content(other), strict=True))
+
+
+def _content(weight: StoredWeight) -> Iterator[bytes]:
+    """Its bytes, a megabyte at a time."""
+    with weight.file.open("rb") as file:
+        file.seek(weight.begin)
+        for begin in range(weight.begin, weight.end, 1 << 20):
+            yield file.read(min(1 << 20, weight.end - begin))

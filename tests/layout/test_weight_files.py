@@ -1,0 +1,131 @@
+"""Weights of a checkpoint: found where transformers finds them, and refused where they are not the model's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models import family_of
+from hpc_mp.layout.models.weight_files import INDEX, SINGLE, check_weights, weight_files
+
+Arrays = dict[str, np.ndarray]
+CONFIGS: dict[str, dict[str, Any]] = {
+    "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 4},
+    "llama": {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12,
+              "vocab_size": 11, "max_position_embeddings": 4},
+}
+
+
+def arrays(config: dict[str, Any]) -> Arrays:
+    """As ``save_pretrained`` writes them: fused weights are (in, n x out)."""
+    family = family_of(config["model_type"])
+    shape = family.read(config)
+    found = {}
+    for weight in family.stage_weights(shape, range(shape.layers), first=True, last=True):
+        fused = family.model_type == "gpt2" and "c_attn" in weight.name
+        sizes = (*weight.shape[:-2], weight.shape[-2] * weight.shape[-1]) if fused else weight.shape
+        found[weight.name] = np.zeros(sizes, np.float32)
+    return found
+
+
+def check(directory: Path, config: dict[str, Any]) -> None:
+    family = family_of(config["model_type"])
+    check_weights(directory, config, family, family.read(config))
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_a_plain_checkpoint_is_taken(model: str, tmp_path: Path) -> None:
+    weights = arrays(CONFIGS[model])
+    save_file(weights | {"transformer.h.0.attn.bias": np.zeros(1), "x.rotary_emb.inv_freq": np.zeros(1)}, tmp_path / SINGLE)
+    check(tmp_path, CONFIGS[model])
+    assert weight_files(tmp_path).keys() > weights.keys()
+
+
+def test_a_bare_gpt2_needs_no_prefix(tmp_path: Path) -> None:
+    weights = arrays(CONFIGS["gpt2"])
+    save_file({name.removeprefix("transformer."): value for name, value in weights.items()}, tmp_path / SINGLE)
+    check(tmp_path, CONFIGS["gpt2"])
+
+
+def test_the_single_file_goes_before_all_others(tmp_path: Path) -> None:
+    weights = arrays(CONFIGS["llama"])
+    for name in (SINGLE, "model_old.safetensors", "model-00001-of-00001.safetensors"):
+        save_file(weights, tmp_path / name)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}))
+    assert set(weight_files(tmp_path).values()) == {tmp_path / SINGLE}
+    (tmp_path / SINGLE).unlink()
+    assert set(weight_files(tmp_path).values()) == {tmp_path / "model-00001-of-00001.safetensors"}
+    check(tmp_path, CONFIGS["llama"])
+    (tmp_path / INDEX).unlink()
+    with pytest.raises(HpcMpError, match=f"holds neither {SINGLE} nor {INDEX}"):
+        weight_files(tmp_path)
+
+
+FIRST = "model.layers.0.mlp.up_proj.weight"
+
+
+def without(name: str) -> Callable[[Arrays], None]:
+    return lambda weights: (weights.pop(name), None)[1]
+
+
+def with_(name: str, value: np.ndarray) -> Callable[[Arrays], None]:
+    return lambda weights: weights.update({name: value})
+
+
+REFUSED: dict[str, tuple[Callable[[Arrays], None], dict[str, Any], str]] = {
+    "a weight is missing": (without(FIRST), {}, f"holds no weight named {FIRST}"),
+    "a weight of another shape": (with_(FIRST, np.zeros((12, 9), np.float32)), {},
+                                  r"has the shape \(12, 9\).*asks for \(12, 8\)"),
+    "whole numbers": (with_(FIRST, np.zeros((12, 8), np.int8)), {}, "is stored as I8, which is no plain floating-point format"),
+    "scales beside the weights": (with_(FIRST + "_scale_inv", np.zeros(1, np.float32)), {},
+                                  "_scale_inv, which no part of a llama"),
+    "two layers more": (with_("model.layers.2.mlp.up_proj.weight", np.zeros((12, 8), np.float32)), {},
+                        "which no part of a llama"),
+    "quantized": (with_("a", np.zeros(1)), {"quantization_config": {"quant_method": "fp8"}}, r"is quantized \(fp8\)"),
+    "a tied head of its own": (with_("lm_head.weight", np.ones((11, 8), np.float32)), {"tie_word_embeddings": True},
+                               "differs from the embedding, and tie_word_embeddings is true"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_weights_are_refused(name: str, tmp_path: Path) -> None:
+    spoil, more, words = REFUSED[name]
+    config = CONFIGS["llama"] | more
+    weights = arrays(config)
+    spoil(weights)
+    save_file(weights, tmp_path / SINGLE)
+    with pytest.raises(HpcMpError, match=words):
+        check(tmp_path, config)
+
+
+def test_a_tied_head_that_is_the_embedding_is_taken(tmp_path: Path) -> None:
+    config = CONFIGS["llama"] | {"tie_word_embeddings": True}
+    weights = arrays(config)
+    save_file(weights | {"lm_head.weight": weights["model.embed_tokens.weight"].copy()}, tmp_path / SINGLE)
+    check(tmp_path, config)
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"abc", b"\xff" * 16, (2).to_bytes(8, "little") + b"[]", (20).to_bytes(8, "little") + b"{}"])
+def test_a_file_that_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes(content)
+    with pytest.raises(HpcMpError, match="is no safetensors file"):
+        check(tmp_path, CONFIGS["llama"])
+
+
+def test_an_index_that_names_what_is_not_there_is_refused(tmp_path: Path) -> None:
+    weights = arrays(CONFIGS["llama"])
+    save_file({name: value for name, value in weights.items() if name != FIRST}, tmp_path / "a.safetensors")
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": dict.fromkeys(weights, "a.safetensors")}))
+    with pytest.raises(HpcMpError, match=f"{FIRST} lies in a.safetensors, and it does not"):
+        check(tmp_path, CONFIGS["llama"])
+    (tmp_path / INDEX).write_text('{"weight_map": 3}')
+    with pytest.raises(HpcMpError, match="cannot be read"):
+        check(tmp_path, CONFIGS["llama"])
