@@ -17,6 +17,7 @@ from hpc_mp.cli.output import lasting_output
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
         "init": ("init", "Find what is here and write a job file that runs."),
+        "data": ("data", "Make a job's tokens before it runs."),
         "launch": ("launch", "Plan, place, render and start a job."),
         "status": ("status", "Show what a run is doing, why it waits or failed."),
         "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),

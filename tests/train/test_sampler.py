@@ -87,7 +87,7 @@ def test_orders_that_are_not_random_are_seen(order: Order) -> None:
 @given(data_degree=st.integers(1, 8), microbatches=st.integers(1, 6), size=st.integers(1, 4), step=st.integers(0, 1000))
 def test_each_position_of_a_step_is_trained_once(data_degree: int, microbatches: int, size: int, step: int) -> None:
     batch = data_degree * microbatches * size
-    blocks = [positions(step, global_batch=batch, data_degree=data_degree, data_rank=rank, microbatches=microbatches)
+    blocks = [positions(step * batch, global_batch=batch, data_degree=data_degree, data_rank=rank, microbatches=microbatches)
               for rank in range(data_degree)]
     assert all(len(block) == microbatches and {len(part) for part in block} == {size} for block in blocks)
     # in order of rank and microbatch the blocks are the step's positions, whatever the layout
@@ -101,7 +101,8 @@ def tokens(directory: Path, count: int, loss: list[int] | None = None) -> TokenS
     if loss is not None:
         np.array(loss, np.uint8).tofile(directory / "loss.bin")
     (directory / "meta.json").write_text(json.dumps({
-        "count": count, "counted": count if loss is None else sum(loss), "dtype": "uint16", "tokenizer": "tokenizer"}))
+        "count": count, "counted": count if loss is None else sum(loss), "dtype": "uint16", "tokenizer": "tokenizer",
+        "tokenizer_sha256": ""}))
     return load_tokens(directory)
 
 
@@ -150,7 +151,7 @@ def test_a_resume_on_another_layout_sees_each_sample_once(tmp_path_factory: pyte
     for step in range(12):  # two epochs
         degree, microbatches = before if step < stop else after
         for rank in range(degree):
-            for part in positions(step, global_batch=8, data_degree=degree, data_rank=rank, microbatches=microbatches):
+            for part in positions(step * 8, global_batch=8, data_degree=degree, data_rank=rank, microbatches=microbatches):
                 seen += samples.batch(part)[0][:, 0].tolist()
     first, second = seen[:48], seen[48:]
     assert sorted(first) == sorted(second) == list(range(0, 192, 4))

@@ -5,6 +5,6 @@ samples are NumPy arrays.
 """
 
 from hpc_mp.train.data.sampler import IGNORE, Samples, positions
-from hpc_mp.train.data.tokens import TokenSet, load_tokens, prepare
+from hpc_mp.train.data.tokens import TokenSet, load_tokens, prepare, prepare_job
 
-__all__ = ["IGNORE", "Samples", "TokenSet", "load_tokens", "positions", "prepare"]
+__all__ = ["IGNORE", "Samples", "TokenSet", "load_tokens", "positions", "prepare", "prepare_job"]

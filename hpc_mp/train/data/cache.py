@@ -27,17 +27,20 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def entry(directory: Path, build: Callable[[Path], None]) -> Path:
+def entry(directory: Path, build: Callable[[Path], None], hashed: Callable[[Path], str] = file_hash) -> Path:
     """``directory`` with the files that ``build(temporary directory)`` writes; built only if it is not there intact.
 
     Processes that build the same entry at once do not disturb each other: the first to finish publishes, and the others
     take what it made. An entry that was damaged since is replaced. There is no lock (many parallel file systems have
     none): publishing is one rename.
 
+    Args:
+        hashed: the SHA-256 of a file that is there already.
+
     Raises:
         HpcMpError: the cache cannot be written, or whatever ``build`` raises.
     """
-    if _intact(directory):
+    if _intact(directory, hashed):
         return directory
     made = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
     try:
@@ -53,16 +56,16 @@ def entry(directory: Path, build: Callable[[Path], None]) -> Path:
     return directory
 
 
-def _intact(directory: Path) -> bool:
+def _intact(directory: Path, hashed: Callable[[Path], str] = file_hash) -> bool:
     try:
-        return (directory / SUMS).read_text(encoding="utf-8") == _sums(directory)
+        return (directory / SUMS).read_text(encoding="utf-8") == _sums(directory, hashed)
     except (OSError, UnicodeDecodeError):
         return False
 
 
-def _sums(directory: Path) -> str:
+def _sums(directory: Path, hashed: Callable[[Path], str] = file_hash) -> str:
     files = sorted(path for path in directory.iterdir() if path.name != SUMS)
-    return "".join(f"{file_hash(path)}  {path.name}\n" for path in files)
+    return "".join(f"{hashed(path)}  {path.name}\n" for path in files)
 
 
 def _seal(directory: Path) -> None:

@@ -19,19 +19,19 @@ from hpc_mp.train.data.tokens import TokenSet
 IGNORE = -100  # a label that does not count in the loss, as torch's cross_entropy has it
 
 
-def positions(step: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
+def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
     """The global positions that one replica trains in an optimizer step, one range per microbatch.
 
     Args:
-        step: optimizer step, from 0.
+        first: the position of the step's first sample.
         global_batch: sequences per optimizer step over all replicas; a multiple of data_degree × microbatches.
         data_degree: number of replicas.
         data_rank: which replica, from 0.
         microbatches: per replica and step.
     """
     size = global_batch // (data_degree * microbatches)
-    first = step * global_batch + data_rank * microbatches * size
-    return [range(first + m * size, first + (m + 1) * size) for m in range(microbatches)]
+    own = first + data_rank * microbatches * size
+    return [range(own + m * size, own + (m + 1) * size) for m in range(microbatches)]
 
 
 class Samples:
@@ -75,12 +75,21 @@ class Samples:
 
         Labels are already shifted, and ``IGNORE`` where a token does not count in the loss.
         """
-        epoch, place = divmod(position, self._size)
-        first = permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
-        window = slice(first, first + self.sequence_length + 1)
+        window = self._window(position)
         tokens = self._tokens[window].astype(np.int64, subok=False)
         labels = tokens[1:] if self._loss is None else np.where(self._loss[window][1:], tokens[1:], IGNORE)
         return tokens[:-1], labels
+
+    def _window(self, position: int) -> slice:
+        epoch, place = divmod(position, self._size)
+        first = permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
+        return slice(first, first + self.sequence_length + 1)
+
+    def label_count(self, positions: Iterable[int]) -> int:
+        """How many tokens of the sequences at these positions count in the loss; ids are not read for it."""
+        if self._loss is None:
+            return self.sequence_length * sum(1 for _ in positions)
+        return sum(int(self._loss[self._window(position)][1:].sum()) for position in positions)
 
     def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and labels at n global positions, each of shape (n, S), int64."""

@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.inputs import Kind, kind
+from hpc_mp.job import JobSpec
+from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.train.data.cache import entry, file_hash, key
 from hpc_mp.train.data.documents import TextPiece, pieces, unreadable
+from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, resolve
 
-FORMAT = 1  # raised when the same text and tokenizer give other files
+FORMAT = 2  # raised when the same text and tokenizer give other files
 TOKENS, LOSS, META = "tokens.bin", "loss.bin", "meta.json"
 BATCH = 4 << 20  # characters encoded at once; the library needs some 60 bytes for each
 
@@ -40,6 +42,7 @@ class TokenSet:
     count: int
     dtype: str  # uint16 or uint32
     tokenizer_directory: Path
+    tokenizer_sha256: str  # of its tokenizer.json, wherever that lies
     has_loss_mask: bool
 
     def tokens(self) -> NDArray[Any]:
@@ -85,7 +88,8 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         HpcMpError: a file, a row or the tokenizer cannot be used, nothing is left to train on, or the cache cannot be
             written.
     """
-    sources = tuple(_source(path) for path in files)
+    hashed = HashMemory(cache)
+    sources = tuple(_source(path, hashed) for path in files)
     tokenizer = resolve(files, [source.content for source in sources], given=tokenizer_directory,
                         pretrained=pretrained, vocabulary=vocabulary, cache=cache)
 
@@ -94,10 +98,19 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         (made / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
     content = key(FORMAT, tokenizer.directory.name, [source.content for source in sources])
-    directory = entry(cache / f"tokens-{content}", build)
+    directory = entry(cache / f"tokens-{content}", build, hashed)
+    hashed.keep()
     for note in _meta(directory)["notes"]:
         log.warning(note)
     return load_tokens(directory)
+
+
+def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None]) -> TokenSet:
+    """The tokens of a job. ``vocabulary``: rows of the model's embedding. All else as ``prepare`` has it."""
+    return prepare(
+        find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress,
+        tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
+        pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None)
 
 
 def load_tokens(directory: Path) -> TokenSet:
@@ -108,7 +121,7 @@ def load_tokens(directory: Path) -> TokenSet:
     """
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
-                         meta["counted"] < meta["count"])
+                         meta["tokenizer_sha256"], meta["counted"] < meta["count"])
     sizes = {TOKENS: token_set.count * np.dtype(token_set.dtype).itemsize}
     if token_set.has_loss_mask:
         sizes[LOSS] = token_set.count
@@ -126,9 +139,9 @@ def _meta(directory: Path) -> dict[str, Any]:
         raise HpcMpError(f"token set {directory}", f"cannot be read ({error})", REBUILD) from None
 
 
-def _source(path: Path) -> TokenizedFile:
+def _source(path: Path, hashed: HashMemory) -> TokenizedFile:
     try:
-        return TokenizedFile(path, kind(path), path.stat().st_size, file_hash(path))
+        return TokenizedFile(path, kind(path), path.stat().st_size, hashed(path))
     except OSError as error:
         raise unreadable(path, error) from None
 
@@ -160,6 +173,7 @@ def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer
         "counted": counted,
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
+        "tokenizer_sha256": file_hash(tokenizer.directory / "tokenizer.json"),
         "sources": [vars(source) | {"path": str(source.path)} for source in sources],
         "notes": _notes(tokenizer, +replaced),
     }

@@ -1,0 +1,48 @@
+"""``hpc-mp data``: what is made of a job's text before an allocation, so that no GPU waits for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+from hpc_mp.base.extras import need_train
+from hpc_mp.base.text import counted
+from hpc_mp.job import load_job
+from hpc_mp.job.inputs import find_files
+from hpc_mp.layout.models import read_shape
+
+
+@click.group(help="Make a job's tokens before it runs.")
+def command() -> None:
+    pass
+
+
+@command.command(help="Tokenize and hash the text of a job file into the cache beside its runs; ranks that start later find "
+                      "it there. What is there already is not made again.")
+@click.argument("job", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key of the job file.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    need_train("hpc-mp data prepare")
+    from hpc_mp.train.data import prepare_job  # imports the tokenizers' library
+
+    spec = load_job(job, overrides)
+    console = Console(stderr=True)
+    with Progress("tokenizing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
+                  disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        tokens = prepare_job(spec, read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache",
+                             lambda done, total: bar.update(task, completed=done, total=total))
+    steps = tokens.count // (spec.train.global_batch * spec.data.sequence_length)
+    files = len(find_files(spec.data.files))
+    if as_json:
+        click.echo(json.dumps({"directory": str(tokens.directory), "tokens": tokens.count, "files": files,
+                               "tokenizer": str(tokens.tokenizer_directory), "steps_per_epoch": steps}))
+        return
+    click.echo(f"tokens     {tokens.count:,} of {counted(files, 'file')}, in {tokens.directory}\n"
+               f"tokenizer  {tokens.tokenizer_directory}\n"
+               f"epoch      {counted(steps, 'step')} of {spec.train.global_batch} sequences of {spec.data.sequence_length}")

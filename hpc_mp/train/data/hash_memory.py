@@ -1,0 +1,51 @@
+"""Hashes of large files, remembered: a corpus of terabytes and its tokens are read for their hashes once, not at every start."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from hpc_mp.rundir import read_json, write_json
+
+FILE = "hashes.json"  # in the cache: absolute path -> [bytes, nanoseconds of the last change, inode, SHA-256]
+SETTLED_NS = 2_000_000_000  # a file that has just been written may be written once more within a clock's tick, unseen
+
+
+class HashMemory:
+    """SHA-256 of files, from their size, inode and time of change where these are as they were.
+
+    Args:
+        cache: the directory that keeps it, beside what is made from the files; one that cannot be written is no obstacle.
+    """
+
+    def __init__(self, cache: Path) -> None:
+        self._file = cache / FILE
+        self._known: dict[str, list[int | str]] = {}
+        with suppress(OSError, ValueError):
+            found = read_json(self._file)
+            self._known = found if isinstance(found, dict) else {}
+        self._new = False
+
+    def __call__(self, path: Path) -> str:
+        """In hexadecimal. Raises OSError."""
+        status = os.stat(path)
+        name, mark = os.path.abspath(path), [status.st_size, status.st_mtime_ns, status.st_ino]
+        known = self._known.get(name)
+        if isinstance(known, list) and known[:-1] == mark:
+            return str(known[-1])
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
+            self._known[name], self._new = [*mark, digest], True
+        return digest
+
+    def keep(self) -> None:
+        """Write down what is new."""
+        if self._new:
+            with suppress(OSError):
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._file, {name: mark for name, mark in self._known.items() if os.path.exists(name)})
+            self._new = False
