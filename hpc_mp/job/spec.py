@@ -32,6 +32,7 @@ from hpc_mp.job.values import (
     seconds_of,
 )
 
+MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: what torchtitan's recipes give a GPU at a time
 MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
 
 
@@ -62,6 +63,14 @@ class Job(Section):
     step_timeout: NonNegative = 1800
     """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long. Example:
     `600`."""
+    start_timeout: NonNegative = 86400
+    """Seconds from the ranks' meeting until tokens, process groups and the model are ready; 0 = any time. Terabytes of text take
+    hours, once. Example: `7200`."""
+    load_timeout: NonNegative = 7200
+    """Seconds that reading first values or a checkpoint may take; 0 = any time. A shared file system that all ranks read from at
+    once may give each of them little. Example: `14400`."""
+    save_timeout: NonNegative = 7200
+    """Seconds that saving a checkpoint may take; 0 = any time. Example: `14400`."""
 
 
 class Model(Section):
@@ -126,7 +135,8 @@ class Parallel(Section):
     virtual_stages: Count = 1
     """Only 1 is built."""
     microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES, strict=True)] | None = None
-    """Pieces of a replica's batch per step. Left out: 1 without a pipeline, else up to 4 per stage."""
+    """Pieces of a replica's batch per step. Left out: without a pipeline so many that each has at most 8,192 tokens, else up to 4
+    per stage."""
     partition: Partition = "auto"
     """Layers of every stage, such as `[5, 7]`. `auto` balances their cost, embedding and head included."""
     recompute: Literal["none", "full", "selective"] = "none"
@@ -157,9 +167,15 @@ class Train(Section):
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up; `"linear"` and `"cosine"` fall to zero at `train.steps`."""
     weight_decay: Rate = 0.0
-    """On every parameter."""
+    """On every parameter that `train.no_decay` does not name."""
+    no_decay: tuple[Line, ...] = ("*.bias", "*norm.weight", "*.ln_?.weight")
+    """Parameters without weight decay: patterns (`*`, `?`) of their Hugging Face names. Left out: biases and norms; `[]`: none.
+    Example: `["*.bias", "*norm.weight", "*embed_tokens*"]`."""
     clip: Rate = 1.0
     """Largest gradient norm; 0 = off."""
+    skip_steps: NonNegative = 10
+    """A step whose gradient norm is not finite is skipped: nothing changes, and its samples are named in the log. So many in a
+    run; one more ends it. 0 = the first one does."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
     """`"bf16"` computes in bf16 and keeps parameters, gradient sums and optimizer state in fp32; `"fp64"` for proofs. fp16 is
     not built."""
@@ -308,11 +324,16 @@ class JobSpec(Section):
 
     @property
     def microbatches(self) -> int:
-        """Microbatches per replica and optimizer step. Default: one without a pipeline, else up to 4 per stage."""
+        """Microbatches per replica and optimizer step.
+
+        Default: without a pipeline as few as have at most ``MICROBATCH_TOKENS`` each, else up to 4 per stage.
+        """
         if self.parallel.microbatches is not None:
             return self.parallel.microbatches
+        batch = self.train.global_batch // max(1, self.data_degree)
         if self.parallel.pipeline == 1:
-            return 1
+            least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)
+            return next((m for m in range(max(1, least), batch) if batch % m == 0), max(1, batch))
         per_replica = self.train.global_batch // self.data_degree
         most = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
         return next(m for m in range(most, 0, -1) if per_replica % m == 0)

@@ -17,7 +17,7 @@ from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import JobPlan, compose, newest_plan
+from hpc_mp.launch.plan import JobPlan, compose, newest_plan, origin_of
 from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
@@ -183,7 +183,9 @@ def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[], 
     def check() -> None:
         for plan in plans:
             config = read_config(plan.given)
-            for text in check_model(config, plan.shape.vocabulary, written_here=plan.given.model.config is not None):
+            resume = plan.given.checkpoint.resume
+            for text in check_model(config, plan.shape.vocabulary, written_here=plan.given.model.config is not None,
+                                    origin=origin_of(Path(resume)) if resume is not None else None):
                 listener.note(f"warning: {text}")
 
     return check

@@ -16,7 +16,7 @@ from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
 from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import ScriptTemplate
-from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
+from hpc_mp.layout.models import ModelShape, check_layout, check_pretrained, read_shape, stage_layers
 from hpc_mp.layout.placement import Placement, place
 from hpc_mp.planner.device import Device, check_memory
 from hpc_mp.planner.hosts import expected_slow_links
@@ -25,6 +25,7 @@ from hpc_mp.planner.order import RankOrder, choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
 from hpc_mp.rundir import find_run
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.origin import check_resumable, counters_of
 from hpc_mp.rundir.plan import RunPlan, read_plan
 
 
@@ -88,8 +89,10 @@ def compose(
     """
     shape = read_shape(given)
     check_layout(shape, given)
+    check_pretrained(given)
     if given.checkpoint.resume is not None:
-        _check_origin(Path(given.checkpoint.resume))
+        check_resumable(f"checkpoint.resume = {given.checkpoint.resume}", counters_of(origin_of(Path(given.checkpoint.resume))),
+                        {"optimizer": given.train.optimizer}, given.train.steps)
     facts = target.facts(given, slurm_version)
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
@@ -137,11 +140,14 @@ def _resolution(
         layers=layers, order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))))
 
 
-def _check_origin(path: Path) -> None:
+def origin_of(path: Path) -> Path:
+    """The newest checkpoint of the run in ``checkpoint.resume``. Raises HpcMpError when there is none."""
     value = f"checkpoint.resume = {path}"
     try:
         run = find_run(path)
     except HpcMpError as error:
         raise HpcMpError(value, error.rule, error.remedy) from None
-    if not complete_steps(run.checkpoints):
+    saved = complete_steps(run.checkpoints)
+    if not saved:
         raise HpcMpError(value, "is a run without a checkpoint", "name a run that has saved")
+    return saved[-1]

@@ -8,8 +8,8 @@ from pathlib import Path
 from string import Formatter
 from typing import Self, overload
 
-MARKER = "complete.json"  # in a checkpoint: every file with its size and SHA-256; without it nothing is loaded
-COUNTERS = "state.json"  # in a checkpoint: steps and tokens done, and the name of the token set
+MARKER = "complete.json"  # in a checkpoint: its JSON files with their SHA-256, which list the others; else nothing is loaded
+COUNTERS = "state.json"  # in a checkpoint: how far training has come, and what it was trained as
 STEP = "step-"  # a checkpoint's directory is this and the step, in eight digits
 
 
@@ -171,9 +171,11 @@ class RunDirectory:
     checkpoint = RunFiles(f"checkpoints/{STEP}{{step:08d}}/", "every rank", "ranks, resume, export",
         "parameters and optimizer state in safetensors files")
     counters = RunFiles(f"checkpoints/{STEP}{{step:08d}}/{COUNTERS}", "rank 0", "every rank",
-        "steps and tokens done, the name of the token set")
+        "how far training has come, and what it was trained as: model, optimizer, tokenizer, text")
+    index = RunFiles(f"checkpoints/{STEP}{{step:08d}}/index-{{stage:05d}}.json", "first rank of a stage", "ranks, export",
+        "of the stage's tensors: in which files they lie, and the hashes of these by block")
     marker = RunFiles(f"checkpoints/{STEP}{{step:08d}}/{MARKER}", "rank 0", "ranks, resume, export",
-        "every file of the checkpoint with its size and SHA-256; without it nothing is loaded")
+        "every JSON file of the checkpoint with its size and SHA-256; without it nothing is loaded")
     attempts = RunFile("attempts/", "", "", "earlier attempts")
     put_away = RunFiles("attempts/{attempt}/", "resume, supervisor", "logs, report",
         "job, plan, placement, script, verdict and logs of an earlier attempt, under the same names")

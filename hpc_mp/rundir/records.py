@@ -7,13 +7,14 @@ wrong kind, is refused. ``failures.py``, ``outcome.py``, ``history.py``, ``attem
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from hpc_mp.base.files import read_json, read_lines, write_json
 
@@ -21,6 +22,8 @@ Record = TypeVar("Record")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, lt=32_503_680_000)]
 """A duration or unix time, before the year 3000: what calendars and axes can show."""
+Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+"""A number that may be none: not finite, and ``null`` in a file, for JSON knows no NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class StepMetrics:
 
     Attributes:
         step: from 1.
-        loss: the mean over all tokens of the global batch that count.
+        loss: the mean over all tokens of the global batch that count; not finite in a step that was skipped.
         tokens: of all steps so far; ``label_tokens``: of this step, those that counted in the loss.
         grad_norm: L2 over all parameters, before clipping.
         peak_memory_bytes: the most over all ranks.
@@ -37,11 +40,11 @@ class StepMetrics:
     """
 
     step: Count
-    loss: float
+    loss: Measured
     tokens: Count
     step_time_s: Seconds
     tokens_per_s: float
-    grad_norm: float
+    grad_norm: Measured
     peak_memory_bytes: Count
     learning_rate: float = 0.0
     label_tokens: Count = 0
@@ -133,7 +136,8 @@ class StagedEnvironment:
 
 def line_of(record: Any) -> str:
     """A record as a line of a JSON-lines file, without its newline."""
-    return json.dumps(asdict(record))
+    return json.dumps({key: None if isinstance(value, float) and not math.isfinite(value) else value
+                       for key, value in asdict(record).items()})
 
 
 def write_record(path: Path, record: Any) -> None:

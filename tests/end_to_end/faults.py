@@ -77,7 +77,7 @@ def forward(trainer: Any) -> None:
 def saving(trainer: Any) -> None:
     from hpc_mp.train.checkpoint import checkpoint
 
-    checkpoint._hash_own = lambda directory: time.sleep(FOREVER)
+    checkpoint.write_shard = lambda *_: time.sleep(FOREVER)
 
 
 def native(trainer: Any) -> None:

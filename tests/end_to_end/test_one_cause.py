@@ -33,6 +33,7 @@ nodes = 2
 ranks_per_node = 2
 device = "cpu"
 step_timeout = {TIMEOUT}
+save_timeout = {TIMEOUT}
 [model]
 config = {{ model_type = "gpt2", n_layer = 2, n_embd = 16, n_head = 2, vocab_size = 300, n_positions = 16, n_inner = 16 }}
 [data]

@@ -25,6 +25,15 @@ from hpc_mp.rundir import (
     write_json,
     write_manifest,
 )
+from hpc_mp.rundir.checkpoint_index import (
+    INDEX,
+    CheckpointIndex,
+    HashedFile,
+    StoredPart,
+    StoredTensor,
+    block_hash,
+    document_of,
+)
 from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
 
 
@@ -128,7 +137,11 @@ def checkpoint(base: Path, step: int, content: bytes = b"content") -> Path:
     directory.mkdir(parents=True)
     file = directory / "shard-00001-model.safetensors"
     file.write_bytes(content)
-    write_manifest(directory, Manifest(step, {file.name: (len(content), sha256(file))}))
+    index = directory / INDEX.format(stage=0)
+    shard = HashedFile(len(content), (block_hash(content),))
+    part = StoredPart(file.name, 0, (0,), (len(content),))
+    write_json(index, document_of(CheckpointIndex({file.name: shard}, {"w": StoredTensor("F32", (len(content),), (part,))})))
+    write_manifest(directory, Manifest(step, {index.name: (index.stat().st_size, sha256(index))}))
     return directory
 
 

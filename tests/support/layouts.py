@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
 from hpc_mp.train.data import IGNORE, Samples, load_tokens
 from hpc_mp.train.engine import initial
+from hpc_mp.train.engine.stays_double import StaysDouble
 
 # Sizes that nothing divides evenly: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
 MODELS: dict[str, str] = {
@@ -150,18 +151,23 @@ def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
     return state
 
 
-def run_plain(spec: JobSpec) -> Result:
-    """One process of plain transformers and torch.optim, on the same samples from the same first values."""
-    return run_ranks(1, _plain, spec)[0]
+def run_plain(spec: JobSpec, skipped: Collection[int] = ()) -> Result:
+    """One process of plain transformers and torch.optim, on the same samples from the same first values.
+
+    Args:
+        skipped: steps (from 0) after whose backward nothing is updated.
+    """
+    return run_ranks(1, _plain, spec, skipped)[0]
 
 
-def _plain(spec: JobSpec) -> Result:
+def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
     torch.set_num_threads(1)
     shape, config = read_shape(spec), read_config(spec)
     family = family_of(shape.model_type)
     weights = {w.name: w for w in family.stage_weights(shape, range(shape.layers), first=True, last=True)}
     values = {key: value for key, value in config.items() if key != "model_type"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **values)).double()
+    with StaysDouble():
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **values)).double()
     padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}
     source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
     with torch.no_grad():
@@ -173,23 +179,26 @@ def _plain(spec: JobSpec) -> Result:
     samples = Samples(load_tokens(tokens), spec.data.sequence_length, spec.train.seed)
     assert samples.masked, "some labels must not count"
     settings = spec.train
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]  # biases and norms do not decay
+    vectors = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     if settings.optimizer == "adamw":
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            model.parameters(), lr=settings.learning_rate, betas=settings.betas, eps=settings.eps,
-            weight_decay=settings.weight_decay, foreach=False)
+            groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     else:
-        optimizer = torch.optim.SGD(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay,
-                                    momentum=settings.momentum, foreach=False)
+        optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
     losses, norms = [], []
     for step in range(settings.steps):
         batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
         ids, labels = map(torch.from_numpy, samples.batch(batch))
-        logits = model(ids).logits
+        with StaysDouble():
+            logits = model(ids).logits
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
         loss = total / max(1, int((labels != IGNORE).sum()))
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
-        optimizer.step()
+        if step not in skipped:
+            optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
     state = {name: p.detach().reshape(weights[name].shape) for name, p in model.named_parameters()}

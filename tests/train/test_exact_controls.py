@@ -23,7 +23,7 @@ def unsummed_tensor_output() -> None:
 
 def doubled_loss_scale() -> None:
     run = pipeline.Pipeline.run
-    pipeline.Pipeline.run = lambda self, batch, enter, scale, trace=False: run(self, batch, enter, 2 * scale, trace)
+    pipeline.Pipeline.run = lambda self, batch, enter, scale, trace=False: run(self, batch, enter, lambda: 2 * scale(), trace)
 
 
 def untied_gradients() -> None:
@@ -46,7 +46,7 @@ def averaged_replicas() -> None:
 
 def mean_of_means() -> None:
     """Each microbatch's own mean, averaged: what many trainers did until 2024."""
-    loop.Trainer._count_labels = lambda self, step: self.spec.train.global_batch * self.spec.data.sequence_length
+    loop._LabelCount.all = lambda self: 24 * 24  # of the global batch, all that there are
 
 
 def forgotten_microbatch() -> None:
@@ -54,7 +54,7 @@ def forgotten_microbatch() -> None:
 
     def skip(self: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
         if action.microbatch == 0:
-            step.loss_scale, kept = 0.0, step.loss_scale
+            step.loss_scale, kept = (lambda: 0.0), step.loss_scale
             backward(self, step, action)
             step.loss_scale = kept
         else:
@@ -69,7 +69,7 @@ def shifted_positions() -> None:
 
 def norm_counts_copies() -> None:
     from hpc_mp.train.engine import optimizer
-    optimizer._counted = lambda stage, name, parameter: True
+    optimizer._saved = lambda stage, name: True
 
 
 CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {

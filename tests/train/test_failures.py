@@ -60,10 +60,10 @@ def test_a_failure_names_rank_node_and_coordinates(tmp_path: Path) -> None:
         from hpc_mp.train.rank import trainer as loop
         step = loop.Trainer._step
 
-        def planted(self: Any, number: int, trace: bool) -> Any:
+        def planted(self: Any, number: int, *rest: Any) -> Any:
             if os.environ["SLURM_PROCID"] == "3" and number == 1:
                 torch.empty(1 << 60)
-            return step(self, number, trace)
+            return step(self, number, *rest)
 
         loop.Trainer._step = planted
         return train(run.job)

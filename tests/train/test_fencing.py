@@ -164,7 +164,7 @@ def again_at(run: RunDirectory, name: str, call: int) -> Callable[[], None]:
     def plant() -> None:
         from hpc_mp.train.checkpoint import checkpoint
         from hpc_mp.train.rank import trainer as loop
-        owner, function = {"_step": (loop.Trainer, "_step"), "_hash_own": (checkpoint, "_hash_own")}[name]
+        owner, function = {"_step": (loop.Trainer, "_step"), "write_shard": (checkpoint, "write_shard")}[name]
         original, calls = getattr(owner, function), []
 
         def planted(*arguments: Any) -> Any:
@@ -180,7 +180,7 @@ def again_at(run: RunDirectory, name: str, call: int) -> Callable[[], None]:
 
 @pytest.mark.parametrize(("where", "call", "steps", "saved"), [
     ("_step", 3, 2, ["step-00000002"]),
-    ("_hash_own", 2, 4, ["step-00000002"]),
+    ("write_shard", 2, 4, ["step-00000002"]),
 ])
 def test_a_rank_that_becomes_stale_publishes_nothing_more(
     place_: Path, where: str, call: int, steps: int, saved: list[str],
@@ -246,10 +246,10 @@ def test_the_trigger_file_stops_a_run_between_steps(place_: Path) -> None:
         from hpc_mp.train.rank import trainer as loop
         step = loop.Trainer._step
 
-        def planted(self: Any, number: int, trace: bool) -> Any:
+        def planted(self: Any, number: int, *rest: Any) -> Any:
             if number == 2:
                 run.stop.touch()
-            return step(self, number, trace)
+            return step(self, number, *rest)
 
         loop.Trainer._step = planted
         return train(run.job)
@@ -309,14 +309,14 @@ def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place_: Pat
 
     def rank() -> int:
         from hpc_mp.train.checkpoint import checkpoint
-        hash_own = checkpoint._hash_own
+        write_shard = checkpoint.write_shard
 
-        def asked(directory: Path) -> Any:
+        def asked(*given: Any) -> Any:
             if os.environ["SLURM_PROCID"] == "1":
                 os.kill(os.getpid(), signal.SIGTERM)
-            return hash_own(directory)
+            return write_shard(*given)
 
-        checkpoint._hash_own = asked
+        checkpoint.write_shard = asked
         return train(run.job)
 
     assert ended(spec, run, rank)[:2] == (2, "SIGTERM")

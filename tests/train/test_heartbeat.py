@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from launching import command, environment, mark, until  # noqa: F401  (mark is a fixture)
 from layouts import write_job
 
+from hpc_mp.job.spec import Job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.rank import heartbeat_server, watchdog
 from hpc_mp.train.rank.failures import Hung, NodeLost
@@ -178,29 +179,38 @@ def test_a_thousand_nodes() -> None:
 # --- the step watchdog -----------------------------------------------------------------------------------------------
 
 
-def barks(timeout: float, feed: Callable[[Watchdog], None]) -> list[Hung]:
+def barks(feed: Callable[[Watchdog], None], **limits: float) -> list[Hung]:
     said: list[Hung] = []
-    with Watchdog(timeout, said.append) as dog:
+    every: dict[watchdog.Phase, float] = {"start": 0, "load": 0, "first step": 0, "step": 0, "save": 0}
+    with Watchdog(every | limits, said.append) as dog:  # type: ignore[operator]
         feed(dog)
     return said
 
 
-def steps(dog: Watchdog, count: int, seconds: float) -> None:
+def steps(dog: Watchdog, count: int, seconds: float, phase: watchdog.Phase = "step") -> None:
     for _ in range(count):
+        dog.now(phase)
         time.sleep(seconds)
-        dog.fed()
 
 
 def test_the_watchdog_barks_when_no_step_comes_and_only_then() -> None:
-    assert barks(1.0, lambda dog: steps(dog, 6, 0.3)) == []
-    assert barks(0.0, lambda dog: time.sleep(1.0)) == []
-    said = barks(0.3, lambda dog: (steps(dog, 1, 0.1), time.sleep(2.0)))
+    assert barks(lambda dog: steps(dog, 6, 0.3), step=1.0) == []
+    assert barks(lambda dog: steps(dog, 1, 1.0)) == []
+    said = barks(lambda dog: (steps(dog, 1, 0.1), steps(dog, 1, 2.0)), step=0.3)
     assert len(said) == 1 and "0.3 s" in str(said[0]) and "test_heartbeat.py" in "".join(said[0].__notes__)
 
 
+@pytest.mark.parametrize(("phase", "said"), watchdog.LATE.items())
+def test_every_phase_has_a_limit_of_its_own(phase: watchdog.Phase, said: str) -> None:
+    others = {other: 0.2 for other in watchdog.LATE if other not in (phase, "start")}
+    assert barks(lambda dog: steps(dog, 1, 0.8, phase), **others, **{phase: 2.0}) == []
+    (hang,) = barks(lambda dog: steps(dog, 1, 0.8, phase), **{phase: 0.2})
+    assert str(hang).startswith(f"{said} in 0.2 s; the rank stands in ")
+
+
 def test_the_first_step_may_take_longer() -> None:
-    assert barks(1.0, lambda dog: time.sleep(1.8)) == []
-    assert len(barks(0.3, lambda dog: time.sleep(watchdog.FIRST * 0.3 + 2.0))) == 1
+    given = watchdog.limits(Job(step_timeout=30, save_timeout=200))
+    assert (given["step"], given["first step"], given["save"]) == (30, 90, 200)
 
 
 # --- real ranks ------------------------------------------------------------------------------------------------------

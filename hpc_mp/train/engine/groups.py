@@ -38,8 +38,9 @@ def build(
         timeout: how long a message of a step may take; None for torch's default.
     """
     grid = _grid(placement, shard_degree)
+    only = "nccl" if backend != "gloo" else None  # beside it torch would connect all ranks of a group over gloo too
     along = [grid.movedim(axis, -1).flatten(0, -2).tolist() for axis in range(grid.ndim)]
-    groups = [_mine(ranks, timeout) for ranks in along]
+    groups = [_mine(ranks, timeout, only) for ranks in along]
     mesh = DeviceMesh.from_group([group for group in groups if group], device.type, grid, mesh_dim_names=MESH_AXES)
 
     through_host = device.type == "cuda" and backend == "gloo"
@@ -47,10 +48,10 @@ def build(
     neighbours = Neighbours((dist.get_rank(),), None, None, through_host)
     if placement.degrees.pipeline > 1:
         ranks = tuple(dist.get_process_group_ranks(mesh["pp"].get_group()))
-        neighbours = Neighbours(ranks, mesh["pp"].get_group(), _mine(pipelines, timeout), through_host)
+        neighbours = Neighbours(ranks, mesh["pp"].get_group(), _mine(pipelines, timeout, only), through_host)
         _connect(neighbours, device)
     copied = tied and placement.degrees.pipeline > 1
-    ends = _mine([[pipeline[0], pipeline[-1]] for pipeline in pipelines], timeout) if copied else None
+    ends = _mine([[pipeline[0], pipeline[-1]] for pipeline in pipelines], timeout, only) if copied else None
     _check_group_ranks(mesh)
     return Groups(mesh, neighbours, ends)
 
@@ -82,11 +83,11 @@ def _connect(neighbours: Neighbours, device: torch.device) -> None:
             dist.send(number, neighbours.ranks[stage - 1], group=neighbours.backward)
 
 
-def _mine(groups: list[list[int]], timeout: timedelta | None) -> dist.ProcessGroup | None:
+def _mine(groups: list[list[int]], timeout: timedelta | None, backend: str | None) -> dist.ProcessGroup | None:
     """Make all groups (a collective call) and return the one that this rank is in."""
     mine = None
     for ranks in groups:
-        group = dist.new_group(ranks, timeout=timeout)
+        group = dist.new_group(ranks, timeout=timeout, backend=backend)
         if dist.get_rank() in ranks:
             mine = group
     return mine

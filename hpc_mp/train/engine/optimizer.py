@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Literal, Protocol
 
 import torch
@@ -33,6 +35,8 @@ class OptimizerSettings(Protocol):
     @property
     def weight_decay(self) -> float: ...
     @property
+    def no_decay(self) -> tuple[str, ...]: ...
+    @property
     def momentum(self) -> float: ...
     @property
     def clip(self) -> float: ...
@@ -43,19 +47,24 @@ SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One parameter as this rank holds it. ``counted``: whether its local part enters the gradient norm here (a part
-    that other ranks hold too is counted by one of them only)."""
+    """One parameter as this rank holds it.
+
+    Attributes:
+        saved: whether this rank and its replicas have the part that is saved: another tensor rank or stage may hold it too.
+        counted: whether its local part enters the gradient norm here: it is saved, and this is the first replica.
+    """
 
     name: str
     parameter: Tensor
     state: dict[str, Tensor]  # optimizer slot -> tensor laid out like the parameter
+    saved: bool
     counted: bool
 
 
 class Optimizer:
-    """torch's AdamW or SGD over the local parts.
+    """torch's AdamW or SGD over the local parts. Parameters that ``no_decay`` names have no weight decay.
 
-    Weight decay applies to every parameter, as torch's optimizers do by default.
+    A rank whose part of everything is empty, because there are more ranks than rows, has nothing to update.
     """
 
     def __init__(self, stage: Stage, settings: OptimizerSettings, first_replica: bool) -> None:
@@ -63,25 +72,24 @@ class Optimizer:
         self.settings = settings
         self.held = [
             Held(name, parameter, {slot: torch.zeros_like(parameter, requires_grad=False) for slot in slots},
-                 first_replica and _counted(stage, name, parameter))
+                 _saved(stage, name), first_replica and _saved(stage, name))
             for name, parameter in stage.named_parameters()
         ]
         self.locals = [_part(held.parameter) for held in self.held]
         filled = [(held, part) for held, part in zip(self.held, self.locals, strict=True) if part.numel()]
-        parts = [part for _, part in filled]
+        spared = [part for held, part in filled if _matches(held.name, settings.no_decay)]
+        decaying = [part for held, part in filled if not _matches(held.name, settings.no_decay)]
+        groups = [{"params": decaying, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
         if settings.optimizer == "adamw":
             self.torch: torch.optim.Optimizer = torch.optim.AdamW(
-                parts, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps,
-                weight_decay=settings.weight_decay, fused=True,
-            )
+                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
         else:
-            self.torch = torch.optim.SGD(parts, lr=settings.learning_rate, momentum=settings.momentum,
-                                         weight_decay=settings.weight_decay)
+            self.torch = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
         for held, part in filled:
             self.torch.state[part] = {slot: _part(tensor) for slot, tensor in held.state.items()}
             if settings.optimizer == "adamw":
                 self.torch.state[part]["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
-        self.parts = parts
+        self.parts = [part for _, part in filled]
 
     def squared_norm(self) -> Tensor:
         """This rank's share of the squared L2 norm of all gradients, a float64 scalar: summed over all ranks it is whole."""
@@ -109,12 +117,16 @@ class Optimizer:
         for group in self.torch.param_groups:
             group["lr"] = learning_rate(number, self.settings)
         self.torch.step()
+        self.skip()
+
+    def skip(self) -> None:
+        """Drop the gradients of this step; nothing is updated."""
         for held, part in zip(self.held, self.locals, strict=True):
             held.parameter.grad = None
             part.grad = None
 
     def set_steps(self, number: int) -> None:
-        """After loading a checkpoint: how many steps the state has behind it (for AdamW's bias correction)."""
+        """After loading a checkpoint: how many updates the state has behind it (for AdamW's bias correction)."""
         for part in self.parts:
             if "step" in self.torch.state[part]:
                 self.torch.state[part]["step"].fill_(number)
@@ -130,14 +142,18 @@ def learning_rate(number: int, settings: OptimizerSettings) -> float:
     return settings.learning_rate * falls[settings.lr_schedule]
 
 
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
 def _part(tensor: Tensor) -> Tensor:
     """The local tensor itself (sharing memory), outside autograd."""
     with torch.no_grad():
         return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
 
 
-def _counted(stage: Stage, name: str, parameter: Tensor) -> bool:
-    """Cut parts are counted on every tensor rank, whole ones on the first; the head's copy of a tied weight never."""
+def _saved(stage: Stage, name: str) -> bool:
+    """Cut parts are saved by every tensor rank, whole ones by the first; the head's copy of a tied weight never."""
     if name == stage.copied:
         return False
     return stage.weights[name].cut is not None or stage.tensor.rank == 0

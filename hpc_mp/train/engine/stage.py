@@ -6,6 +6,7 @@ The module tree carries Hugging Face's names, so that ``named_parameters`` are t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.layout.models import Family, ModelShape, Weight
 from hpc_mp.train.engine.dropout import ATTENTION, DropoutClock, HashDropout
+from hpc_mp.train.engine.stays_double import StaysDouble
 from hpc_mp.train.engine.tensor import (
     ColumnProjection,
     FusedProjection,
@@ -72,7 +74,9 @@ class Stage(nn.Module):
         }
         with torch.device("meta"):
             whole = AutoModelForCausalLM.from_config(config)
-        self.rotary = None if family.rotary is None else _Rotary(type(whole.get_submodule(family.rotary)), config)
+        self.computing = StaysDouble if dtype == torch.float64 else nullcontext
+        with self.computing():
+            self.rotary = None if family.rotary is None else _Rotary(type(whole.get_submodule(family.rotary)), config)
 
         if part.first or (part.last and shape.tied):
             padding = cast(nn.Embedding, whole.get_submodule(family.embedding)).padding_idx
@@ -93,6 +97,10 @@ class Stage(nn.Module):
     def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor:
         """x: ids (batch, sequence) or hidden states (batch, sequence, hidden); labels: (batch, sequence), already
         shifted, ``IGNORED`` where a token does not count."""
+        with self.computing():
+            return self._forward(x, labels)
+
+    def _forward(self, x: Tensor, labels: Tensor | None) -> Tensor:
         hidden = self._embed(x) if self.part.first else x
         context = self._context(hidden)
         for block in self.blocks():

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.job.inputs import find_files
-from hpc_mp.layout.models import ModelShape, family_of, read_config, stage_layers
+from hpc_mp.layout.models import ModelShape, check_pretrained, family_of, read_config, stage_layers
 from hpc_mp.layout.schedule import build as build_schedule
 from hpc_mp.layout.schedule import validate
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
+from hpc_mp.rundir.origin import Counters, Origin, check_resumable, counters_of, first_difference, model_fields
 from hpc_mp.rundir.staged import stage_directory, staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
-from hpc_mp.train.data import TokenSet, load_tokens, prepare
+from hpc_mp.train.checkpoint.shard_file import Damaged
+from hpc_mp.train.data import TokenSet, load_tokens, prepare_job
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import Groups
@@ -30,6 +31,7 @@ from hpc_mp.train.engine.pipeline import Pipeline
 from hpc_mp.train.engine.stage import Stage, StageSpan, hugging_face_config
 from hpc_mp.train.engine.tensor import TensorGroup
 from hpc_mp.train.engine.zero import PRECISIONS, shard
+from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
@@ -91,11 +93,7 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
             raise Stopped(reason)
 
     status(context, "preparing data")
-    tokens = prepare(
-        find_files(spec.data.files), vocabulary=shape.vocabulary, cache=context.run.cache, progress=progress,
-        tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
-        pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None,
-    )
+    tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress)
     context.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     return tokens
 
@@ -126,42 +124,75 @@ def assemble(
 
 
 def restore(
-    spec: JobSpec, shape: ModelShape, context: RankContext, stage: Stage, optimizer: Optimizer, tokens: TokenSet,
-) -> dict[str, Any]:
-    """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values.
-
-    Returns the counters: steps and tokens done, and the name of the token set, which stands for the text's content.
+    spec: JobSpec, shape: ModelShape, context: RankContext, stage: Stage, optimizer: Optimizer, groups: Groups, tokens: TokenSet,
+) -> Counters:
+    """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values; how far it is.
 
     Raises:
-        HpcMpError: nothing to resume from, or the run has trained on another text.
+        HpcMpError: nothing to resume from, or a checkpoint that was trained as something else.
     """
-    run, log = context.run, context.log
-    found: list[str | None] = [None]
-    if context.who.rank == 0:
-        path, skipped = newest_complete(run.checkpoints)
-        for bad, reason in skipped:
-            log.say(f"checkpoint {bad.name} is skipped: {reason}")
-            put_aside(bad)
-        if path is None and spec.checkpoint.resume is not None:
-            other = find_run(Path(spec.checkpoint.resume))
-            path, skipped = newest_complete(other.checkpoints)
-            if path is None:
-                raise HpcMpError(f"checkpoint.resume = {other.path}", "holds no complete checkpoint", "name another run")
-        found = [str(path) if path else None]
-    dist.broadcast_object_list(found)
-    if found[0] is not None:
-        log.say(f"going on from {found[0]}")
-        path = Path(found[0])
-        counters = checkpoint.load(path, stage, optimizer)
-        if path.parent == run.checkpoints and counters["data"] != tokens.directory.name:
-            raise HpcMpError(f"data.files ({', '.join(spec.data.files)})",
-                             f"are not what this run has trained on: their text or its tokenizer has changed since {path.name}",
-                             "bring the old text back, or start a new run with checkpoint.resume")
-        return counters | {"data": tokens.directory.name}
     family = family_of(shape.model_type)
+    configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
+    now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
+                 tokens.directory.name, spec.data.sequence_length, spec.train.seed)
+    damaged: set[Path] = set()
+    while (found := facts.broadcast(_newest(spec, context, damaged))) is not None:
+        path = Path(found)
+        context.log.say(f"going on from {path}")
+        counters = _counters(path, now, spec, context)
+        try:
+            checkpoint.load(path, counters, stage, optimizer, groups)
+            return counters
+        except Damaged as damage:
+            damaged.add(path)
+            if context.who.rank == 0:
+                _skip(path, str(damage), context)
     if spec.model.pretrained is not None:
-        source = initial.read(staged(Path(spec.model.pretrained), staging_root()), family.checkpoint_prefixes)
+        if context.who.rank == 0:
+            check_pretrained(spec)
+        source = initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
     else:
         source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, stage.padding)
     initial.fill(stage, source)
-    return {"step": 0, "tokens": 0, "data": tokens.directory.name}
+    return Counters(step=0, samples=0, tokens=0, origin=now)
+
+
+def _newest(spec: JobSpec, context: RankContext, damaged: Collection[Path]) -> str | None:
+    """The checkpoint to go on from; None for none. Rank 0 looks for it; hashes are for those who read what they stand for."""
+    if context.who.rank != 0:
+        return None
+    path, skipped = newest_complete(context.run.checkpoints, hashes=False, but=damaged)
+    for bad, reason in skipped:
+        _skip(bad, reason, context)
+    if path is None and spec.checkpoint.resume is not None:
+        other = find_run(Path(spec.checkpoint.resume))
+        path, _ = newest_complete(other.checkpoints, hashes=False, but=damaged)
+        if path is None:
+            raise HpcMpError(f"checkpoint.resume = {other.path}", "holds no complete checkpoint", "name another run")
+    return str(path) if path else None
+
+
+def _skip(path: Path, reason: str, context: RankContext) -> None:
+    """Say that a checkpoint is not used, and take it out of its series if that is this run's."""
+    context.log.say(f"checkpoint {path.name} is skipped: {reason}")
+    if path.parent == context.run.checkpoints:
+        put_aside(path)
+
+
+def _counters(path: Path, now: Origin, spec: JobSpec, context: RankContext) -> Counters:
+    """Those of a checkpoint, if this job may go on with it. Another run's text may have been another."""
+    own = path.parent == context.run.checkpoints
+    counters = counters_of(path)
+    if not own:
+        check_resumable(f"checkpoint.resume = {spec.checkpoint.resume}", counters,
+                        {"model": now.model, "optimizer": now.optimizer, "tokenizer": now.tokenizer}, spec.train.steps)
+        if not counters.origin.same_samples(now):
+            context.log.say("the text, the sequence length or the seed is another than there: samples begin anew")
+            return replace(counters, samples=0, origin=now)
+    elif difference := first_difference(counters.origin, asdict(now)):
+        if difference.what in ("tokenizer", "data"):
+            raise HpcMpError(f"data.files ({', '.join(spec.data.files)})",
+                             f"are not what this run has trained on: their text or its tokenizer has changed since {path.name}",
+                             "bring the old text back, or start a new run with checkpoint.resume")
+        raise HpcMpError(f"checkpoint {path}", str(difference), "put that back, or launch a new run")
+    return replace(counters, origin=now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,14 +129,19 @@ def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: dist.Store) 
     return RunDirectory(Path(store.get(key).decode()))
 
 
-def announce(context: RankContext, device: str) -> None:
-    """This rank's line in ``ranks.jsonl``. ``device``: its name."""
+def rank_start(context: RankContext, device: str) -> RankStart:
+    """What is to be known of this rank. ``device``: its name."""
     who, place_, task = context.who, context.place, os.environ.get("SLURM_PROCID", "")
-    file = LineFile(context.run.ranks)
-    file.write(line_of(RankStart(
+    return RankStart(
         context.attempt, who.rank, who.node, os.uname().nodename, time.time(), os.getpid(), who.local_rank,
-        place_.dp, place_.pp, place_.cp, place_.tp, context.fence.token, device,
-        int(task) if task.isdigit() else None)))
+        place_.dp, place_.pp, place_.cp, place_.tp, context.fence.token, device, int(task) if task.isdigit() else None)
+
+
+def announce(run: RunDirectory, everyone: Sequence[RankStart]) -> None:
+    """All ranks' lines in ``ranks.jsonl``, which rank 0 writes: a shared file system may tear lines that many append at once."""
+    file = LineFile(run.ranks, limit=len(everyone))
+    for start_ in everyone:
+        file.write(line_of(start_))
     file.close()
 
 

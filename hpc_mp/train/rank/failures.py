@@ -63,7 +63,7 @@ class NodeLost(Exception):
 
 
 class Hung(Exception):
-    """No step was finished in time."""
+    """A phase of a rank's work did not end in time."""
 
 
 class PeerGone(Exception):

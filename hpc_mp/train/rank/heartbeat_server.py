@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import selectors
 import socket
 from collections.abc import Callable, Mapping, Set
@@ -57,8 +56,6 @@ class Server:
         self.listener = socket.create_server(("", 0), backlog=len(names))
         self.port: int = self.listener.getsockname()[1]
         self.selector = selectors.DefaultSelector()
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # a connection per node
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
     def close(self) -> None:
         self.ringer.send(FAREWELL)

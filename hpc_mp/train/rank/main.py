@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import resource
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -18,14 +20,25 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape
 from hpc_mp.rundir import cut_metrics
-from hpc_mp.rundir.records import RankMemory, RankTrace, TracedAction
+from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.train.data import Samples
 from hpc_mp.train.engine.dropout import DropoutClock
 from hpc_mp.train.engine.groups import build, check_coordinates
 from hpc_mp.train.engine.memory import held_bytes, limit_bytes, peak_bytes, resident_noted
 from hpc_mp.train.engine.pipeline import Span
+from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
-from hpc_mp.train.rank.bootstrap import Bootstrap, announce, join_run, known_hosts, read_job, start, status, threads
+from hpc_mp.train.rank.bootstrap import (
+    Bootstrap,
+    announce,
+    join_run,
+    known_hosts,
+    rank_start,
+    read_job,
+    start,
+    status,
+    threads,
+)
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
 from hpc_mp.train.rank.failures import NodeLost, PeerGone, RankContext, cause_known, die, record_failure
 from hpc_mp.train.rank.fencing import FencedOut
@@ -37,7 +50,7 @@ from hpc_mp.train.rank.rendezvous import meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
-from hpc_mp.train.rank.watchdog import FIRST, Watchdog
+from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
 
 LINGER_S = 2 * GRACE_S  # in which a rank that lost another lives on, so that the heartbeat can say which node it was
 
@@ -50,6 +63,8 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
     """
     stop = stop or StopFlag()
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # gloo connects every rank with every other, the store with all
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     os.umask(0o077)  # checkpoints, traces and tokens are the user's own, as the run directory is
     try:
         begun = start(job_file)
@@ -89,7 +104,8 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
             nodes = _introduce(context, device_name(device))
             beating.enter_context(heartbeat(context.placement, who.rank, nodes, begun.where, store,
                                             spec.job.heartbeat_timeout, partial(_lost, context)))
-            ended = _train(spec, shape, context, device, backend, store, stop)
+            watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
+            ended = _train(spec, shape, context, device, backend, store, stop, watchdog)
             leave()
         except FencedOut:
             raise
@@ -120,22 +136,22 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     Raises:
         HpcMpError: the ranks' devices do not suit each other.
     """
-    announce(context, device)
-    everyone: list[tuple[str, str]] = [("", "")] * context.who.world
-    dist.all_gather_object(everyone, (context.who.node, device))
-    check_devices(everyone)
-    return {place.node: node for place, (node, _) in zip(context.placement.ranks, everyone, strict=True)}
+    everyone = [RankStart(**each) for each in facts.gather(asdict(rank_start(context, device)))]
+    if context.who.rank == 0:
+        announce(context.run, everyone)
+    check_devices([(each.node, each.device) for each in everyone])
+    return {place.node: each.node for place, each in zip(context.placement.ranks, everyone, strict=True)}
 
 
 def _train(
     spec: JobSpec, shape: ModelShape, context: RankContext, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
+    watchdog: Watchdog,
 ) -> TrainingEnd:
     """Everything between meeting the others and leaving them."""
     pace, given = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
     checks = [context.fence.check, conditions.check] if context.who.rank == 0 else []
-    watchdog = Watchdog(spec.job.step_timeout, partial(die, context))
-    duties = [watchdog.fed, *checks]
+    duties = list(checks)
     if context.who.local_rank == 0 and given is not None:  # srun writes a log per node
         duties.append(partial(cap, context.run.node_log(context.who.node)))
 
@@ -159,17 +175,18 @@ def _train(
         clock = DropoutClock(spec.train.seed)
         stage, pipeline, optimizer = assemble(spec, shape, groups, device, clock)
         stop_if_asked()
-        counters = restore(spec, shape, context, stage, optimizer, tokens)
+        watchdog.now("load")
+        counters = restore(spec, shape, context, stage, optimizer, groups, tokens)
         stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
     except Stopped as stopped:
         _conclude(context, str(stopped), "before the first step of this attempt")
         return TrainingEnd(0, str(stopped))
     if context.who.rank == 0:
         context.fence.confirm()
-        cut_metrics(context.run.metrics, counters["step"])
+        cut_metrics(context.run.metrics, counters.step)
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
     trainer = Trainer(spec, context.run, context.attempt, context.fence, stage, pipeline, optimizer, groups, clock, samples,
-                      device, context.log, stop, duties, pace, context.waits)
+                      device, context.log, stop, duties, watchdog, pace, context.waits)
 
     def traced(step: int, spans: list[Span]) -> None:
         memory = RankMemory(**held_bytes(optimizer), peak=peak_bytes(device), limit=limit_bytes(device, spec.job.ranks_per_node))
@@ -177,11 +194,11 @@ def _train(
             context.attempt, context.who.rank, step, tuple(TracedAction(*span) for span in spans), memory, context.place.pp))
 
     status(context, "training")
-    context.log.say(f"training from step {counters['step'] + 1} to {spec.train.steps} on {device}, {backend}")
-    with watchdog:
-        ended = trainer.train(counters, traced)
-        watchdog.fed()
-        dist.barrier()  # under the watchdog, unlike that of ``leave``
+    context.log.say(f"training from step {counters.step + 1} to {spec.train.steps} on {device}, {backend}")
+    watchdog.now("first step")
+    ended = trainer.train(counters, traced)
+    watchdog.now("step")
+    dist.barrier()
     _conclude(context, ended.stopped, f"after step {ended.step}")
     return ended
 

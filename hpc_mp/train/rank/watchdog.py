@@ -1,52 +1,78 @@
-"""The step watchdog: it ends a rank whose steps do not come, however it hangs."""
+"""The watchdog: it ends a rank that stays in one phase of its work for too long, however it hangs.
+
+A step that takes half an hour hangs; a checkpoint of terabytes that takes as long does not. Each phase has its own limit.
+"""
 
 from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import Literal
 
+from hpc_mp.job.spec import Job
 from hpc_mp.train.rank.failures import Hung
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 from hpc_mp.train.rank.waits import place, stack
 
+Phase = Literal["start", "load", "first step", "step", "save"]
+
 FIRST = 3  # times as long may the first step take, which allocates, connects and compiles
-TICKS = 20  # polls in the time of a step
+TICKS = 20  # polls within a limit
+POLL_S = 5.0  # at most, between two polls: a phase may follow that has a shorter limit
+
+LATE: Mapping[Phase, str] = {
+    "start": "tokens, process groups and model were not ready",
+    "load": "first values or a checkpoint's state were not read",
+    "first step": "no step was finished",
+    "step": "no step was finished",
+    "save": "the checkpoint was not saved",
+}
+
+
+def limits(job: Job) -> dict[Phase, float]:
+    """Seconds that each phase may take; 0 = any time."""
+    return {"start": job.start_timeout, "load": job.load_timeout, "first step": FIRST * job.step_timeout,
+            "step": job.step_timeout, "save": job.save_timeout}
 
 
 class Watchdog:
-    """``with`` it, ``fed`` must be called every ``timeout`` seconds; else ``on_hang`` is, in a thread of its own.
+    """While it is entered, each phase announced by ``now`` must be followed by another call within its limit.
 
     Args:
-        timeout: seconds; 0 = never.
-        on_hang: called with where the main thread stands.
+        limits: seconds of every phase; 0 = never.
+        on_hang: called with where the main thread stands, in a thread of its own.
     """
 
-    def __init__(self, timeout: float, on_hang: Callable[[Hung], None]) -> None:
-        self._timeout = timeout
+    def __init__(self, limits: Mapping[Phase, float], on_hang: Callable[[Hung], None]) -> None:
+        self._limits = limits
         self._on_hang = on_hang
-        self._fed = threading.Event()
+        self._phase: Phase = "start"
+        self._changed = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def fed(self) -> None:
-        self._fed.set()
+    def now(self, phase: Phase) -> None:
+        """The rank begins this phase, or the next turn of it."""
+        self._phase = phase
+        self._changed.set()
 
     def _watch(self) -> None:
-        clock = StallAwareClock(self._timeout / TICKS)
-        due = FIRST * self._timeout
-        while not self._closed.wait(self._timeout / TICKS):
+        tick = min([POLL_S, *(limit / TICKS for limit in self._limits.values() if limit)])
+        clock = StallAwareClock(tick)
+        began, phase = clock.now(), self._phase
+        while not self._closed.wait(tick):
             now = clock.now()
-            if self._fed.is_set():
-                self._fed.clear()
-                due = now + self._timeout
-            elif now >= due:
-                self._on_hang(hung(self._timeout))
+            if self._changed.is_set():
+                self._changed.clear()
+                began, phase = now, self._phase
+            elif self._limits[phase] and now - began >= self._limits[phase]:
+                self._on_hang(hung(phase, self._limits[phase]))
                 return
 
     def __enter__(self) -> Watchdog:
-        if self._timeout:
+        if any(self._limits.values()):
             self._thread.start()
         return self
 
@@ -54,9 +80,9 @@ class Watchdog:
         self._closed.set()
 
 
-def hung(timeout: float) -> Hung:
-    """Says where the main thread stands; its whole stack is a note."""
+def hung(phase: Phase, limit: float) -> Hung:
+    """Says what did not come and where the main thread stands; its whole stack is a note."""
     frames = stack()
-    error = Hung(f"no step was finished in {timeout:g} s; the rank stands in {place(frames)}")
+    error = Hung(f"{LATE[phase]} in {limit:g} s; the rank stands in {place(frames)}")
     error.add_note("The main thread:\n" + "".join(traceback.format_list(frames)))
     return error

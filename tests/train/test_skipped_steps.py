@@ -1,0 +1,90 @@
+"""A step whose gradients are not finite changes nothing, on all ranks alike; a run may have so many of them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from exact import EXACT, Engine
+from layouts import job, layout, run_engine, run_plain, start
+from ranks import run_ranks, train
+
+from hpc_mp.job import dump_job
+from hpc_mp.rundir import read_json, read_lines
+
+LAYOUTS = {
+    "1": layout(), "tp2 pp2 dp2 zero1": layout(2, 2, 2, zero=1, microbatches=3),
+    "dp4 zero3": layout(data=4, zero=3, microbatches=3),
+    "dp2 zero0": layout(data=2, zero=0, microbatches=3),
+}
+
+
+def plant(value: float, rank: int, step: int) -> Callable[[], None]:
+    """Have one number of one gradient of a rank be this after a step (from 0)."""
+
+    def planted() -> None:
+        from hpc_mp.train.engine.optimizer import Optimizer
+        from hpc_mp.train.engine.tensor import local
+        squared, calls = Optimizer.squared_norm, []
+
+        def spoilt(self: Optimizer) -> torch.Tensor:
+            calls.append(1)
+            if len(calls) == step + 1 and int(os.environ["SLURM_PROCID"]) == rank:
+                held = next(held for held in self.held if held.counted and held.parameter.grad is not None)
+                local(held.parameter.grad).view(-1)[0] = value  # type: ignore[arg-type]
+            return squared(self)
+
+        Optimizer.squared_norm = spoilt  # type: ignore[method-assign]
+
+    return planted
+
+
+@pytest.mark.parametrize(("name", "model", "rank", "value"), [
+    ("1", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
+    ("dp2 zero0", "gpt2", 0, math.nan),
+])
+def test_a_skipped_step_changes_nothing(place: Path, engine: Engine, name: str, model: str, rank: int, value: float) -> None:
+    engine(model)  # makes the tokens
+    spec = job(place, model, LAYOUTS[name])
+    run = start(spec)
+    found = run_engine(spec, before=plant(value, rank, 1), run=run)
+    plain = run_plain(job(place, model), skipped=(1,))
+    same = replace(found, norms=plain.norms)
+    assert same.distance(plain) < EXACT
+    assert found.norms[1] is None
+    assert found.norms[::2] == pytest.approx(plain.norms[::2], abs=EXACT)
+    assert "step 2, on the samples 24 to 47: the gradient norm is" in run.main_log.read_text()
+    assert plain.distance(run_plain(job(place, model))) > 1e-6, "a step that is not skipped would be seen"
+
+
+def test_a_resume_after_a_skipped_step_is_exact(place: Path, engine: Engine) -> None:
+    """AdamW corrects its bias by the number of updates, not of steps."""
+    engine("gpt2")
+    spec = job(place, "gpt2", ["train.steps=2"])
+    run = start(spec)
+    run_engine(spec, before=plant(math.inf, 0, 1), run=run)
+    more = job(place, "gpt2", ["train.steps=4"])
+    run.job.write_text(dump_job(more))
+    resumed = run_engine(more, run=run)
+    plain = run_plain(more, skipped=(1,))
+    assert replace(resumed, norms=plain.norms).distance(plain) < EXACT
+
+
+def test_one_too_many_ends_the_run(place: Path, engine: Engine) -> None:
+    engine("gpt2")
+    spec = job(place, "gpt2", ["train.skip_steps=0"])
+    run = start(spec)
+
+    def rank() -> int:
+        plant(math.nan, 0, 1)()
+        return train(run.job)
+
+    assert run_ranks(1, rank) == [1]
+    message = read_json(run.failure(1, 0))["message"]
+    assert "step 2, on the samples 24 to 47: the gradient norm is nan" in message and "0 steps may be skipped" in message
+    assert [line["step"] for line in read_lines(run.metrics)] == [1]
