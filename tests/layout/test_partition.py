@@ -22,7 +22,7 @@ def stage_costs(costs: list[float], counts: tuple[int, ...], first: float, last:
 
 
 def brute_force(costs: list[float], stages: int, first: float, last: float) -> tuple[int, ...]:
-    cuts = [(0, *inner, len(costs)) for inner in combinations(range(1, len(costs)), stages - 1)]
+    cuts = [(0, *inner, len(costs)) for inner in combinations(range(len(costs) + 1), stages - 1)]
     counts = [tuple(b - a for a, b in pairwise(cut)) for cut in cuts]
 
     def key(candidate: tuple[int, ...]) -> tuple[Fraction, Fraction, tuple[int, ...]]:
@@ -37,7 +37,7 @@ costs_of_layers = st.one_of(st.integers(0, 4).map(float), st.floats(0, 100, allo
 
 @given(st.data(), st.lists(costs_of_layers, min_size=1, max_size=9), costs_of_layers, costs_of_layers)
 def test_equals_brute_force(data: st.DataObject, costs: list[float], first: float, last: float) -> None:
-    stages = data.draw(st.integers(1, len(costs)))
+    stages = data.draw(st.integers(1, len(costs) + 2))
     assert partition(costs, stages, first, last) == brute_force(costs, stages, first, last)
 
 
@@ -53,11 +53,20 @@ def test_embedding_and_head_take_room() -> None:
     assert partition([1] * 12, 4) == (3, 3, 3, 3)
 
 
+def test_heavy_ends_stand_alone() -> None:
+    assert partition([1] * 4, 3, first=1, last=4) == (1, 3, 0)
+    assert partition([1] * 4, 3, first=4) == (0, 2, 2)
+    assert partition([1] * 4, 4, first=3, last=3) == (0, 2, 2, 0)
+    assert partition([1] * 4, 6) == (0, 1, 1, 1, 1, 0)
+    assert partition([1] * 4, 5) == (0, 1, 1, 1, 1), "fewer layers in front"
+    assert partition([1], 2, last=0.5) == (1, 0) and partition([1], 2, first=0.5) == (0, 1)
+
+
 def test_one_heavy_layer_stands_alone() -> None:
     assert partition([1, 1, 9, 1, 1], 3) == (2, 1, 2)
 
 
-@pytest.mark.parametrize("stages", [0, 5])
-def test_more_stages_than_layers_are_refused(stages: int) -> None:
+@pytest.mark.parametrize("stages", [0, 7])
+def test_more_stages_than_layers_and_ends_are_refused(stages: int) -> None:
     with pytest.raises(HpcMpError, match=f"{stages} pipeline stages for 4 layers"):
         partition([1.0] * 4, stages)

@@ -100,7 +100,8 @@ def test_group_identities(placement: Placement) -> None:
     world = d.world
     # dp_size = world / pp, rdp_size = world / (pp · tp), mp_size = pp · tp (context 1; else per context rank)
     wanted = {"tp": d.tensor, "pp": d.pipeline, "dp": world // (d.pipeline * d.tensor * d.context),
-              "mp": d.pipeline * d.tensor, "tp_dp": world // (d.pipeline * d.context), "cp": d.context, "ep": d.expert}
+              "mp": d.pipeline * d.tensor, "tp_dp": world // (d.pipeline * d.context), "cp": d.context, "ep": d.expert,
+              "edp": world // (d.pipeline * d.tensor * d.expert)}
     for name, members in groups.items():
         assert {len(group) for group in members} == {wanted[name]}
         assert sorted(rank for group in members for rank in group) == list(range(world))
@@ -115,6 +116,7 @@ def test_group_identities(placement: Placement) -> None:
         if "ep" in groups:
             at = placement.ranks[rank]
             assert all((placement.ranks[r].pp, placement.ranks[r].tp) == (at.pp, at.tp) for r in of["ep"][rank])
+            assert of["ep"][rank] & of["edp"][rank] == {rank}
 
 
 @given(layouts())

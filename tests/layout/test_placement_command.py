@@ -83,7 +83,7 @@ def test_command_prints_one_json_document() -> None:
     assert tree["order"] == "DPCT"
     assert tree["nodes"] == 4
     assert set(tree["ranks"][0]) == {"rank", "node", "local_rank", "dp", "pp", "cp", "tp"}
-    assert set(tree["groups"]) == {"tp", "pp", "dp", "mp", "tp_dp", "cp", "ep"}
+    assert set(tree["groups"]) == {"tp", "pp", "dp", "mp", "tp_dp", "cp", "ep", "edp"}
     assert tree["cost"] == tree["orders"]["DPCT"]
     assert from_dict(tree) == place(Degrees(2, 2, 2, 2, 4), "cluster", 4, "auto")
 

@@ -1,195 +1,219 @@
-"""Schedules: valid on every size, refused when broken, known bubbles, torch's tables, drawing and command."""
+"""Schedules by name: valid on every size or refused with the reason, known bubbles, activations held, torch's orders."""
 
 from __future__ import annotations
 
-import json
 import re
+import time
+from itertools import product
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from schedules import NAMES, Request, requests
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.main import cli
-from hpc_mp.job.spec import Parallel
-from hpc_mp.layout.schedule import SCHEDULES, Action, Kind, Reduce, Schedule, build, peak_in_flight, simulate, validate
-from hpc_mp.layout.schedule.actions import compute
-from hpc_mp.layout.schedule.draw import cell, draw, to_csv, to_dict
+from hpc_mp.job.schedules import STAGES_PER_RANK
+from hpc_mp.layout.schedule import Action, Reduce, Schedule, build, peak_in_flight, simulate, validate
+from hpc_mp.layout.schedule.actions import COMPUTE, compute
+from hpc_mp.layout.schedule.generators import ORDERS
+from hpc_mp.layout.schedule.table import cell
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 REDUCE: tuple[Reduce, ...] = ("last", "each")
 
 
-@st.composite
-def sizes(draw: st.DrawFn, name: str) -> tuple[int, int, int]:
-    """Pipeline ranks, microbatches, virtual stages."""
-    pipeline = draw(st.integers(1, 6))
-    if name == "interleaved_1f1b":
-        return pipeline, pipeline * draw(st.integers(1, 4)), draw(st.integers(1, 4))
-    return pipeline, draw(st.integers(1, 12)), 1
-
-
-@st.composite
-def requests(draw: st.DrawFn) -> tuple[str, int, int, int]:
-    name = draw(st.sampled_from(sorted(SCHEDULES)))
-    return name, *draw(sizes(name))
-
-
 def test_a_job_file_may_name_every_schedule() -> None:
-    assert set(get_args(Parallel.model_fields["schedule"].annotation)) == set(SCHEDULES)
+    assert set(STAGES_PER_RANK) == set(ORDERS)
+
+
+def check_valid(request: Request, reduce: Reduce) -> None:
+    name, pipeline, microbatches, virtual_stages = request
+    schedule = build(name, pipeline, microbatches, virtual_stages, reduce)
+    assert (len(schedule.ranks), schedule.microbatches) == (pipeline, microbatches)
+    validate(schedule)
+    reductions = sum(action.kind == "REDUCE" for actions in schedule.ranks for action in actions)
+    assert reductions == schedule.stages * (microbatches if reduce == "each" else 1)
 
 
 @given(requests(), st.sampled_from(REDUCE))
-def test_every_schedule_is_valid(request: tuple[str, int, int, int], reduce: Reduce) -> None:
-    name, pipeline, microbatches, virtual_stages = request
-    schedule = build(name, pipeline, microbatches, virtual_stages, reduce)
-    assert len(schedule) == pipeline
-    validate(schedule, pipeline * virtual_stages, microbatches)
-    reductions = sum(action.kind == "REDUCE" for actions in schedule for action in actions)
-    assert reductions == pipeline * virtual_stages * (microbatches if reduce == "each" else 1)
+def test_every_schedule_is_valid(request: Request, reduce: Reduce) -> None:
+    check_valid(request, reduce)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("name", NAMES)
+def test_every_size_is_valid_or_refused_with_the_reason(name: str) -> None:
+    refused = 0
+    for pipeline, microbatches, virtual_stages in product(range(1, 9), range(1, 17), range(1, 4)):
+        try:
+            build(name, pipeline, microbatches, virtual_stages)
+        except HpcMpError as error:
+            assert re.search(r"a multiple of pipeline\(\d\); \d+ % \d = [1-9]|has (one stage|two stages) per rank", str(error))
+            refused += 1
+            continue
+        for reduce in REDUCE:
+            check_valid((name, pipeline, microbatches, virtual_stages), reduce)
+    divisible = sum(m % p == 0 for p, m in product(range(1, 9), range(1, 17)))
+    assert refused == {"interleaved_1f1b": 3 * (128 - divisible), "breadth_first": 0, "zero_bubble_v": 128}.get(name, 256)
+
+
+@pytest.mark.parametrize("name", ["interleaved_1f1b", "breadth_first", "zero_bubble_v"])
+def test_a_large_schedule_is_proved_in_seconds(name: str) -> None:
+    schedule = build(name, 16, 256, 4 if STAGES_PER_RANK[name] is None else 1)
+    begin = time.process_time()
+    validate(schedule)
+    assert time.process_time() - begin < 10
+
+
+@pytest.mark.parametrize(("name", "virtual_stages", "held"), [
+    ("1f1b", 1, ((0,), (1,), (2,))),
+    ("interleaved_1f1b", 2, ((0, 3), (1, 4), (2, 5))),
+    ("breadth_first", 3, ((0, 3, 6), (1, 4, 7), (2, 5, 8))),
+    ("zero_bubble_v", 1, ((0, 5), (1, 4), (2, 3))),
+    ("zero_bubble_v", 2, ((0, 5), (1, 4), (2, 3))),
+])
+def test_who_holds_which_stages(name: str, virtual_stages: int, held: tuple[tuple[int, ...], ...]) -> None:
+    schedule = build(name, 3, 3, virtual_stages)
+    assert tuple(map(schedule.stages_of, range(3))) == held
+    assert {action.stage for action in schedule.ranks[2]} == set(held[2])
 
 
 @given(requests())
-def test_bubble(request: tuple[str, int, int, int]) -> None:
-    """Equal stages: (P − 1) / (M + P − 1) for GPipe and 1F1B; V stages per rank make it V times smaller against M."""
-    name, pipeline, microbatches, virtual_stages = request
-    timeline = simulate(build(name, pipeline, microbatches, virtual_stages))
-    assert timeline.makespan == 3 * (virtual_stages * microbatches + pipeline - 1)
-    assert timeline.bubble == pytest.approx((pipeline - 1) / (virtual_stages * microbatches + pipeline - 1))
+def test_bubble(request: Request) -> None:
+    """Over equal stages, a forward taking 1, a backward 2, its parts 1 each: what a rank waits on top of its own work."""
+    name, p, m, v = request
+    schedule = build(name, p, m, v)
+    looped = 3 * (p - 1)
+    wait = {
+        "breadth_first": looped + 3 * (v - 1) * max(0, p - m),  # with fewer microbatches than ranks each further stage waits
+        "zero_bubble": max(p - 1, 2 * p - 1 - m),
+        "zero_bubble_v": max(p - 1, 2 * (2 * p - 1 - m)),
+    }.get(name, looped)
+    work = 3 * m * schedule.stages // p
+    timeline = simulate(schedule)
+    assert timeline.makespan == work + wait
+    assert timeline.bubble == pytest.approx(wait / (work + wait))
+
+
+TIMES = st.integers(1, 9)
+
+
+@given(st.integers(1, 6), st.integers(0, 6), TIMES, TIMES, TIMES)
+def test_bubble_of_zero_bubble(pipeline: int, more: int, forward: int, backward: int, weight: int) -> None:
+    """ZB-H1: (P − 1) (F + I − W), from P microbatches on, where a W takes no longer than an F and an I (arXiv:2401.10241)."""
+    microbatches, weight = pipeline + more, min(forward, backward, weight)
+    timeline = simulate(build("zero_bubble", pipeline, microbatches), {"F": forward, "I": backward, "W": weight})
+    busy = microbatches * (forward + backward + weight)
+    assert timeline.makespan == busy + (pipeline - 1) * (forward + backward - weight)
+    one = simulate(build("1f1b", pipeline, microbatches), {"F": forward, "B": backward + weight})
+    assert one.makespan == busy + (pipeline - 1) * (forward + backward + weight)
+
+
+@given(st.integers(1, 6), st.integers(0, 6))
+def test_zero_bubble_v_never_waits_once_it_has_begun(pipeline: int, more: int) -> None:
+    """From 2 P − 1 microbatches on, where F, I and W take equally long: P − 1 forwards of one stage is all that a rank waits."""
+    for slots in simulate(build("zero_bubble_v", pipeline, 2 * pipeline - 1 + more)).ranks:
+        assert slots[-1].end - slots[0].start == sum(slot.end - slot.start for slot in slots)
 
 
 @given(requests())
-def test_in_flight(request: tuple[str, int, int, int]) -> None:
-    name, pipeline, microbatches, virtual_stages = request
-    ranks, total, chunks = range(pipeline), virtual_stages * microbatches, virtual_stages - 1
+def test_in_flight(request: Request) -> None:
+    """Microbatches whose activations a rank holds at once, each of its stages counted."""
+    name, p, m, v = request
     wanted = {
-        "gpipe": [microbatches for _ in ranks],
-        "1f1b": [min(microbatches, pipeline - rank) for rank in ranks],
-        "interleaved_1f1b": [min(total, 2 * (pipeline - rank - 1) + chunks * pipeline + 1) for rank in ranks],
+        "gpipe": [m for _ in range(p)],
+        "simple": [m for _ in range(p)],
+        "1f1b": [min(m, p - rank) for rank in range(p)],
+        "interleaved_1f1b": [min(v * m, 2 * (p - rank - 1) + (v - 1) * p + 1) for rank in range(p)],
+        "breadth_first": [v * m for _ in range(p)],
+        "zero_bubble": [min(m, p) for _ in range(p)],
+        "zero_bubble_v": [min(2 * p, 2 * m, m + rank + 1) for rank in range(p)],
     }
-    schedule = build(name, pipeline, microbatches, virtual_stages)
-    assert [peak_in_flight(actions) for actions in schedule] == wanted[name]
+    assert [peak_in_flight(actions) for actions in build(name, p, m, v).ranks] == wanted[name]
+
+
+def test_zero_bubble_waits_for_gradients_as_1f1b_does() -> None:
+    """Forwards whose input gradient is still to come: P − r on rank r, the order of F and I being that of 1F1B's F and B."""
+    for whole, split in zip(compute(build("1f1b", 4, 9)), compute(build("zero_bubble", 4, 9)), strict=True):
+        assert [a.kind + str(a.microbatch) for a in whole] == [
+            a.kind.replace("I", "B") + str(a.microbatch) for a in split if a.kind != "W"]
 
 
 @given(requests())
-def test_receives_are_posted_one_computation_early(request: tuple[str, int, int, int]) -> None:
-    name, pipeline, microbatches, virtual_stages = request
-    for actions in build(name, pipeline, microbatches, virtual_stages):
+def test_receives_are_posted_one_computation_early(request: Request) -> None:
+    consumers = {"RECV_F": ("F",), "RECV_B": ("B", "I"), "SEND_F": ("F",), "SEND_B": ("B", "I")}
+    for actions in build(*request).ranks:
         for i, action in enumerate(actions):
-            if action.kind.startswith("RECV"):
-                computations = [a for a in actions[i:] if a.kind in ("F", "B")]
-                earlier = any(a.kind in ("F", "B") for a in actions[:i])
-                consumer = Action(action.kind[-1], action.stage, action.microbatch)  # type: ignore[arg-type]
-                assert computations.index(consumer) == 1 or (computations[0] == consumer and not earlier)
+            if action.kind not in consumers:
+                continue
+            computed = [Action(kind, action.stage, action.microbatch) for kind in consumers[action.kind]]  # type: ignore[arg-type]
             if action.kind.startswith("SEND"):
-                producer = Action(action.kind[-1], action.stage, action.microbatch)  # type: ignore[arg-type]
-                assert actions[i - 1] == producer
+                assert actions[i - 1] in computed
+                continue
+            later = [a for a in actions[i:] if a.kind in COMPUTE]
+            first = not any(a.kind in COMPUTE for a in actions[:i])
+            assert later[1] in computed or (later[0] in computed and first)
+
+
+def words(schedule: Schedule) -> list[str]:
+    return [" ".join(f"{a.kind}{a.microbatch}" for a in actions) for actions in schedule.ranks]
 
 
 def test_1f1b_in_full() -> None:
-    first, second = build("1f1b", 2, 2)
-    assert [f"{a.kind}{a.microbatch}" for a in first] == [
-        "F0", "SEND_F0", "RECV_B0", "F1", "SEND_F1", "RECV_B1", "B0", "B1", "REDUCE1"]
-    assert [f"{a.kind}{a.microbatch}" for a in second] == [
-        "RECV_F0", "F0", "RECV_F1", "B0", "SEND_B0", "F1", "B1", "SEND_B1", "REDUCE1"]
+    assert words(build("1f1b", 2, 2)) == [
+        "F0 SEND_F0 RECV_B0 F1 SEND_F1 RECV_B1 B0 B1 REDUCE1", "RECV_F0 F0 RECV_F1 B0 SEND_B0 F1 B1 SEND_B1 REDUCE1"]
 
 
-def test_stages_on_one_rank_exchange_nothing() -> None:
-    (actions,) = build("interleaved_1f1b", 1, 2, virtual_stages=3)
-    assert {a.kind for a in actions} == {"F", "B", "REDUCE"}
+def test_zero_bubble_in_full() -> None:
+    assert words(build("zero_bubble", 2, 2, reduce="each")) == [
+        "F0 SEND_F0 RECV_B0 F1 SEND_F1 I0 RECV_B1 W0 REDUCE0 I1 W1 REDUCE1",
+        "RECV_F0 F0 RECV_F1 I0 SEND_B0 F1 I1 SEND_B1 W0 REDUCE0 W1 REDUCE1"]
 
 
-# --- negative controls -----------------------------------------------------------------------------------------------
-
-SMALL: list[tuple[str, int, int, int]] = [("gpipe", 3, 4, 1), ("1f1b", 3, 4, 1), ("interleaved_1f1b", 2, 4, 2)]
-
-
-def with_rank(schedule: Schedule, rank: int, actions: tuple[Action, ...]) -> Schedule:
-    return (*schedule[:rank], actions, *schedule[rank + 1 :])
+@pytest.mark.parametrize(("name", "virtual_stages"), [("interleaved_1f1b", 3), ("zero_bubble_v", 1), ("breadth_first", 2)])
+def test_stages_on_one_rank_exchange_nothing(name: str, virtual_stages: int) -> None:
+    (actions,) = build(name, 1, 2, virtual_stages).ranks
+    assert {a.kind for a in actions} <= {"F", "B", "I", "W", "REDUCE"}
 
 
-def swapped(schedule: Schedule, rank: int, a: Action, b: Action) -> Schedule:
-    other = {a: b, b: a}
-    return with_rank(schedule, rank, tuple(other.get(action, action) for action in schedule[rank]))
-
-
-@pytest.mark.parametrize("request_", SMALL)
-@pytest.mark.parametrize("reduce", REDUCE)
-def test_every_action_is_needed_once(request_: tuple[str, int, int, int], reduce: Reduce) -> None:
-    name, pipeline, microbatches, virtual_stages = request_
-    schedule = build(name, pipeline, microbatches, virtual_stages, reduce)
-    for rank, actions in enumerate(schedule):
-        for i, action in enumerate(actions):
-            twice = (*actions[:i], action, *actions[i:])
-            with pytest.raises(ValueError, match=re.escape(str(action))):
-                validate(with_rank(schedule, rank, twice), pipeline * virtual_stages, microbatches)
-            if action.kind == "REDUCE" and Action("B", action.stage, microbatches - 1) in actions[i:]:
-                continue  # may be missing: the stage's gradients are synchronised later as well
-            with pytest.raises(ValueError, match=re.escape(str(action))):
-                without = actions[:i] + actions[i + 1 :]
-                validate(with_rank(schedule, rank, without), pipeline * virtual_stages, microbatches)
-
-
-@pytest.mark.parametrize(("rank", "a", "b", "message"), [
-    (0, Action("F", 0, 0), Action("B", 0, 0), r"deadlock: rank 0 at B\(stage 0, microbatch 0\)"),
-    (2, Action("F", 2, 1), Action("B", 2, 1), "deadlock: .*rank 2 at B"),
-    (0, Action("F", 0, 1), Action("F", 0, 2), r"SEND_F\(stage 0, microbatch 1\) stands before F"),
-    (0, Action("SEND_F", 0, 1), Action("B", 0, 0), "rank 0 at B"),
-    (1, Action("RECV_F", 1, 1), Action("RECV_F", 1, 2), "exchange in different orders"),
-    (1, Action("RECV_B", 1, 0), Action("RECV_B", 1, 1), "exchange in different orders"),
-    (1, Action("RECV_F", 1, 3), Action("F", 1, 3), r"deadlock: .*rank 1 at F\(stage 1, microbatch 3\)"),
-    (1, Action("REDUCE", 1, 3), Action("SEND_B", 1, 3), r"REDUCE\(stage 1, microbatch 3\) holds up SEND_B\(stage 1"),
-    (1, Action("REDUCE", 1, 3), Action("F", 1, 0), "does not directly follow"),
-    (1, Action("REDUCE", 1, 3), Action("RECV_F", 1, 0), "does not directly follow"),
-])
-def test_swapped_actions_are_refused(rank: int, a: Action, b: Action, message: str) -> None:
-    schedule = build("1f1b", 3, 4)
-    assert {a, b} <= set(schedule[rank])
-    with pytest.raises(ValueError, match=message):
-        validate(swapped(schedule, rank, a, b), 3, 4)
-
-
-def test_ranks_waiting_for_each_other_are_refused() -> None:
-    """1F1B without its warm-up: stage 0 wants its backward before the second forward, GPipe's stage 1 after it."""
-    kinds: tuple[Kind, ...] = ("F", "SEND_F", "RECV_B", "B")
-    impatient = tuple(Action(kind, 0, m) for m in range(2) for kind in kinds)
-    schedule = ((*impatient, Action("REDUCE", 0, 1)), build("gpipe", 2, 2)[1])
-    both = r"deadlock: rank 0 at B\(stage 0, microbatch 0\), rank 1 at F\(stage 1, microbatch 1\)"
-    with pytest.raises(ValueError, match=both):
-        validate(schedule, 2, 2)
-    with pytest.raises(ValueError, match=r"B\(stage 0, microbatch 0\) can never start"):
-        simulate(schedule)
-
-
-def test_wrong_rank_and_superfluous_actions_are_refused() -> None:
-    first, second = build("1f1b", 2, 2)
-    with pytest.raises(ValueError, match=r"F\(stage 0, microbatch 0\) is on rank 1, its stage on rank 0"):
-        validate((first, (*second, first[0])), 2, 2)
-    with pytest.raises(ValueError, match=r"B\(stage 0, microbatch 2\) stands 1 times, expected 0"):
-        validate(build("1f1b", 2, 3), 2, 2)
+def test_the_last_rank_of_a_v_turns_without_a_message() -> None:
+    last = build("zero_bubble_v", 3, 5).ranks[2]
+    assert {a.stage for a in last} == {2, 3}
+    assert {a for a in last if a.kind in ("SEND_F", "RECV_B") and a.stage == 2} == set()
+    assert {a for a in last if a.kind in ("SEND_B", "RECV_F") and a.stage == 3} == set()
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (("1f1b", 0, 4), "pipeline = 0: must be at least 1"),
     (("gpipe", 2, 0), "microbatches = 0: must be at least 1"),
+    (("breadth_first", 2, 2, 0), "virtual_stages = 0: must be at least 1"),
     (("gpipe", 2, 4, 2), "virtual_stages = 2: gpipe has one stage per rank"),
-    (("1f1b", 2, 4, 2), "virtual_stages = 2: 1f1b has one stage per rank"),
+    (("zero_bubble", 2, 4, 2), "virtual_stages = 2: zero_bubble has one stage per rank"),
+    (("zero_bubble_v", 2, 4, 3), "virtual_stages = 3: zero_bubble_v has two stages per rank"),
     (("interleaved_1f1b", 4, 6, 2), r"multiple of pipeline\(4\); 6 % 4 = 2. Use 8 microbatches"),
-    (("zero_bubble", 2, 4), f"is not a schedule. Use one of {', '.join(SCHEDULES)}"),
+    (("zb", 2, 4), f"is not a schedule. Use one of {', '.join(STAGES_PER_RANK)}, or a table"),
 ])
 def test_wrong_requests_are_refused(arguments: tuple[str, int, int], message: str) -> None:
     with pytest.raises(HpcMpError, match=message):
         build(*arguments)
 
 
+def test_the_table_of_the_documentation() -> None:
+    text = (Path(__file__).parents[2] / "docs/user/schedules.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    stated = {name: (row[-2], row[-1]) for row in rows[1:] for name in re.findall("`(.+?)`", row[0])}
+    assert set(stated) == set(STAGES_PER_RANK)
+    for name, (bubble, held) in stated.items():
+        schedule = build(name, 4, 8, 2 if STAGES_PER_RANK[name] is None else 1)
+        assert bubble == f"{simulate(schedule).bubble:.1%}".replace("%", " %")
+        assert float(held) == peak_in_flight(schedule.ranks[0]) / (schedule.stages / 4)
+
+
 # --- times -----------------------------------------------------------------------------------------------------------
 
 
 def test_times_by_hand() -> None:
-    timeline = simulate(build("gpipe", 2, 1), forward={0: 1, 1: 2}, backward={0: 3, 1: 4}, latency=10)
+    timeline = simulate(build("gpipe", 2, 1), {"F": {0: 1, 1: 2}, "B": {0: 3, 1: 4}}, latency=10)
     first, last = ([(slot.start, slot.end) for slot in slots] for slots in timeline.ranks)
     assert first == [(0, 1), (27, 30)]
     assert last == [(11, 13), (13, 17)]
@@ -197,9 +221,22 @@ def test_times_by_hand() -> None:
     assert timeline.bubble == pytest.approx(1 - 10 / 60)
 
 
+def test_between_stages_of_one_rank_nothing_travels() -> None:
+    assert simulate(build("breadth_first", 1, 1, 2), latency=10).makespan == 6
+    down_and_back = simulate(build("zero_bubble_v", 2, 1), latency=10)
+    assert down_and_back.makespan == 4 * 10 + 10  # four times over the link, and F, F, F, F, I, I, W, I, I, W
+
+
+def test_a_gradient_leaves_before_its_weights_are_done() -> None:
+    timeline = simulate(build("zero_bubble", 2, 1), {"F": 1, "I": 2, "W": 5}, latency=10)
+    first, last = ([(slot.action.kind, slot.start, slot.end) for slot in slots] for slots in timeline.ranks)
+    assert last == [("F", 11, 12), ("I", 12, 14), ("W", 14, 19)]
+    assert first == [("F", 0, 1), ("I", 24, 26), ("W", 26, 31)]
+
+
 def test_a_slow_stage_holds_up_the_pipeline() -> None:
     schedule = build("1f1b", 4, 16)
-    slow = simulate(schedule, forward={0: 1, 1: 1, 2: 2, 3: 1}, backward=2)
+    slow = simulate(schedule, {"F": {0: 1, 1: 1, 2: 2, 3: 1}, "B": 2})
     assert slow.makespan > simulate(schedule).makespan
     assert slow.makespan >= 16 * (2 + 2)
 
@@ -212,87 +249,16 @@ def test_a_slow_stage_holds_up_the_pipeline() -> None:
     ("interleaved_1f1b", "Interleaved1F1B", 2, 4, 2),
     ("interleaved_1f1b", "Interleaved1F1B", 4, 8, 2),
     ("interleaved_1f1b", "Interleaved1F1B", 4, 4, 3),
+    ("breadth_first", "LoopedBFS", 2, 4, 2),
+    ("breadth_first", "LoopedBFS", 4, 3, 3),
+    ("zero_bubble_v", "ZBVZeroBubble", 4, 8, 2),
+    ("zero_bubble_v", "ZBVZeroBubble", 4, 3, 2),
+    ("zero_bubble_v", "ZBVZeroBubble", 3, 5, 2),
 ])
 def test_order_equals_torch(name: str, torch_name: str, pipeline: int, microbatches: int, virtual_stages: int) -> None:
     oracle = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
     theirs = oracle.get_schedule_ops(torch_name, pipeline, microbatches, virtual_stages)
     ours = compute(build(name, pipeline, microbatches, virtual_stages))
-    computing = re.compile(r"\d+[FB]\d+")  # GPipe's table also says when gradients are reduced
+    computing = re.compile(r"\d+[FBIW]\d+")  # GPipe's table also says when gradients are reduced
     assert [[str(op) for op in rank if computing.fullmatch(str(op))] for rank in theirs] == [
         list(map(cell, rank)) for rank in ours]
-
-
-def test_torch_reads_the_csv() -> None:
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    if not hasattr(schedules, "_Action"):
-        pytest.skip("torch's private _Action is gone")
-    lines = to_csv(build("1f1b", 3, 4)).splitlines()
-    read = [[schedules._Action.from_str(text) for text in line.split(",")] for line in lines]
-    assert [[str(op) for op in rank if op is not None] for rank in read] == [
-        [text for text in line.split(",") if text] for line in lines]
-
-
-# --- drawing and command ---------------------------------------------------------------------------------------------
-
-
-def test_csv_golden() -> None:
-    assert to_csv(build("1f1b", 4, 4)) == (
-        "0F0,0F1,0F2,0F3,,,,0B0,,0B1,,0B2,,0B3\n"
-        ",1F0,1F1,1F2,,,1B0,1F3,1B1,,1B2,,1B3,\n"
-        ",,2F0,2F1,,2B0,2F2,2B1,2F3,2B2,,2B3,,\n"
-        ",,,3F0,3B0,3F1,3B1,3F2,3B2,3F3,3B3,,,\n"
-    )
-
-
-@pytest.mark.parametrize(("file", "request_"), [
-    ("schedule_1f1b.txt", ("1f1b", 4, 8, 1)), ("schedule_interleaved.txt", ("interleaved_1f1b", 4, 8, 2)),
-])
-def test_drawing_golden(file: str, request_: tuple[str, int, int, int]) -> None:
-    text = draw(build(*request_), width=80).plain
-    assert max(map(len, text.splitlines())) <= 80
-    assert text + "\n" == (GOLDEN / file).read_text(encoding="utf-8")
-
-
-def test_drawing_colours_forward_and_backward() -> None:
-    text = draw(build("gpipe", 1, 1))
-    drawn = {(text.plain[span.start : span.end].strip(), span.style) for span in text.spans}
-    assert drawn == {("F0", "cyan"), ("B0", "green")}
-
-
-def run(*arguments: str) -> str:
-    result = CliRunner().invoke(cli, ["schedule", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def test_command_prints_one_json_document() -> None:
-    tree = json.loads(run("--pp", "4", "--microbatches", "8", "--json"))
-    schedule = build("1f1b", 4, 8)
-    assert tree["ranks"] == to_dict(schedule)["ranks"]
-    assert (tree["schedule"], tree["pipeline"], tree["microbatches"], tree["virtual_stages"]) == ("1f1b", 4, 8, 1)
-    assert tree["bubble"] == simulate(schedule).bubble
-    assert tree["peak_in_flight"] == [4, 3, 2, 1]
-    again = tuple(tuple(Action(**action) for action in rank["actions"]) for rank in tree["ranks"])
-    assert again == schedule
-
-
-def test_command_prints_table_drawing_and_csv() -> None:
-    request = ("--schedule", "interleaved_1f1b", "--pp", "2", "--microbatches", "4", "--virtual-stages", "2")
-    assert run(*request, "--csv") == to_csv(build("interleaved_1f1b", 2, 4, 2))
-    drawing = run(*request, "--draw")
-    assert draw(build("interleaved_1f1b", 2, 4, 2), 80).plain in drawing
-    table = run(*request)
-    assert "0F0 0SEND_F0" in table and "3RECV_B" not in table  # the last stage receives no gradient
-    for text in (drawing, table):
-        assert "idle (bubble): 11.1%" in text
-        assert text.splitlines()[-1].endswith("5, 3")
-
-
-@pytest.mark.parametrize("arguments", [
-    ["--pp", "2", "--microbatches", "2", "--csv", "--json"],
-    ["--pp", "4", "--microbatches", "6", "--schedule", "interleaved_1f1b"],
-    ["--pp", "4", "--microbatches", "6", "--schedule", "1F1B"],
-    ["--pp", "0", "--microbatches", "6"],
-])
-def test_command_refuses_wrong_input(arguments: list[str]) -> None:
-    assert isinstance(CliRunner().invoke(cli, ["schedule", *arguments]).exception, HpcMpError)

@@ -20,18 +20,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 4},
     "llama": {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 12,
               "vocab_size": 11, "max_position_embeddings": 4},
+    "gptj": {"model_type": "gptj", "n_layer": 2, "n_embd": 8, "n_head": 2, "rotary_dim": 2, "vocab_size": 11, "n_positions": 4,
+             "tie_word_embeddings": True},
+    "mixtral": {"model_type": "mixtral", "num_hidden_layers": 2, "hidden_size": 8, "num_attention_heads": 2,
+                "num_key_value_heads": 1, "intermediate_size": 12, "vocab_size": 11, "num_local_experts": 3},
 }
 
 
 def arrays(config: dict[str, Any]) -> Arrays:
-    """As ``save_pretrained`` writes them: fused weights are (in, n x out)."""
+    """As ``save_pretrained`` writes them: fused weights are (in, n x out), experts lie apart."""
     family = family_of(config["model_type"])
     shape = family.read(config)
     found = {}
-    for weight in family.stage_weights(shape, range(shape.layers), first=True, last=True):
+    for weight in family.all_weights(shape):
         fused = family.model_type == "gpt2" and "c_attn" in weight.name
         sizes = (*weight.shape[:-2], weight.shape[-2] * weight.shape[-1]) if fused else weight.shape
-        found[weight.name] = np.zeros(sizes, np.float32)
+        for at, name in weight.stored or (((), weight.name),):
+            found[name] = np.zeros(sizes[len(at):], np.float32)
     return found
 
 
@@ -46,6 +51,29 @@ def test_a_plain_checkpoint_is_taken(model: str, tmp_path: Path) -> None:
     save_file(weights | {"transformer.h.0.attn.bias": np.zeros(1), "x.rotary_emb.inv_freq": np.zeros(1)}, tmp_path / SINGLE)
     check(tmp_path, CONFIGS[model])
     assert weight_files(tmp_path).keys() > weights.keys()
+
+
+def test_experts_are_taken_apart_and_together(tmp_path: Path) -> None:
+    config = CONFIGS["mixtral"]
+    weights = arrays(config)
+    apart = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
+    assert weights.pop(apart).shape == (12, 8)
+    save_file(weights, tmp_path / SINGLE)
+    with pytest.raises(HpcMpError, match=f"holds no weight named {apart}"):
+        check(tmp_path, config)
+    save_file(weights | {apart: np.zeros((8, 12), np.float32)}, tmp_path / SINGLE)
+    with pytest.raises(HpcMpError, match=r"has the shape \(8, 12\).*asks for \(12, 8\)"):
+        check(tmp_path, config)
+    together = {name: value for name, value in weights.items() if "block_sparse_moe" not in name}
+    for layer in (0, 1):
+        together |= {f"model.layers.{layer}.mlp.gate.weight": np.zeros((3, 8), np.float32),
+                     f"model.layers.{layer}.mlp.experts.gate_up_proj": np.zeros((3, 24, 8), np.float32),
+                     f"model.layers.{layer}.mlp.experts.down_proj": np.zeros((3, 8, 12), np.float32)}
+    save_file(together, tmp_path / SINGLE)
+    check(tmp_path, config)
+    save_file(together | {"model.layers.0.block_sparse_moe.gate.weight": np.zeros((3, 8), np.float32)}, tmp_path / SINGLE)
+    with pytest.raises(HpcMpError, match=r"holds model\.layers\.0\.block_sparse_moe\.gate\.weight, which no part of a mixtral"):
+        check(tmp_path, config)
 
 
 def test_a_bare_gpt2_needs_no_prefix(tmp_path: Path) -> None:

@@ -7,19 +7,49 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
+from hpc_mp.layout.models.experts import ExpertCut, check_experts, expert_cut
 from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.gpt2 import GPT2
+from hpc_mp.layout.models.gptj import GPTJ
 from hpc_mp.layout.models.llama import LLAMA
+from hpc_mp.layout.models.mixtral import MIXTRAL
+from hpc_mp.layout.models.model_profile import ModelProfile, UnitProfile, conditions, read_profile, write_profile
 from hpc_mp.layout.models.qwen2 import QWEN2
-from hpc_mp.layout.models.shape import LayerCosts, ModelShape, check_layout, chunk_sizes, layer_costs, read_config, stage_layers
+from hpc_mp.layout.models.shape import ModelShape, chunk_sizes, read_config
+from hpc_mp.layout.models.stages import LayerCosts, StageCut, check_stages, cut_stages, layer_costs
+from hpc_mp.layout.models.tensor import TensorCut, check_context, check_tensor, kv_copies, left_whole
 from hpc_mp.layout.models.weight_files import check_weights
 
 __all__ = [
-    "FAMILIES", "Family", "LayerCosts", "ModelShape", "Weight", "check_layout", "check_pretrained", "chunk_sizes", "family_of",
-    "layer_costs", "read_config", "read_shape", "stage_layers",
+    "FAMILIES",
+    "ExpertCut",
+    "Family",
+    "LayerCosts",
+    "ModelProfile",
+    "ModelShape",
+    "StageCut",
+    "TensorCut",
+    "UnitProfile",
+    "Weight",
+    "check_layout",
+    "check_pretrained",
+    "chunk_sizes",
+    "conditions",
+    "expert_cut",
+    "family_of",
+    "kv_copies",
+    "layer_costs",
+    "left_whole",
+    "read_config",
+    "read_profile",
+    "read_shape",
+    "stage_cut",
+    "stage_layers",
+    "write_profile",
 ]
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, QWEN2)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPTJ, MIXTRAL)}
 
 
 def family_of(model_type: str) -> Family:
@@ -42,7 +72,29 @@ def read_shape(spec: JobSpec) -> ModelShape:
     """The shape of a job's model.
 
     Raises:
-        HpcMpError: for a missing checkpoint, an unknown family or impossible sizes.
+        HpcMpError: for a missing checkpoint, an unknown family, impossible sizes, or a field of its configuration that is not
+            accounted for.
     """
     config = read_config(spec)
-    return family_of(config["model_type"]).read(config)
+    family = family_of(config["model_type"])
+    check_fields(config, family.fields, family.model_type, spec.model.pretrained)
+    return family.read(config)
+
+
+def check_layout(shape: ModelShape, spec: JobSpec) -> None:
+    """Raises HpcMpError, with the arithmetic, when the model cannot be cut as ``spec.parallel`` asks."""
+    family = family_of(shape.model_type)
+    check_stages(family, shape, spec)
+    check_tensor(family, shape, spec)
+    check_experts(shape, spec)
+    check_context(family, shape, spec)
+
+
+def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:
+    """The layers of every global stage, with the reason. Raises HpcMpError."""
+    return cut_stages(family_of(shape.model_type), shape, spec)
+
+
+def stage_layers(spec: JobSpec, shape: ModelShape) -> tuple[int, ...]:
+    """The layers of every global stage. Raises HpcMpError."""
+    return stage_cut(spec, shape).layers

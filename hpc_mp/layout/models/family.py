@@ -7,24 +7,51 @@ with the shapes the engine gives them, and along which dimension tensor parallel
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from hpc_mp.layout.models.fields import ConfigField
 from hpc_mp.layout.models.shape import ModelShape
 
 # How a projection is cut (Megatron-LM, arXiv:1909.08053): "column" cuts its outputs, "row" its inputs; "fused" is a
 # column projection whose output holds q, k and v side by side and is cut inside each of the three.
 Projection = Literal["column", "row", "fused"]
+StoredPart = tuple[tuple[int, ...], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One parameter in the engine's shape; ``cut`` is the dimension that tensor parallelism cuts (None: every rank has all)."""
+    """One parameter in the engine's shape, under the name that it has in transformers' module.
+
+    Attributes:
+        cut: the dimension that tensor parallelism cuts; None: every rank has all.
+        most_parts: into how many parts it may be cut, which more ranks than that share; None: any number. Key-value heads.
+        partial: whether each tensor rank finds a share of the gradient although all of them hold it whole: a router, whose
+            choices weigh what ranks have a share of.
+        experts: whether its first dimension counts experts, which expert parallelism shares out.
+        stored: where a checkpoint holds it, if not under its own name: (first indices, name) of every part, in row-major order.
+    """
 
     name: str
     shape: tuple[int, ...]
     cut: int | None = None
     init: Literal["normal", "residual", "ones", "zeros"] = "normal"
+    most_parts: int | None = None
+    partial: bool = False
+    experts: bool = False
+    stored: tuple[StoredPart, ...] = ()
+
+    @property
+    def fused_shape(self) -> tuple[int, ...]:
+        """The shape in transformers' module, where parts that are each cut stand side by side: (in, n x out) for (in, n, out)."""
+        if not self.cut:
+            return self.shape
+        before = self.cut - 1
+        return *self.shape[:before], self.shape[before] * self.shape[self.cut], *self.shape[self.cut + 1:]
+
+    def within(self, prefix: str) -> Weight:
+        """This weight of a block as one of the model's."""
+        return replace(self, name=f"{prefix}.{self.name}", stored=tuple((at, f"{prefix}.{name}") for at, name in self.stored))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +62,18 @@ class Family:
         model_type: Hugging Face's name.
         architecture: the causal-LM class written into an exported config.
         modules: the transformers modules that a rank needs (imported before ranks are forked).
+        fields: what may stand in each field of its configuration; a field that is not there is refused.
         read: config dictionary -> ModelShape, with Hugging Face's defaults.
         embedding, position, blocks, norm, head: module names inside the causal-LM class (position may be None).
         rotary: the module that makes rotary cosines and sines, embedding_dropout: the dropout after the embedding.
+        attention: the attention module inside a block, attention_dropout: the module inside it that drops weights of its heads
+            (None: the attention function is told a probability).
         projections: name inside a block -> how it is cut.
         transposed: whether projections store (in, out) as GPT-2's Conv1D does, instead of (out, in).
-        enters: modules of a block whose input is shared by column projections (one gradient all-reduce each).
+        enters: modules of a block whose input is shared by what is cut in them (one gradient all-reduce each).
+        experts: the module of a block's experts, which are cut inside each expert.
+        router: the module beside them that chooses experts for tokens.
+        own_attention: whether its attention is its own code, in which no function can be put in place of another.
         block_weights, outer_weights: the parameters of one block, and of embedding / norm / head, by full name.
         dropouts: config keys that hold a dropout probability.
         checkpoint_prefixes: prefixes that a checkpoint may leave out (bare GPT-2 checkpoints have no ``transformer.``).
@@ -49,6 +82,7 @@ class Family:
     model_type: str
     architecture: str
     modules: tuple[str, ...]
+    fields: Mapping[str, ConfigField]
     read: Callable[[Mapping[str, Any]], ModelShape]
     embedding: str
     position: str | None
@@ -57,6 +91,8 @@ class Family:
     head: str
     rotary: str | None
     embedding_dropout: str | None
+    attention: str
+    attention_dropout: str | None
     projections: Mapping[str, Projection]
     transposed: bool
     enters: tuple[str, ...]
@@ -65,20 +101,48 @@ class Family:
     norm_weights: Callable[[ModelShape], tuple[Weight, ...]]
     head_weights: Callable[[ModelShape], tuple[Weight, ...]]
     dropouts: tuple[str, ...]
+    experts: str | None = None
+    router: str = "gate"
+    own_attention: bool = False
     checkpoint_prefixes: tuple[str, ...] = ()
 
-    def stage_weights(self, shape: ModelShape, layers: range, first: bool, last: bool) -> tuple[Weight, ...]:
-        """All parameters of a stage under their Hugging Face names. A tied head appears once when it shares the
-        embedding's stage, and on the last stage as a copy under the embedding's name."""
-        weights: list[Weight] = []
-        if first:
-            weights += self.embedding_weights(shape)
-        for layer in layers:
-            weights += [Weight(f"{self.blocks}.{layer}.{w.name}", w.shape, w.cut, w.init) for w in self.block_weights(shape)]
-        if last:
-            weights += self.norm_weights(shape)
-            if not shape.tied:
-                weights += self.head_weights(shape)
-            elif not first:
-                weights.append(next(w for w in self.embedding_weights(shape) if w.name == f"{self.embedding}.weight"))
-        return tuple(weights)
+    def layer_weights(self, shape: ModelShape, layer: int) -> tuple[Weight, ...]:
+        """The parameters of a block under their Hugging Face names."""
+        return tuple(weight.within(f"{self.blocks}.{layer}") for weight in self.block_weights(shape))
+
+    def own_head_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
+        """The parameters of the head that are not the embedding's too."""
+        return tuple(weight for weight in self.head_weights(shape) if not shape.tied or weight.name != f"{self.head}.weight")
+
+    def all_weights(self, shape: ModelShape) -> tuple[Weight, ...]:
+        """Every parameter of the model once, under its Hugging Face name; a tied one under the embedding's."""
+        layers = [weight for layer in range(shape.layers) for weight in self.layer_weights(shape, layer)]
+        return (*self.embedding_weights(shape), *layers, *self.norm_weights(shape), *self.own_head_weights(shape))
+
+    @property
+    def block_modules(self) -> tuple[str, ...]:
+        """The modules of a block that tensor parallelism cuts, each as a whole."""
+        inside = (*self.projections, *([self.experts] if self.experts is not None else []))
+        return tuple(dict.fromkeys(inner.partition(".")[0] for inner in inside))
+
+    def module_of(self, name: str) -> str | None:
+        """The module that a weight is cut with; None for norms and whatever else is never cut."""
+        for module in (self.embedding, self.head):
+            if name.startswith(f"{module}."):
+                return module
+        if not name.startswith(f"{self.blocks}."):
+            return None
+        layer, module, *_ = name.removeprefix(f"{self.blocks}.").split(".")
+        return f"{self.blocks}.{layer}.{module}" if module in self.block_modules else None
+
+    def is_row_bias(self, name: str) -> bool:
+        """Whether a weight is the bias of a projection whose inputs are cut."""
+        module, _, leaf = name.rpartition(".")
+        return leaf == "bias" and any(how == "row" and module.endswith(f".{inner}") for inner, how in self.projections.items())
+
+    def without_layer(self, name: str) -> tuple[str, int | None]:
+        """A name with ``{}`` in place of its layer's number, and that number; None for what is in no block."""
+        if not name.startswith(f"{self.blocks}."):
+            return name, None
+        layer, _, inner = name.removeprefix(f"{self.blocks}.").partition(".")
+        return f"{self.blocks}.{{}}.{inner}", int(layer)

@@ -7,14 +7,29 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField, only
 from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
+
+DROPOUTS = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
+
+FIELDS: Mapping[str, ConfigField] = {
+    **COMMON,
+    **dict.fromkeys(("n_embd", "n_head", "n_inner", "n_layer", "n_positions", "vocab_size", "initializer_range"), READ),
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_hidden_layers", "max_position_embeddings"), READ),  # second names
+    **dict.fromkeys(("scale_attn_weights", "scale_attn_by_inverse_layer_idx"), READ),
+    **dict.fromkeys(("summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+                     "summary_first_dropout"), READ),  # of the model for classifying, no part of a language model
+    **dict.fromkeys(DROPOUTS, PROBABILITY),
+    "pad_token_id": READ,  # no part of the embedding, other than in Llama
+    "activation_function": ACTIVATION,
+    "layer_norm_epsilon": EPSILON,
+    "reorder_and_upcast_attn": only(False),
+}
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
     """Defaults: transformers' GPT2Config (the 124 M model)."""
     c = ConfigReader(config)
-    c.refuse("add_cross_attention", False, "leave it out")
-    c.refuse("reorder_and_upcast_attn", False, "leave it out")
     hidden = c.count("n_embd", "hidden_size", default=768)
     heads = c.count("n_head", "num_attention_heads", default=12)
     if hidden % heads:
@@ -52,6 +67,7 @@ GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     modules=("transformers.models.gpt2.modeling_gpt2",),
+    fields=FIELDS,
     read=read,
     embedding="transformer.wte",
     position="transformer.wpe",
@@ -60,6 +76,8 @@ GPT2 = Family(
     head="lm_head",
     rotary=None,
     embedding_dropout="transformer.drop",
+    attention="attn",
+    attention_dropout="attn_dropout",
     projections={"attn.c_attn": "fused", "attn.c_proj": "row", "mlp.c_fc": "column", "mlp.c_proj": "row"},
     transposed=True,
     enters=("attn", "mlp"),
@@ -73,6 +91,6 @@ GPT2 = Family(
         Weight("transformer.ln_f.bias", (s.hidden,), init="zeros"),
     ),
     head_weights=lambda s: (Weight("lm_head.weight", (s.vocabulary, s.hidden), cut=0),),
-    dropouts=("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+    dropouts=DROPOUTS,
     checkpoint_prefixes=("transformer.",),
 )

@@ -7,7 +7,23 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.fields import ACTIVATION, COMMON, EPSILON, PROBABILITY, READ, ConfigField
+from hpc_mp.layout.models.rotary import ROTARY_FIELDS, check_rotary
 from hpc_mp.layout.models.shape import MOST_LAYERS, ConfigReader, ModelShape
+
+DROPOUTS = ("attention_dropout",)
+
+FIELDS: Mapping[str, ConfigField] = {
+    **COMMON,
+    **ROTARY_FIELDS,
+    **dict.fromkeys(("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "head_dim",
+                     "intermediate_size", "vocab_size", "max_position_embeddings", "initializer_range"), READ),
+    **dict.fromkeys(("attention_bias", "mlp_bias", "pad_token_id"), READ),
+    **dict.fromkeys(DROPOUTS, PROBABILITY),
+    "hidden_act": ACTIVATION,
+    "rms_norm_eps": EPSILON,
+    "pretraining_tp": READ,  # in how many pieces a product was once computed: the product is the same
+}
 
 
 def read(config: Mapping[str, Any]) -> ModelShape:
@@ -16,16 +32,19 @@ def read(config: Mapping[str, Any]) -> ModelShape:
     hidden = c.count("hidden_size", default=4096)
     heads = c.count("num_attention_heads", default=32)
     kv_heads = c.count("num_key_value_heads", default=heads)
-    if config.get("head_dim") is None and hidden % heads:
+    if hidden % heads:
         raise HpcMpError(f"the model's hidden_size({hidden}) / num_attention_heads({heads})", "must be a whole number",
-                         "choose hidden_size as a multiple of num_attention_heads, or give head_dim")
+                         "choose hidden_size as a multiple of num_attention_heads")
     if heads % kv_heads:
         raise HpcMpError(f"the model's num_attention_heads({heads}) / num_key_value_heads({kv_heads})",
                          "must be a whole number", "choose num_key_value_heads as a divisor of num_attention_heads")
+    head_dim, vocabulary = c.count("head_dim", default=hidden // heads), c.count("vocab_size", default=32000)
+    check_rotary(config, head_dim)
+    c.row("pad_token_id", vocabulary)
     return ModelShape(
         model_type="llama", layers=c.count("num_hidden_layers", default=32, most=MOST_LAYERS), hidden=hidden,
-        heads=heads, kv_heads=kv_heads, head_dim=c.count("head_dim", default=hidden // heads),
-        intermediate=c.count("intermediate_size", default=11008), vocabulary=c.count("vocab_size", default=32000),
+        heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+        intermediate=c.count("intermediate_size", default=11008), vocabulary=vocabulary,
         positions=c.count("max_position_embeddings", default=2048), tied=c.flag("tie_word_embeddings", False),
         attention_bias=c.flag("attention_bias", False), mlp_bias=c.flag("mlp_bias", False), gated_mlp=True,
         initializer_range=c.number("initializer_range", 0.02),
@@ -35,10 +54,10 @@ def read(config: Mapping[str, Any]) -> ModelShape:
 def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     h, f, q, kv = s.hidden, s.intermediate, s.heads * s.head_dim, s.kv_heads * s.head_dim
     weights = [Weight("input_layernorm.weight", (h,), init="ones")]
-    for name, out in (("q_proj", q), ("k_proj", kv), ("v_proj", kv)):
-        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0))
+    for name, out, most in (("q_proj", q, None), ("k_proj", kv, s.kv_heads), ("v_proj", kv, s.kv_heads)):
+        weights.append(Weight(f"self_attn.{name}.weight", (out, h), cut=0, most_parts=most))
         if s.attention_bias:
-            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros"))
+            weights.append(Weight(f"self_attn.{name}.bias", (out,), cut=0, init="zeros", most_parts=most))
     weights.append(Weight("self_attn.o_proj.weight", (h, q), cut=1))
     if s.attention_bias:
         weights.append(Weight("self_attn.o_proj.bias", (h,), init="zeros"))
@@ -57,6 +76,7 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     modules=("transformers.models.llama.modeling_llama",),
+    fields=FIELDS,
     read=read,
     embedding="model.embed_tokens",
     position=None,
@@ -65,6 +85,8 @@ LLAMA = Family(
     head="lm_head",
     rotary="model.rotary_emb",
     embedding_dropout=None,
+    attention="self_attn",
+    attention_dropout=None,
     projections={
         "self_attn.q_proj": "column", "self_attn.k_proj": "column", "self_attn.v_proj": "column",
         "self_attn.o_proj": "row",
@@ -76,5 +98,5 @@ LLAMA = Family(
     embedding_weights=lambda s: (Weight("model.embed_tokens.weight", (s.vocabulary, s.hidden), cut=0),),
     norm_weights=lambda s: (Weight("model.norm.weight", (s.hidden,), init="ones"),),
     head_weights=lambda s: (Weight("lm_head.weight", (s.vocabulary, s.hidden), cut=0),),
-    dropouts=("attention_dropout",),
+    dropouts=DROPOUTS,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from typing import Any, TypeVar
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.errors import shown
-from hpc_mp.layout.schedule.partition import partition
 
 T = TypeVar("T")
 MOST_LAYERS = 2**16
@@ -21,7 +19,12 @@ MOST_LAYERS = 2**16
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes of a decoder-only transformer (counts, not bytes)."""
+    """Sizes of a decoder-only transformer (counts, not bytes).
+
+    Attributes:
+        experts, experts_per_token: MLPs of a block, and how many of them each token goes through; 0: one MLP for all tokens.
+        window: how many tokens a token sees, itself included; None: all earlier ones.
+    """
 
     model_type: str
     layers: int
@@ -37,6 +40,9 @@ class ModelShape:
     mlp_bias: bool
     gated_mlp: bool
     initializer_range: float
+    experts: int = 0
+    experts_per_token: int = 0
+    window: int | None = None
 
 
 def read_config(spec: JobSpec) -> dict[str, Any]:
@@ -93,11 +99,11 @@ class ConfigReader:
         return float(self._read((name,), default, "must be a finite number of at least 0", lambda value: (
             isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= sys.float_info.max)))
 
-    def refuse(self, name: str, built: Any, remedy: str) -> None:
-        """Refuse a setting whose feature is not built."""
-        value = self.config.get(name, built)
-        if value != built:
-            raise HpcMpError(f"the model's {name} = {shown(value)}", "is not built yet", remedy)
+    def row(self, name: str, rows: int) -> int | None:
+        """A row of a table; a negative one counts from the end, as in torch."""
+        value: int | None = self._read((name,), None, f"must be a whole number from {-rows} to {rows - 1}", lambda value: (
+            isinstance(value, int) and not isinstance(value, bool) and -rows <= value < rows))
+        return None if value is None else value % rows
 
     def _read(self, names: tuple[str, ...], default: T, rule: str, holds: Callable[[Any], bool]) -> T:
         given = {name: self.config[name] for name in names if self.config.get(name) is not None}
@@ -111,65 +117,7 @@ class ConfigReader:
         return next(iter(given.values()), default)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCosts:
-    """Forward floating-point operations per token of the embedding, of each block, and of norm + head + loss."""
-
-    embedding: float
-    blocks: tuple[float, ...]
-    head: float
-
-
-def layer_costs(shape: ModelShape, sequence_length: int) -> LayerCosts:
-    """Two operations per weight of every matrix product and token, plus the attention products with half the sequence
-    (causal), as in the appendix of "Training Compute-Optimal Large Language Models" (arXiv:2203.15556). The embedding
-    is a look-up and costs nothing by that count.
-    """
-    q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    mlp = (3 if shape.gated_mlp else 2) * shape.hidden * shape.intermediate
-    weights = shape.hidden * (q + 2 * kv) + q * shape.hidden + mlp
-    attention = 2 * 2 * q * sequence_length / 2
-    return LayerCosts(0.0, (2.0 * weights + attention,) * shape.layers, 2.0 * shape.hidden * shape.vocabulary)
-
-
 def chunk_sizes(size: int, parts: int) -> tuple[int, ...]:
     """How ``torch.chunk`` cuts: ceil(size / parts) each while some is left; the last parts may be smaller or empty."""
     step = -(-size // parts)
     return tuple(max(0, min(step, size - part * step)) for part in range(parts))
-
-
-def check_layout(shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError, with the arithmetic, when the model cannot be cut as ``spec.parallel`` asks."""
-    tensor, pipeline, partition = spec.parallel.tensor, spec.parallel.pipeline, spec.parallel.partition
-    if spec.data.sequence_length > shape.positions:
-        raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}",
-                         f"is longer than the model's {shape.positions} positions",
-                         f"use at most {shape.positions}, or a model with more positions")
-    if pipeline > shape.layers:
-        raise HpcMpError(f"parallel.pipeline = {pipeline}", f"is more stages than the model's {shape.layers} layers",
-                         f"use at most {shape.layers} stages")
-    if partition != "auto" and sum(partition) != shape.layers:
-        raise HpcMpError(f"parallel.partition = {shown(partition)}",
-                         f"has {sum(partition)} layers, the model has {shape.layers}",
-                         "change the layers of a stage so that the sum is right")
-    for what, count in (("attention heads", shape.heads), ("key-value heads", shape.kv_heads)):
-        if count % tensor:
-            raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {count} {what}",
-                             f"use a divisor of {math.gcd(shape.heads, shape.kv_heads)}: heads are never split")
-    for what, size in (("vocabulary", shape.vocabulary), ("intermediate size", shape.intermediate)):
-        empty = chunk_sizes(size, tensor).count(0)
-        if empty:
-            raise HpcMpError(f"parallel.tensor = {tensor}", f"cuts the {what} of {size} into pieces of "
-                             f"{-(-size // tensor)}, so that {empty} of {tensor} ranks get nothing",
-                             "use fewer tensor ranks")
-
-
-def stage_layers(spec: JobSpec, shape: ModelShape) -> tuple[int, ...]:
-    """The layers of every stage: as ``parallel.partition`` says, or for ``auto`` the cut whose most expensive stage is cheapest.
-
-    A resolved job says them. They are computed for a job that has just been written, and for ranks started by hand.
-    """
-    if spec.parallel.partition != "auto":
-        return spec.parallel.partition
-    costs = layer_costs(shape, spec.data.sequence_length)
-    return partition(costs.blocks, spec.parallel.pipeline, costs.embedding, costs.head)

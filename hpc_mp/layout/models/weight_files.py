@@ -9,12 +9,11 @@ import json
 import re
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.family import Family, StoredPart, Weight
 from hpc_mp.layout.models.shape import ModelShape
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -77,26 +76,26 @@ def check_weights(directory: Path, config: Mapping[str, Any], family: Family, sh
         raise HpcMpError(value, f"is quantized ({method}): its numbers mean nothing without their scales",
                          "give the checkpoint that it was made from, or save it again dequantized")
     held = stored_weights(directory)
-    wanted = family.stage_weights(shape, range(shape.layers), first=True, last=True)
-    names = {weight.name: find(weight.name, held, family) for weight in wanted}
-    for weight in wanted:
-        name = names[weight.name]
-        if name is None:
-            raise HpcMpError(value, f"holds no weight named {weight.name}",
+    wanted = family.all_weights(shape)
+    parts = {weight.name: stored_parts(weight, held, family) for weight in wanted}
+    for weight, at, name in ((each, *part) for each in wanted for part in parts[each.name]):
+        if name not in held:
+            raise HpcMpError(value, f"holds no weight named {name}",
                              "give the checkpoint of a causal language model of this family")
-        if not fits(held[name].shape, weight):
+        asked = weight.shape[len(at):]
+        if held[name].shape != asked and (at or held[name].shape != weight.fused_shape):
             raise HpcMpError(f"{held[name].file}: {name}",
-                             f"has the shape {held[name].shape}, the model's configuration asks for {weight.shape}",
+                             f"has the shape {held[name].shape}, the model's configuration asks for {asked}",
                              "give a config.json that belongs to these weights")
         if held[name].dtype not in FLOATING:
             raise HpcMpError(f"{held[name].file}: {name}",
                              f"is stored as {held[name].dtype}, which is no plain floating-point format",
                              "give the checkpoint before it was quantized")
     head = f"{family.head}.weight"
-    left = sorted(name for name in held.keys() - set(names.values()) if not BUFFERS.search(name))
+    used = {name for those in parts.values() for _, name in those}
+    left = sorted(name for name in held.keys() - used if not BUFFERS.search(name))
     if shape.tied and head in left:
-        embedding = names[f"{family.embedding}.weight"]
-        assert embedding is not None
+        (_, embedding), = parts[f"{family.embedding}.weight"]
         if not _same(held[head], held[embedding]):
             raise HpcMpError(f"{held[head].file}: {head}",
                              "is stored and differs from the embedding, and tie_word_embeddings is true",
@@ -112,9 +111,12 @@ def find(name: str, held: Container[str], family: Family) -> str | None:
     return next((n for n in (name, *(name.removeprefix(prefix) for prefix in family.checkpoint_prefixes)) if n in held), None)
 
 
-def fits(stored: tuple[int, ...], weight: Weight) -> bool:
-    """A fused weight, (in, n, out) in the engine, lies in a checkpoint as (in, n x out)."""
-    return stored in (weight.shape, (*weight.shape[:-2], prod(weight.shape[-2:])))
+def stored_parts(weight: Weight, held: Container[str], family: Family) -> tuple[StoredPart, ...]:
+    """Where a weight lies in a checkpoint: under its own name, else in the parts that checkpoints of its family have. A name that
+    is not held is the one that is missing."""
+    own = ((), weight.name)
+    parts = (own,) if find(weight.name, held, family) or not weight.stored else weight.stored
+    return tuple((at, find(name, held, family) or name) for at, name in parts)
 
 
 def _header(path: Path) -> dict[str, StoredWeight]:

@@ -2,6 +2,7 @@
 
 from hpc_mp.layout.placement.grid import (
     ORDERS,
+    ORDERS_WITH_CONTEXT,
     Degrees,
     Placement,
     RankMap,
@@ -15,6 +16,6 @@ from hpc_mp.layout.placement.grid import (
 )
 
 __all__ = [
-    "ORDERS", "Degrees", "Placement", "RankMap", "RankPlace", "Reach", "from_dict", "normalize_order", "place", "reach_of",
-    "to_dict",
+    "ORDERS", "ORDERS_WITH_CONTEXT", "Degrees", "Placement", "RankMap", "RankPlace", "Reach", "from_dict", "normalize_order",
+    "place", "reach_of", "to_dict",
 ]

@@ -16,6 +16,7 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 
 ORDERS: tuple[str, ...] = tuple(map("".join, permutations("DPT")))
+ORDERS_WITH_CONTEXT: tuple[str, ...] = tuple(map("".join, permutations("DPCT")))
 ALIASES: dict[str, str] = {"cluster": "DPT", "spread": "TPD"}
 AXES: dict[str, str] = {"D": "dp", "P": "pp", "C": "cp", "T": "tp"}
 
@@ -100,7 +101,8 @@ class Placement:
         """Ranks that communicate along an axis: name → groups, ascending inside and by first rank.
 
         ``tp``, ``pp``, ``dp`` (the replica axis D alone, SageMaker's ``rdp``), ``mp`` (T × P), ``tp_dp`` (T × D,
-        SageMaker's ``dp``); ``cp`` if context > 1; ``ep`` if expert > 1.
+        SageMaker's ``dp``); ``cp`` if context > 1; ``ep`` if expert > 1, and
+        ``edp``, the ranks with the same experts (Megatron-LM's name).
         """
         groups = {
             "tp": self._along("tp"),
@@ -112,9 +114,15 @@ class Placement:
         if self.degrees.context > 1:
             groups["cp"] = self._along("cp")
         if (size := self.degrees.expert) > 1:
-            blocks = (group[i : i + size] for group in self._along("dp", "cp") for i in range(0, len(group), size))
-            groups["ep"] = tuple(sorted(blocks))
+            everyone = self.state_groups
+            groups["ep"] = tuple(sorted(group[i : i + size] for group in everyone for i in range(0, len(group), size)))
+            groups["edp"] = tuple(sorted(group[first::size] for group in everyone for first in range(size)))
         return groups
+
+    @cached_property
+    def state_groups(self) -> Groups:
+        """Ranks that train the same parameters, those of data × context: they share state out, and sum gradients."""
+        return self._along("dp", "cp")
 
     def _along(self, *axes: str) -> Groups:
         """Groups of the ranks that differ in no coordinate but ``axes``."""

@@ -1,21 +1,30 @@
-"""Pipeline schedules as data: actions, generators, validator, simulation, partition, drawing. Pure Python."""
+"""Pipeline schedules as data: actions, generators, tables, validator, simulation, partition, drawing. Pure Python."""
 
 from hpc_mp.layout.schedule.actions import Action, Kind, Schedule
-from hpc_mp.layout.schedule.generators import SCHEDULES, Reduce, build
-from hpc_mp.layout.schedule.partition import partition
+from hpc_mp.layout.schedule.complete import Reduce, build
+from hpc_mp.layout.schedule.of_job import check_schedule, schedule_of
+from hpc_mp.layout.schedule.partition import most_stages, partition
+from hpc_mp.layout.schedule.residency import Chunk, Residency, peak_away, peak_resident, residency
 from hpc_mp.layout.schedule.simulate import Timeline, simulate
 from hpc_mp.layout.schedule.validate import peak_in_flight, validate
 
 __all__ = [
-    "SCHEDULES",
     "Action",
+    "Chunk",
     "Kind",
     "Reduce",
+    "Residency",
     "Schedule",
     "Timeline",
     "build",
+    "check_schedule",
+    "most_stages",
     "partition",
+    "peak_away",
     "peak_in_flight",
+    "peak_resident",
+    "residency",
+    "schedule_of",
     "simulate",
     "validate",
 ]

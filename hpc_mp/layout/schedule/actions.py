@@ -1,26 +1,36 @@
-"""The actions a schedule is made of.
-
-With P ranks, global stage s (0 … P × V − 1) lives on rank s % P.
+"""What a schedule is made of: actions, messages, and which rank holds which stage.
 
 ==========  ==========================================================================================
 F           forward of a microbatch through a stage
-B           backward of a microbatch through a stage
+B           backward of a microbatch through a stage, whole
+I           the part of a backward that makes the gradient of the stage's input
+W           the part of a backward that makes the gradients of the stage's weights, some time after its I
 SEND_F      send the output of stage s to stage s + 1
 RECV_F      receive the input of stage s from stage s − 1
 SEND_B      send the input gradient of stage s to stage s − 1
 RECV_B      receive the output gradient of stage s from stage s + 1
-REDUCE      the B before it synchronises the stage's gradients over the data axis; its SEND_B has gone out already
+REDUCE      synchronise the stage's gradients over the data axis, after the B or W of that microbatch; behind its SEND_B
 ==========  ==========================================================================================
 
-Sends and receives are asynchronous: a RECV is posted where it stands, and the F or B that consumes it waits.
+Every (stage, microbatch) has one F, and either one B or one I and later one W. A B is an I and a W in one go, and an I makes
+what a B sends. Sends and receives are asynchronous: a RECV is posted where it stands, and the F, B or I that consumes it waits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["F", "B", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE"]
+Kind = Literal["F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "REDUCE"]
+Payload = Literal["F", "B"]
+
+COMPUTE: tuple[Kind, ...] = ("F", "B", "I", "W")
+PRECEDING: dict[Kind, Kind] = {"B": "F", "I": "F", "W": "I"}
+"""What a computation needs on its own stage, of the same microbatch."""
+PAYLOADS: dict[Kind, Payload] = {"F": "F", "B": "B", "I": "B", "SEND_F": "F", "RECV_F": "F", "SEND_B": "B", "RECV_B": "B"}
+"""What an action makes and consumes, sends or receives: outputs of forwards (F) or input gradients (B)."""
+SENDS: dict[Payload, Kind] = {"F": "SEND_F", "B": "SEND_B"}
+RECEIVES: dict[Payload, Kind] = {"F": "RECV_F", "B": "RECV_B"}
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,46 +45,68 @@ class Action:
         return f"{self.kind}(stage {self.stage}, microbatch {self.microbatch})"
 
 
-Schedule = tuple[tuple[Action, ...], ...]
-"""One list of actions for each pipeline rank."""
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One list of actions for each pipeline rank.
+
+    Attributes:
+        placement: global stage → the pipeline rank that holds it; as long as there are stages.
+        microbatches: per replica and optimizer step.
+    """
+
+    ranks: tuple[tuple[Action, ...], ...]
+    placement: tuple[int, ...]
+    microbatches: int
+
+    @property
+    def stages(self) -> int:
+        """Global stages."""
+        return len(self.placement)
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """The stages that a pipeline rank holds, ascending."""
+        return tuple(stage for stage, holder in enumerate(self.placement) if holder == rank)
 
 
-def source(action: Action, stages: int) -> Action | None:
-    """The F or B on the neighbouring stage whose output an F or B consumes; None at the ends of the pipeline."""
-    neighbour = action.stage - 1 if action.kind == "F" else action.stage + 1
-    return Action(action.kind, neighbour, action.microbatch) if 0 <= neighbour < stages else None
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A tensor on its way between neighbouring stages, which one rank may both hold: then nothing is sent."""
+
+    payload: Payload
+    sender: int
+    receiver: int
+    microbatch: int
+
+    @property
+    def send(self) -> Action:
+        return Action(SENDS[self.payload], self.sender, self.microbatch)
+
+    @property
+    def receive(self) -> Action:
+        return Action(RECEIVES[self.payload], self.receiver, self.microbatch)
+
+    def travels(self, placement: tuple[int, ...]) -> bool:
+        return placement[self.sender] != placement[self.receiver]
 
 
-def destination(action: Action, stages: int) -> Action | None:
-    """The F or B on the neighbouring stage that consumes the output of an F or B; None at the ends of the pipeline."""
-    neighbour = action.stage + 1 if action.kind == "F" else action.stage - 1
-    return Action(action.kind, neighbour, action.microbatch) if 0 <= neighbour < stages else None
-
-
-def receive(action: Action, stages: int, ranks: int) -> Action | None:
-    """The RECV that brings what an F or B consumes; None if that is made on the same rank or nowhere."""
-    before = source(action, stages)
-    if before is None or before.stage % ranks == action.stage % ranks:
+def consumed(action: Action, stages: int) -> Message | None:
+    """What an F, B or I needs from the neighbouring stage, or a RECV receives; None for the others and at the ends."""
+    payload = PAYLOADS.get(action.kind)
+    if payload is None:
         return None
-    return replace(action, kind="RECV_F" if action.kind == "F" else "RECV_B")
+    neighbour = action.stage - 1 if payload == "F" else action.stage + 1
+    return Message(payload, neighbour, action.stage, action.microbatch) if 0 <= neighbour < stages else None
 
 
-def send(action: Action, stages: int, ranks: int) -> Action | None:
-    """The SEND that takes away what an F or B makes; None if that is consumed on the same rank or nowhere."""
-    after = destination(action, stages)
-    if after is None or after.stage % ranks == action.stage % ranks:
+def produced(action: Action, stages: int) -> Message | None:
+    """What an F, B or I makes for the neighbouring stage, or a SEND sends; None for the others and at the ends."""
+    payload = PAYLOADS.get(action.kind)
+    if payload is None:
         return None
-    return replace(action, kind="SEND_F" if action.kind == "F" else "SEND_B")
+    neighbour = action.stage + 1 if payload == "F" else action.stage - 1
+    return Message(payload, action.stage, neighbour, action.microbatch) if 0 <= neighbour < stages else None
 
 
-def endpoints(message: Action) -> tuple[Action, Action]:
-    """The F or B that makes what a SEND or RECV carries, and the F or B that consumes it."""
-    payload: Literal["F", "B"] = "F" if message.kind.endswith("_F") else "B"
-    ahead = 1 if payload == "F" else -1
-    stage = message.stage if message.kind.startswith("SEND") else message.stage - ahead
-    return Action(payload, stage, message.microbatch), Action(payload, stage + ahead, message.microbatch)
-
-
-def compute(schedule: Schedule) -> Schedule:
-    """The F and B actions alone."""
-    return tuple(tuple(action for action in actions if action.kind in ("F", "B")) for actions in schedule)
+def compute(schedule: Schedule) -> tuple[tuple[Action, ...], ...]:
+    """What each rank computes, in order: without messages and reductions."""
+    return tuple(tuple(action for action in actions if action.kind in COMPUTE) for actions in schedule.ranks)

@@ -1,47 +1,14 @@
-"""A schedule as text: coloured drawing, CSV, plain data. One column per time slot, every F and B one slot long."""
+"""A schedule as a coloured drawing. One column per time slot, every F, B, I and W one slot long."""
 
 from __future__ import annotations
-
-import csv
-import io
-from dataclasses import asdict
-from typing import Any
 
 from rich.text import Text
 
 from hpc_mp.layout.schedule.actions import Action, Kind, Schedule
-from hpc_mp.layout.schedule.simulate import simulate
+from hpc_mp.layout.schedule.table import cell, slots
 
-STYLES: dict[Kind, str] = {"F": "cyan", "B": "green"}
+STYLES: dict[Kind, str] = {"F": "cyan", "B": "green", "I": "yellow", "W": "magenta"}
 IDLE = "·"
-
-
-def slots(schedule: Schedule) -> list[list[Action | None]]:
-    """Rank → time slot → what it computes then; None = idle. All rows are equally long."""
-    timeline = simulate(schedule, forward=1, backward=1)
-    rows: list[list[Action | None]] = [[None] * int(timeline.makespan) for _ in schedule]
-    for row, computations in zip(rows, timeline.ranks, strict=True):
-        for slot in computations:
-            row[int(slot.start)] = slot.action
-    return rows
-
-
-def cell(action: Action) -> str:
-    """Stage, action, microbatch, as torch's pipelining writes it: ``0F0``, ``1B0``, ``1SEND_B0``."""
-    return f"{action.stage}{action.kind}{action.microbatch}"
-
-
-def to_csv(schedule: Schedule) -> str:
-    """One line per rank, compute actions only, an empty cell where the rank is idle."""
-    text = io.StringIO()
-    rows = [["" if action is None else cell(action) for action in row] for row in slots(schedule)]
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-def to_dict(schedule: Schedule) -> dict[str, Any]:
-    """Every action of every rank, communication and reductions included."""
-    return {"ranks": [{"rank": rank, "actions": [asdict(a) for a in actions]} for rank, actions in enumerate(schedule)]}
 
 
 def draw(schedule: Schedule, width: int = 80) -> Text:
@@ -50,7 +17,7 @@ def draw(schedule: Schedule, width: int = 80) -> Text:
     Time runs to the right and goes on in a further block of lines where ``width`` columns do not suffice.
     """
     rows = slots(schedule)
-    several = any(action.stage >= len(schedule) for actions in schedule for action in actions)
+    several = schedule.stages > len(schedule.ranks)
 
     def label(action: Action | None) -> tuple[str, str]:
         if action is None:

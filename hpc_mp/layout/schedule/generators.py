@@ -1,136 +1,139 @@
-"""Schedules as pure functions: first the order of computing, then communication, then reductions."""
+"""The orders of computing, as pure functions of (pipeline ranks P, microbatches M, stages per rank V).
+
+Each gives a schedule of F, B, I and W alone; ``complete.py`` adds messages and reductions. ``docs/user/schedules.md`` says what
+each is good for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import zip_longest
-from typing import Literal
+from itertools import count
 
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.schedule.actions import Action, Kind, Schedule, receive, send
-
-Reduce = Literal["last", "each"]
+from hpc_mp.layout.schedule.actions import Action, Kind, Schedule
 
 
-def gpipe(pipeline: int, microbatches: int, virtual_stages: int = 1) -> Schedule:
-    """All forwards, then all backwards, both in microbatch order (Huang et al. 2019). Computing only."""
-    _one_stage_per_rank("gpipe", virtual_stages)
-    forward_backward: tuple[Kind, Kind] = ("F", "B")
-
-    def order(stage: int) -> tuple[Action, ...]:
-        return tuple(Action(kind, stage, m) for kind in forward_backward for m in range(microbatches))
-
-    return tuple(order(stage) for stage in range(pipeline))
+def looped(pipeline: int, stages_per_rank: int) -> tuple[int, ...]:
+    """Stage s lives on rank s % P."""
+    return tuple(range(pipeline)) * stages_per_rank
 
 
-def one_f_one_b(pipeline: int, microbatches: int, virtual_stages: int = 1) -> Schedule:
-    """Megatron's 1F1B: on stage s min(M, P − s − 1) forwards, then forward and backward in turn. Computing only."""
-    _one_stage_per_rank("1f1b", virtual_stages)
-
-    def order(stage: int) -> tuple[Action, ...]:
-        forwards = [Action("F", stage, m) for m in range(microbatches)]
-        backwards = [Action("B", stage, m) for m in range(microbatches)]
-        return _alternate(forwards, backwards, warmup=pipeline - stage - 1)
-
-    return tuple(order(stage) for stage in range(pipeline))
+def folded(pipeline: int) -> tuple[int, ...]:
+    """Two stages per rank, down the ranks and back up: rank r holds the stages r and 2 P − 1 − r."""
+    return (*range(pipeline), *reversed(range(pipeline)))
 
 
-def interleaved_1f1b(pipeline: int, microbatches: int, virtual_stages: int = 1) -> Schedule:
-    """1F1B with V stages per rank, microbatches in rounds of P (Narayanan et al. 2021). Computing only.
+def gpipe(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
+    """All forwards, then all backwards, both in microbatch order (Huang et al. 2019, arXiv:1811.06965)."""
+    def order(rank: int) -> tuple[Action, ...]:
+        return (*_each("F", rank, microbatches), *_each("B", rank, microbatches))
 
-    Rank r holds the stages r, r + P, … and does 2 (P − r − 1) + (V − 1) P forwards first.
+    return Schedule(tuple(map(order, range(pipeline))), looped(pipeline, stages_per_rank), microbatches)
 
-    Raises:
-        HpcMpError: ``microbatches`` is no multiple of ``pipeline``.
+
+def breadth_first(pipeline: int, microbatches: int, stages_per_rank: int) -> Schedule:
+    """All forwards of a rank's first stage, then all of its next one; the backwards are the forwards' mirror image.
+
+    Lamy-Poirier 2022, arXiv:2211.05953. What is gathered or reduced once per stage goes over the network once per direction.
     """
-    if microbatches % pipeline:
-        more = -(-microbatches // pipeline) * pipeline
-        raise HpcMpError(f"microbatches = {microbatches}",
-                         f"interleaved_1f1b needs a multiple of pipeline({pipeline}); {microbatches} % {pipeline} = "
-                         f"{microbatches % pipeline}",
-                         f"use {more} microbatches, or schedule 1f1b")
-    rounds = range(0, microbatches, pipeline)
+    turns, all_of_them = range(stages_per_rank), range(microbatches)
 
     def order(rank: int) -> tuple[Action, ...]:
-        def actions(kind: Kind, chunks: range) -> list[Action]:
-            return [Action(kind, rank + chunk * pipeline, microbatch)
-                    for first in rounds for chunk in chunks for microbatch in range(first, first + pipeline)]
+        return (*_by_stage("F", rank, pipeline, turns, [all_of_them]),
+                *_by_stage("B", rank, pipeline, turns[::-1], [all_of_them[::-1]]))
 
-        chunks = range(virtual_stages)
-        warmup = 2 * (pipeline - rank - 1) + (virtual_stages - 1) * pipeline
-        return _alternate(actions("F", chunks), actions("B", chunks[::-1]), warmup)
-
-    return tuple(order(rank) for rank in range(pipeline))
+    return Schedule(tuple(map(order, range(pipeline))), looped(pipeline, stages_per_rank), microbatches)
 
 
-SCHEDULES: dict[str, Callable[[int, int, int], Schedule]] = {
+def one_f_one_b(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
+    """Megatron's 1F1B: on rank r min(M, P − r − 1) forwards, then forward and backward in turn."""
+    def order(rank: int) -> tuple[Action, ...]:
+        return tuple(_alternate(_each("F", rank, microbatches), _each("B", rank, microbatches), warmup=pipeline - rank - 1))
+
+    return Schedule(tuple(map(order, range(pipeline))), looped(pipeline, stages_per_rank), microbatches)
+
+
+def interleaved_1f1b(pipeline: int, microbatches: int, stages_per_rank: int) -> Schedule:
+    """1F1B with V stages per rank, microbatches in rounds of P (Narayanan et al. 2021, arXiv:2104.04473).
+
+    Rank r does 2 (P − r − 1) + (V − 1) P forwards first. M is a multiple of P.
+    """
+    rounds = [range(first, first + pipeline) for first in range(0, microbatches, pipeline)]
+    turns = range(stages_per_rank)
+
+    def order(rank: int) -> tuple[Action, ...]:
+        warmup = 2 * (pipeline - rank - 1) + (stages_per_rank - 1) * pipeline
+        return tuple(_alternate(_by_stage("F", rank, pipeline, turns, rounds),
+                                _by_stage("B", rank, pipeline, turns[::-1], rounds), warmup))
+
+    return Schedule(tuple(map(order, range(pipeline))), looped(pipeline, stages_per_rank), microbatches)
+
+
+def zero_bubble(pipeline: int, microbatches: int, stages_per_rank: int = 1) -> Schedule:
+    """ZB-H1: 1F1B whose backwards are split; rank r puts every W off by r microbatches (Qi et al. 2023, arXiv:2401.10241).
+
+    The later a rank begins, the more of its Ws fill the wait for the last gradients; and each rank holds what the first one
+    holds in 1F1B.
+    """
+    def order(rank: int) -> tuple[Action, ...]:
+        weights = iter(_each("W", rank, microbatches))
+        found: list[Action] = []
+        for action in _alternate(_each("F", rank, microbatches), _each("I", rank, microbatches), warmup=pipeline - rank - 1):
+            found.append(action)
+            if action.kind == "I" and action.microbatch >= rank:
+                found.append(next(weights))
+        return (*found, *weights)
+
+    return Schedule(tuple(map(order, range(pipeline))), looped(pipeline, stages_per_rank), microbatches)
+
+
+def zero_bubble_v(pipeline: int, microbatches: int, stages_per_rank: int = 2) -> Schedule:
+    """ZB-V: split backwards and two stages per rank, the last beside the first (arXiv:2401.10241, section 6).
+
+    The loss stands on rank 0, so that its gradients come back while the ranks still fill. The order is made for at least
+    2 P − 1 microbatches; of fewer the same order is taken without the rest.
+    """
+    whole = max(microbatches, 2 * pipeline - 1)
+    parts: tuple[Kind, ...] = ("F", "I", "W")
+
+    def order(rank: int) -> tuple[Action, ...]:
+        f, i, w = (Action(kind, rank, 0) for kind in parts)  # of the stage on the way down the ranks
+        up_f, up_i, up_w = (Action(kind, 2 * pipeline - 1 - rank, 0) for kind in parts)
+        ahead, behind = pipeline - rank, rank
+        filling = ahead + pipeline - 1  # forwards on the way down before the steady part
+        steps = [f] * (2 * ahead - 1) + [up_f, f] * behind + [up_f, up_i, up_w] * ahead
+        for turn in range(whole - pipeline):
+            steps += [f] * (turn < whole - filling) + [i, w, up_f, up_i, up_w]
+        steps += [i, up_i] * behind + [i, w] * ahead + [up_w] * behind + [w] * behind
+        numbers = {step: count() for step in steps}
+        numbered = (replace(step, microbatch=next(numbers[step])) for step in steps)
+        return tuple(action for action in numbered if action.microbatch < microbatches)
+
+    return Schedule(tuple(map(order, range(pipeline))), folded(pipeline), microbatches)
+
+
+ORDERS: dict[str, Callable[[int, int, int], Schedule]] = {
     "gpipe": gpipe,
+    "simple": gpipe,
     "1f1b": one_f_one_b,
     "interleaved_1f1b": interleaved_1f1b,
+    "breadth_first": breadth_first,
+    "zero_bubble": zero_bubble,
+    "zero_bubble_v": zero_bubble_v,
 }
-"""Name → the order of computing for (pipeline, microbatches, virtual_stages)."""
+"""Name → the order of computing for (pipeline, microbatches, stages per rank)."""
 
 
-def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
-    """A complete schedule: one list of actions for each of ``pipeline`` ranks.
-
-    ``reduce`` says after which backwards a stage's gradients are synchronised: its ``last`` one (ZeRO-0/1), or ``each``
-    (ZeRO-2/3).
-
-    Raises:
-        HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages the schedule cannot take.
-    """
-    if name not in SCHEDULES:
-        raise HpcMpError(f"schedule = {name!r}", "is not a schedule", f"use one of {', '.join(SCHEDULES)}")
-    for key, value in (("pipeline", pipeline), ("microbatches", microbatches), ("virtual_stages", virtual_stages)):
-        if value < 1:
-            raise HpcMpError(f"{key} = {value}", "must be at least 1", f"set {key} to 1 or more")
-    order = SCHEDULES[name](pipeline, microbatches, virtual_stages)
-    return with_reductions(with_communication(order, pipeline * virtual_stages), reduce)
+def _each(kind: Kind, stage: int, microbatches: int) -> list[Action]:
+    return [Action(kind, stage, microbatch) for microbatch in range(microbatches)]
 
 
-def with_communication(schedule: Schedule, stages: int) -> Schedule:
-    """Put a SEND behind every F and B whose output another rank consumes, and post each RECV one computation early.
-
-    A RECV stands before the F or B that precedes its consumer, so that it is under way while that one computes.
-    Neighbouring stages on one rank need neither.
-    """
-    ranks = len(schedule)
-
-    def rank(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        found = [receive(actions[0], stages, ranks)]
-        for action, following in zip_longest(actions, actions[1:]):
-            found += [following and receive(following, stages, ranks), action, send(action, stages, ranks)]
-        return tuple(action for action in found if action is not None)
-
-    return tuple(map(rank, schedule))
+def _by_stage(kind: Kind, rank: int, pipeline: int, turns: Sequence[int], rounds: Sequence[Sequence[int]]) -> list[Action]:
+    """For each round of microbatches the rank's stages in turn, ``rank + turn * pipeline``."""
+    return [Action(kind, rank + turn * pipeline, microbatch) for some in rounds for turn in turns for microbatch in some]
 
 
-def with_reductions(schedule: Schedule, reduce: Reduce) -> Schedule:
-    """Put a REDUCE after ``each`` B, or after the ``last`` B of every stage: behind its SEND_B, for which another rank waits."""
-
-    def rank(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        backwards = [action for action in actions if action.kind == "B"]
-        synchronising = set(backwards if reduce == "each" else {b.stage: b for b in backwards}.values())
-        found: list[Action] = []
-        for action, following in zip_longest(actions, actions[1:]):
-            found.append(action)
-            backward = replace(action, kind="B")
-            if action.kind in ("B", "SEND_B") and backward in synchronising and following != replace(action, kind="SEND_B"):
-                found.append(replace(action, kind="REDUCE"))
-        return tuple(found)
-
-    return tuple(map(rank, schedule))
-
-
-def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> tuple[Action, ...]:
+def _alternate(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
     """``warmup`` forwards, then one forward and one backward in turn, then the backwards that are left."""
     steady = [action for pair in zip(forwards[warmup:], backwards, strict=False) for action in pair]
-    return (*forwards[:warmup], *steady, *backwards[max(0, len(forwards) - warmup) :])
-
-
-def _one_stage_per_rank(name: str, virtual_stages: int) -> None:
-    if virtual_stages != 1:
-        raise HpcMpError(f"virtual_stages = {virtual_stages}", f"{name} has one stage per rank",
-                         "leave virtual_stages = 1, or use schedule interleaved_1f1b")
+    return [*forwards[:warmup], *steady, *backwards[max(0, len(forwards) - warmup) :]]

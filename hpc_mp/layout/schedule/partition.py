@@ -11,7 +11,8 @@ from hpc_mp.base.errors import HpcMpError
 
 
 def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: float = 0.0) -> tuple[int, ...]:
-    """Number of layers of every stage, each at least 1.
+    """Number of layers of every stage: at least 1, but for the first and the last of several, which have the embedding and the
+    head and may have no layer.
 
     The most expensive stage is as cheap as possible. Among such cuts the most even one is taken (least sum of squared
     stage costs), among equally even ones the one with fewer layers in front, where more microbatches are in flight.
@@ -22,12 +23,13 @@ def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: flo
         first, last: extra cost of the first and the last stage (embedding, head), in the same unit.
 
     Raises:
-        HpcMpError: more stages than layers, or no stage.
+        HpcMpError: more stages than layers and ends, or no stage.
     """
     layers = len(costs)
-    if not 1 <= stages <= layers:
-        raise HpcMpError(f"{stages} pipeline stages for {layers} layers", "every stage needs at least one layer",
-                         f"use between 1 and {layers} stages")
+    if not 1 <= stages <= most_stages(layers):
+        raise HpcMpError(f"{stages} pipeline stages for {layers} layers",
+                         "every stage but the first and the last needs at least one layer",
+                         f"use between 1 and {most_stages(layers)} stages")
     # Whole numbers, so that equal costs are equal and ties are ties.
     exact = [Fraction(cost) for cost in (*costs, first, last)]
     unit = lcm(*(cost.denominator for cost in exact))
@@ -42,6 +44,11 @@ def partition(costs: Sequence[float], stages: int, first: float = 0.0, last: flo
     return counts
 
 
+def most_stages(layers: int) -> int:
+    """The embedding alone, each layer alone, the head alone."""
+    return layers + 2
+
+
 def _best(
     layers: int, stages: int, cost: Callable[[int, int, int], int], join: Callable[[int, int], int | None]
 ) -> tuple[int, tuple[int, ...]]:
@@ -50,11 +57,13 @@ def _best(
     Dynamic programme from the last stage: ``tails[begin]`` is the best cut of the layers from ``begin`` on into the
     stages from the present one on. A ``join`` of None forbids the cut.
     """
+    ends = {0, stages - 1} if stages > 1 else set()
     tails: dict[int, tuple[int, tuple[int, ...]]] = {layers: (0, ())}
     for stage in reversed(range(stages)):
         found: dict[int, tuple[int, tuple[int, ...]]] = {}
-        for begin in range(stage, layers) if stage else (0,):
-            joined = ((join(cost(stage, begin, end), value), end) for end, (value, _) in tails.items() if end > begin)
+        fewest = 0 if stage in ends else 1
+        for begin in range(layers + 1) if stage else (0,):
+            joined = ((join(cost(stage, begin, end), value), end) for end, (value, _) in tails.items() if end >= begin + fewest)
             options = [(value, end) for value, end in joined if value is not None]
             if options:
                 value, end = min(options)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hpc_mp.layout.schedule.actions import Action, Schedule, compute, source
+from hpc_mp.layout.schedule.actions import PRECEDING, Action, Kind, Message, Schedule, compute, consumed, produced
+
+Times = Mapping[Kind, float | Mapping[int, float]]
+"""How long each kind of computation takes: on every stage, or global stage → its own."""
+
+TIMES: Times = {"F": 1, "B": 2, "I": 1, "W": 1}
+SLOTS: Times = {"F": 1, "B": 1, "I": 1, "W": 1}
+"""Every computation one slot of a table long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One F or B and when it runs, in the unit of the durations given."""
+    """One computation and when it runs, in the unit of the durations given."""
 
     action: Action
     start: float
@@ -35,42 +42,34 @@ class Timeline:
         return 1 - busy / (len(self.ranks) * self.makespan)
 
 
-def simulate(
-    schedule: Schedule,
-    forward: float | Mapping[int, float] = 1,
-    backward: float | Mapping[int, float] = 2,
-    latency: float = 0,
-) -> Timeline:
-    """Start every F and B as soon as its rank is free and its inputs are there.
+def simulate(schedule: Schedule, times: Times = TIMES, latency: float = 0) -> Timeline:
+    """Start every computation as soon as its rank is free and its inputs are there.
 
     Args:
-        schedule: complete, or computing alone; only the order of F and B counts.
-        forward, backward: duration for every stage, or global stage → duration.
+        schedule: complete, or computing alone; only the order of computations counts.
+        times: of all kinds that occur; by default a backward takes two forwards, its parts one each.
         latency: from the end of a computation to the arrival of its output on another rank.
 
     Raises:
         ValueError: the schedule deadlocks; the first action that can never start is named.
     """
-    ranks = len(schedule)
+    placement, stages = schedule.placement, schedule.stages
     todo = [list(reversed(actions)) for actions in compute(schedule)]
-    stages = 1 + max(action.stage for actions in todo for action in actions)
-    ends: dict[Action, float] = {}
-    slots: list[list[Slot]] = [[] for _ in schedule]
+    done: dict[Action, float] = {}  # an F or I → its end, for the B, I or W of that stage and microbatch
+    made: dict[Message, float] = {}  # what arrives at another stage, or is made for one on the same rank → when
+    slots: list[list[Slot]] = [[] for _ in todo]
 
     def duration(action: Action) -> float:
-        given = forward if action.kind == "F" else backward
+        given = times[action.kind]
         return given[action.stage] if isinstance(given, Mapping) else given
 
     def start(action: Action) -> float | None:
         """Earliest start given the inputs; None if one has no end yet."""
-        inputs: list[tuple[Action, float]] = []
-        if (before := source(action, stages)) is not None:
-            inputs.append((before, 0 if before.stage % ranks == action.stage % ranks else latency))
-        if action.kind == "B":
-            inputs.append((Action("F", action.stage, action.microbatch), 0))
-        if any(need not in ends for need, _ in inputs):
-            return None
-        return max((ends[need] + delay for need, delay in inputs), default=0)
+        before, message = PRECEDING.get(action.kind), consumed(action, stages)
+        inputs = [done.get(replace(action, kind=before))] if before else []
+        inputs += [made.get(message)] if message else []
+        known = [time for time in inputs if time is not None]
+        return max(known, default=0) if len(known) == len(inputs) else None
 
     moved = True
     while moved:
@@ -79,8 +78,11 @@ def simulate(
             while actions and (ready := start(actions[-1])) is not None:
                 action = actions.pop()
                 begin = max(ready, slots[rank][-1].end if slots[rank] else 0)
-                ends[action] = begin + duration(action)
-                slots[rank].append(Slot(action, begin, ends[action]))
+                end = begin + duration(action)
+                done[action] = end
+                if message := produced(action, stages):
+                    made[message] = end + latency * message.travels(placement)
+                slots[rank].append(Slot(action, begin, end))
                 moved = True
     for actions in todo:
         if actions:

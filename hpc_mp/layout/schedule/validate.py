@@ -1,117 +1,200 @@
-"""Is a schedule right? Every action once, on its rank, and executable without a deadlock."""
+"""Is a schedule right? Every action once, on its rank, after what it needs, and executable without ranks waiting in a circle.
+
+NCCL's rule: both sides wait at a message. Messages are put into streams, and of a stream only the first one is under way; it
+ends when it is the first one at its other side too. A later message of the stream waits until then. There are two ways to put
+them into streams:
+
+==============  ======================================================================================================
+own_stream      A communicator with a stream of its own for every (sending rank, receiving rank, payload). Messages hold up
+                none but the later ones of their own channel and the computations that consume them. The engine's way, and
+                the one that ``validate`` proves.
+shared_stream   All messages of a rank are in one stream, in the order of its list of actions, as they are when one
+                communicator serves all of them. A receive that is posted early stands before every later send of its rank,
+                and two ranks that post ahead of each other wait for ever: ``check_streams`` shows which schedules that
+                breaks.
+==============  ======================================================================================================
+
+A message is put into its stream when the computations before it in the list have ended. The replicas of the data axis run the
+same lists, and so meet at their reductions in the same order.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from hpc_mp.layout.schedule.actions import Action, Kind, Schedule, endpoints, receive, send, source
+from hpc_mp.layout.schedule.actions import COMPUTE, PRECEDING, Action, Message, Payload, Schedule, compute, consumed, produced
 
-COMPUTE: tuple[Kind, Kind] = ("F", "B")
+Channel = tuple[int, int, Payload]  # sending rank, receiving rank, what
+Streams = Callable[[Channel], Hashable]  # the stream of a rank that a channel's messages are in
 
 
-def validate(schedule: Schedule, stages: int, microbatches: int) -> None:
-    """Check a complete schedule, communication and reductions included, over ``stages`` global stages.
+def own_stream(channel: Channel) -> Hashable:
+    return channel
+
+
+def shared_stream(channel: Channel) -> Hashable:
+    return None
+
+
+def validate(schedule: Schedule) -> None:
+    """Check a complete schedule, communication and reductions included.
 
     Raises:
         ValueError: naming the action that is missing, superfluous, on the wrong rank, out of order or never possible.
     """
     _check_ranks(schedule)
-    _check_once(schedule, stages, microbatches)
+    _check_computations(schedule)
+    _check_messages(schedule)
     _check_reductions(schedule)
-    _run(schedule, stages)
+    check_streams(schedule, own_stream)
 
 
 def peak_in_flight(actions: Sequence[Action]) -> int:
-    """Largest number of forwards on one rank whose backward is still to come: the activations it holds at once."""
+    """Largest number of forwards on one rank whose B or W is still to come: the activations it holds at once."""
     held = peak = 0
     for action in actions:
-        held += {"F": 1, "B": -1}.get(action.kind, 0)
+        held += {"F": 1, "B": -1, "W": -1}.get(action.kind, 0)
         peak = max(peak, held)
     return peak
 
 
 def _check_ranks(schedule: Schedule) -> None:
-    for rank, actions in enumerate(schedule):
+    for rank, actions in enumerate(schedule.ranks):
         for action in actions:
-            if action.stage % len(schedule) != rank:
-                raise ValueError(f"{action} is on rank {rank}, its stage on rank {action.stage % len(schedule)}")
+            if not 0 <= action.stage < schedule.stages:
+                raise ValueError(f"{action} is on a stage that there is not: there are {schedule.stages}")
+            if schedule.placement[action.stage] != rank:
+                raise ValueError(f"{action} is on rank {rank}, its stage on rank {schedule.placement[action.stage]}")
+        if rank not in schedule.placement:
+            raise ValueError(f"rank {rank} holds no stage")
 
 
-def _check_once(schedule: Schedule, stages: int, microbatches: int) -> None:
-    """Every F and B once, every message between two ranks once at either end, and nothing else but reductions."""
-    ranks = len(schedule)
-    computing = [Action(kind, stage, m) for kind in COMPUTE for stage in range(stages) for m in range(microbatches)]
-    messages = [message(action, stages, ranks) for action in computing for message in (send, receive)]
-    wanted = Counter(action for action in (*computing, *messages) if action is not None)
-    given = Counter(action for actions in schedule for action in actions if action.kind != "REDUCE")
-    for action in sorted(given | wanted):
-        if given[action] != wanted[action]:
-            raise ValueError(f"{action} stands {given[action]} times, expected {wanted[action]}")
+def _check_computations(schedule: Schedule) -> None:
+    """Every (stage, microbatch) has one F, and one B or else one I and one W."""
+    given = Counter(action for actions in compute(schedule) for action in actions)
+    for stage in range(schedule.stages):
+        for microbatch in range(schedule.microbatches):
+            split = given.keys() & {Action("I", stage, microbatch), Action("W", stage, microbatch)}
+            for kind in ("F", "I", "W") if split else ("F", "B"):
+                action = Action(kind, stage, microbatch)
+                if given.pop(action, 0) != 1:
+                    raise ValueError(f"{action} stands {_times(schedule, action)}, expected once")
+    for action in given:
+        raise ValueError(f"{action} stands {_times(schedule, action)}, expected 0 times")
+
+
+def _check_messages(schedule: Schedule) -> None:
+    """Every message between two ranks once at either end, and no other."""
+    made = [produced(action, schedule.stages) for actions in compute(schedule) for action in actions]
+    travelling = [message for message in made if message and message.travels(schedule.placement)]
+    wanted = {action for message in travelling for action in (message.send, message.receive)}
+    given = Counter(action for actions in schedule.ranks for action in actions if action.kind not in (*COMPUTE, "REDUCE"))
+    for action in wanted - given.keys():
+        raise ValueError(f"{action} stands 0 times, expected once")
+    for action, times in given.items():
+        if times != 1 or action not in wanted:
+            raise ValueError(f"{action} stands {times} times, expected {'once' if action in wanted else '0 times'}")
+
+
+def _times(schedule: Schedule, action: Action) -> str:
+    return f"{sum(actions.count(action) for actions in schedule.ranks)} times"
 
 
 def _check_reductions(schedule: Schedule) -> None:
-    """A REDUCE directly follows its B, or the SEND_B of that, which goes first; the last B of every stage has one."""
-    for actions in schedule:
+    """A REDUCE directly follows its B or W, or the SEND_B of that, which goes first; the last B or W of every stage has one."""
+    for actions in schedule.ranks:
         open_stages: dict[int, Action] = {}
         for before, action, after in zip((None, *actions), actions, (*actions[1:], None), strict=False):
-            if action.kind == "B":
+            if action.kind in ("B", "W"):
                 open_stages[action.stage] = action
             elif action.kind == "REDUCE":
-                if before not in (replace(action, kind="B"), replace(action, kind="SEND_B")):
-                    raise ValueError(f"{action} does not directly follow its B")
-                if after == replace(action, kind="SEND_B"):
+                done, sent = open_stages.pop(action.stage, None), replace(action, kind="SEND_B")
+                if done is None or done.microbatch != action.microbatch or before not in (done, sent):
+                    raise ValueError(f"{action} does not directly follow its B or W")
+                if after == sent:
                     raise ValueError(f"{action} holds up {after}, for which another rank waits")
-                del open_stages[action.stage]
         for action in open_stages.values():
-            raise ValueError(f"{replace(action, kind='REDUCE')} is missing after the last B of its stage")
+            raise ValueError(f"{replace(action, kind='REDUCE')} is missing after the last {action.kind} of its stage")
 
 
-def _run(schedule: Schedule, stages: int) -> None:
-    """Execute with asynchronous messages: the n-th SEND of a channel meets its n-th RECV, and they must be one tensor.
+def check_streams(schedule: Schedule, stream_of: Streams) -> None:
+    """Execute with messages under NCCL's rule, put into streams by ``stream_of``.
 
-    A channel is (sending rank, receiving rank, payload F or B). A rank stands still only before an F or B whose input
-    has not arrived; nobody can move any more = deadlock.
+    A rank stands still only before a computation whose input is not there. When none can move any more, they wait in a circle.
+
+    Raises:
+        ValueError: naming the computation at which each rank stands and the messages that have not met, or the two messages
+            of a channel that its sides have in different orders.
     """
-    ranks = len(schedule)
+    placement, stages = schedule.placement, schedule.stages
     done: set[Action] = set()
-    arrived: set[Action] = set()  # the F and B whose remote input is there
-    sent: dict[tuple[int, int, str], list[Action]] = defaultdict(list)
-    posted: dict[tuple[int, int, str], list[Action]] = defaultdict(list)
-    todo = [list(reversed(actions)) for actions in schedule]
+    made: set[Message] = set()  # and to be sent
+    there: set[Message] = set()  # made on the same rank, or received
+    streams: dict[tuple[int, Hashable], deque[Message]] = defaultdict(deque)  # (rank, stream) → messages not yet through
+    todo = [list(reversed(actions)) for actions in schedule.ranks]
+
+    def channel_of(message: Message) -> Channel:
+        return placement[message.sender], placement[message.receiver], message.payload
 
     def ready(action: Action) -> bool:
-        if action.kind == "B" and Action("F", action.stage, action.microbatch) not in done:
+        before = PRECEDING.get(action.kind)
+        if before and replace(action, kind=before) not in done:
             return False
-        before = source(action, stages)
-        local = before is None or before.stage % ranks == action.stage % ranks
-        return (before is None or before in done) and (local or action in arrived)
+        message = consumed(action, stages)
+        return message is None or message in there
 
-    def exchange(action: Action) -> None:
-        producer, consumer = endpoints(action)
-        channel = producer.stage % ranks, consumer.stage % ranks, producer.kind
-        if action.kind.startswith("SEND") and producer not in done:
-            raise ValueError(f"{action} stands before {producer}")
-        own, other = (sent, posted) if action.kind.startswith("SEND") else (posted, sent)
-        own[channel].append(consumer)
-        turn = len(own[channel]) - 1
-        if turn < len(other[channel]):
-            if other[channel][turn] != consumer:
-                raise ValueError(f"{action} meets the message for {other[channel][turn]}: "
-                                 f"ranks {channel[0]} and {channel[1]} exchange in different orders")
-            arrived.add(consumer)
+    def run(action: Action) -> None:
+        done.add(action)
+        if message := produced(action, stages):
+            (there if not message.travels(placement) else made).add(message)
+
+    def post(action: Action, rank: int) -> None:
+        sending = action.kind.startswith("SEND")
+        message = produced(action, stages) if sending else consumed(action, stages)
+        assert message is not None  # it stands in the list because a computation made or needs it
+        if sending and message not in made:
+            raise ValueError(f"{action} stands before what it sends")
+        place = rank, stream_of(channel_of(message))
+        streams[place].append(message)
+        waiting = deque([place])
+        while waiting:
+            waiting += meet(waiting.popleft())
+
+    def meet(place: tuple[int, Hashable]) -> list[tuple[int, Hashable]]:
+        """Finish the first message of a stream if it is the first one of its other side too: both streams may then go on."""
+        if not streams[place]:
+            return []
+        message = streams[place][0]
+        channel = channel_of(message)
+        sides = [(rank, stream_of(channel)) for rank in channel[:2]]
+        if not all(streams[side] for side in sides):
+            return []
+        sent, received = (streams[side][0] for side in sides)
+        if sent != received:
+            if channel_of(sent) == channel_of(received):
+                raise ValueError(f"{received.receive} meets {sent.send}: ranks {channel[0]} and {channel[1]} exchange in "
+                                 "different orders")
+            return []
+        for side in sides:
+            streams[side].popleft()
+        there.add(message)
+        return sides
 
     moved = True
     while moved:
         moved = False
-        for actions in todo:
+        for rank, actions in enumerate(todo):
             while actions and (actions[-1].kind not in COMPUTE or ready(actions[-1])):
                 action = actions.pop()
                 if action.kind in COMPUTE:
-                    done.add(action)
+                    run(action)
                 elif action.kind != "REDUCE":
-                    exchange(action)
+                    post(action, rank)
                 moved = True
     if stuck := [f"rank {rank} at {actions[-1]}" for rank, actions in enumerate(todo) if actions]:
-        raise ValueError(f"deadlock: {', '.join(stuck)}")
+        waiting = [(rank, stream[0]) for (rank, _), stream in streams.items() if stream]
+        halves = [f"rank {rank} in {message.send if placement[message.sender] == rank else message.receive}"
+                  for rank, message in sorted(waiting, key=lambda half: half[0])]
+        raise ValueError(f"deadlock: {', '.join(stuck)}; under way: {', '.join(halves) or 'no message'}")

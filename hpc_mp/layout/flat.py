@@ -1,0 +1,230 @@
+"""How the parameters of a rank lie in memory: flat units, cut into parts of equal length over the data axis.
+
+A stage is made of units: one for each block, one for the embedding, one for the last norm and the head, and one for an embedding
+that is the head too. Where ranks share out experts, those of a block are a unit of their own, for other ranks hold the same. A
+unit is one flat array of the parts of its weights that a tensor rank computes with, one after the other, and padded so that it
+splits into as many equal parts as there are shards: the part is what ZeRO gives a rank to update. A part begins and ends
+anywhere, also within a row; of a weight it holds a few rectangles (``boxes``), and so checkpoints name it.
+
+The engine allocates what stands here, and the planner counts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise, product
+from math import prod
+
+from hpc_mp.layout.models.experts import ALL_EXPERTS, ExpertCut
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.shape import ModelShape
+from hpc_mp.layout.models.tensor import TensorCut, part_of
+
+Box = tuple[slice, ...]  # a rectangle of a whole tensor
+
+EMBEDDING, HEAD, TIED = "embedding", "head", "tied"  # units that are no block; TIED: the embedding that is the head too
+EXPERTS = " experts"  # behind the name of a block: the unit of those that an expert rank has
+GROUPED = "every-"  # and a number of blocks
+ALIGNED = 8  # elements: a part of 16-bit numbers begins at a multiple of 16 bytes, as vector instructions and NCCL like it
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpan:
+    """Which part of the model a stage is: global layer numbers, and whether it holds the embedding and the head."""
+
+    layers: range
+    first: bool
+    last: bool
+
+
+def stage_spans(layers: Sequence[int]) -> tuple[StageSpan, ...]:
+    """The stages of a model, by how many layers each of them has."""
+    ends = list(accumulate(layers, initial=0))
+    return tuple(StageSpan(range(begin, end), stage == 0, stage == len(layers) - 1)
+                 for stage, (begin, end) in enumerate(pairwise(ends)))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSlot:
+    """A weight in a unit.
+
+    Attributes:
+        box: the part of the whole that this tensor rank computes with.
+        begin: its first element in the unit.
+        cut: whether tensor ranks compute different things with this weight, rather than all the same.
+        copies: how many tensor ranks have this part, all of them where it is whole.
+        replica: which of these this one is; the first one's counts in checkpoints and norms.
+        partial: whether each of the copies finds a share of the gradient alone.
+    """
+
+    weight: Weight
+    box: Box
+    begin: int
+    cut: bool = False
+    copies: int = 1
+    replica: int = 0
+    partial: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.box)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A rectangle of a weight that a part of a unit holds: ``begin`` is its first element in the part."""
+
+    slot: ParameterSlot
+    box: Box
+    begin: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(part.stop - part.start for part in self.box)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLayout:
+    """One unit of a tensor rank: its weights one after the other, and in how many parts the whole is cut."""
+
+    unit: str
+    slots: tuple[ParameterSlot, ...]
+    shards: int
+
+    @property
+    def of_experts(self) -> bool:
+        """Whether other ranks hold its parts than those of the other units: the ranks with the same experts."""
+        return self.unit.endswith(EXPERTS)
+
+    @property
+    def block(self) -> str:
+        """What it is there with at the same time: units of a block come and go together."""
+        return self.unit.removesuffix(EXPERTS)
+
+    @property
+    def filled(self) -> int:
+        """Elements without the padding."""
+        return self.slots[-1].begin + self.slots[-1].size if self.slots else 0
+
+    @property
+    def part(self) -> int:
+        """Elements of each part."""
+        each = -(-self.filled // self.shards)
+        return -(-each // ALIGNED) * ALIGNED
+
+    @property
+    def padded(self) -> int:
+        """Elements of all parts."""
+        return self.part * self.shards
+
+    def pieces(self, shard: int) -> Iterator[Piece]:
+        """What the part of a shard holds, in the order of the part's elements; padding is none of it."""
+        low, high = shard * self.part, (shard + 1) * self.part
+        for slot in self.slots:
+            begin, end = max(low, slot.begin), min(high, slot.begin + slot.size)
+            if begin < end:
+                at = begin - low
+                for box in boxes(slot.shape, begin - slot.begin, end - slot.begin):
+                    piece = Piece(slot, tuple(slice(whole.start + part.start, whole.start + part.stop)
+                                              for whole, part in zip(slot.box, box, strict=True)), at)
+                    yield piece
+                    at += piece.size
+
+
+def blocks_together(recompute: str) -> int | None:
+    """How many blocks of a stage are computed again together, and so are there together; None where no block is."""
+    if recompute == "full":
+        return 1
+    return int(recompute.removeprefix(GROUPED)) if recompute.startswith(GROUPED) else None
+
+
+def unit_weights(
+    family: Family, shape: ModelShape, span: StageSpan, expert: ExpertCut = ALL_EXPERTS,
+) -> dict[str, list[Weight]]:
+    """The weights of every unit of a stage, under their Hugging Face names."""
+    tied = f"{family.embedding}.weight"
+    units: dict[str, list[Weight]] = {}
+    outer = family.embedding_weights(shape)
+    if shape.tied and (span.first or span.last):
+        units[TIED] = [weight for weight in outer if weight.name == tied]
+    if span.first:
+        units[EMBEDDING] = [weight for weight in outer if not (shape.tied and weight.name == tied)]
+    for layer in span.layers:
+        block, weights = f"{family.blocks}.{layer}", family.layer_weights(shape, layer)
+        units[block] = [weight for weight in weights if expert.size == 1 or not weight.experts]
+        units[f"{block}{EXPERTS}"] = [weight for weight in weights if expert.size > 1 and weight.experts]
+    if span.last:
+        units[HEAD] = [*family.norm_weights(shape), *family.own_head_weights(shape)]
+    return {unit: weights for unit, weights in units.items() if weights}
+
+
+def rank_units(
+    family: Family, shape: ModelShape, spans: Iterable[StageSpan], tensor: TensorCut, shards: int,
+    expert: ExpertCut = ALL_EXPERTS,
+) -> dict[str, FlatLayout]:
+    """The units of a rank that holds these stages. A tied weight is there once, also where both ends are."""
+    weights: dict[str, list[Weight]] = {}
+    for span in spans:
+        weights |= unit_weights(family, shape, span, expert)
+    return {unit: _laid_out(unit, family, those, tensor, shards, expert) for unit, those in weights.items()}
+
+
+def _laid_out(
+    unit: str, family: Family, weights: Iterable[Weight], tensor: TensorCut, shards: int, expert: ExpertCut,
+) -> FlatLayout:
+    """Matrices before vectors, which weight decay mostly spares, so that the optimizer updates long stretches; and among both
+    together what several tensor ranks hold alike, so that they sum its gradients in few messages."""
+    parts = [(weight, part_of(family, weight, tensor)) for weight in weights]
+    slots: list[ParameterSlot] = []
+    begin = 0
+    for weight, part in sorted(parts, key=lambda each: (len(each[0].shape) == 1, each[0].cut is None, each[1].copies)):
+        box = (expert.part(weight.shape[0]), *part.box[1:]) if weight.experts else part.box
+        slots.append(ParameterSlot(weight, box, begin, part.cut, part.copies, part.replica, part.partial))
+        begin += slots[-1].size
+    layout = FlatLayout(unit, tuple(slots), shards)
+    return replace(layout, shards=expert.shards) if layout.of_experts else layout
+
+
+def boxes(shape: tuple[int, ...], begin: int, end: int) -> Iterator[Box]:
+    """The rectangles that the elements ``begin`` to ``end`` of a row-major array consist of, in their order: at most two for
+    each dimension but the last, and one more."""
+    if len(shape) == 1:
+        yield (slice(begin, end),)
+        return
+    row = prod(shape[1:])
+    top, within = divmod(begin, row)
+    if within:
+        stop = min(end, (top + 1) * row)
+        for rest in boxes(shape[1:], within, stop - top * row):
+            yield slice(top, top + 1), *rest
+        begin, top = stop, top + 1
+    if rows := (end - begin) // row:
+        yield slice(top, top + rows), *(slice(0, size) for size in shape[1:])
+        begin, top = begin + rows * row, top + rows
+    if begin < end:
+        for rest in boxes(shape[1:], 0, end - begin):
+            yield slice(top, top + 1), *rest
+
+
+def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
+    """(first element, elements) of the stretches of a row-major array that a rectangle of it consists of, in its own order."""
+    whole = len(sizes)  # dimensions from this one on are complete, so that their elements follow each other
+    while whole and (box[whole - 1].start, box[whole - 1].stop) == (0, sizes[whole - 1]):
+        whole -= 1
+    strides = [prod(sizes[dimension + 1:]) for dimension in range(len(sizes))]
+    if whole == 0:
+        yield 0, prod(sizes)
+        return
+    last = box[whole - 1]
+    length = (last.stop - last.start) * strides[whole - 1]
+    for at in product(*(range(part.start, part.stop) for part in box[:whole - 1])):
+        yield sum(i * stride for i, stride in zip((*at, last.start), strides[:whole], strict=True)), length

@@ -1,0 +1,64 @@
+"""Which expert rank has which experts of a block, and how many ranks have the same ones. No torch.
+
+An expert group is a block of E neighbours among the data × context ranks at equal pipeline and tensor coordinates. Its ranks
+share out the experts of every block, in their order and as ``torch.chunk`` cuts; all else each of them holds as without it. So
+D × C / E ranks have the same experts. ZeRO shares out the state of these over as many of them as divide both their number and the
+shard degree: all of them where no shard degree is given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCut:
+    """Which expert rank of how many a layout is for.
+
+    Attributes:
+        shards: over how many ranks with the same experts ZeRO shares out their state.
+    """
+
+    size: int = 1
+    rank: int = 0
+    shards: int = 1
+
+    def part(self, experts: int) -> slice:
+        """The experts of this rank."""
+        sizes = chunk_sizes(experts, self.size)
+        begin = sum(sizes[:self.rank])
+        return slice(begin, begin + sizes[self.rank])
+
+
+ALL_EXPERTS = ExpertCut()
+
+
+def expert_cut(spec: JobSpec, rank: int = 0) -> ExpertCut:
+    """What an expert rank of a job has; the first one has most."""
+    return ExpertCut(spec.parallel.expert, rank, gcd(spec.shard_degree, spec.state_degree // spec.parallel.expert))
+
+
+def check_experts(shape: ModelShape, spec: JobSpec) -> None:
+    """Raises HpcMpError, with the arithmetic, when there is nothing that expert ranks could share out, or too little, and when
+    the losses of a router are asked for where there is none."""
+    ranks, train = spec.parallel.expert, spec.train
+    for key, value in (("router_balance", train.router_balance), ("router_z", train.router_z)):
+        if value and not shape.experts:
+            raise HpcMpError(f"train.{key} = {value:g}", f"has no effect: {shape.model_type} has no experts, and so no router",
+                             "leave it out")
+    if ranks == 1:
+        return
+    if not shape.experts:
+        raise HpcMpError(f"parallel.expert = {ranks}", f"has nothing to share out: {shape.model_type} has no experts",
+                         "leave parallel.expert = 1")
+    sizes = chunk_sizes(shape.experts, ranks)
+    if empty := sizes.count(0):
+        most = max(each for each in range(1, ranks) if 0 not in chunk_sizes(shape.experts, each))
+        raise HpcMpError(f"parallel.expert = {ranks}", f"cuts the {shape.experts} experts of a block into pieces of "
+                         f"{sizes[0]}, so that {empty} ranks of a group get none",
+                         f"use {most}, or another number of ranks that all get one")

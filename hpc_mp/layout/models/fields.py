@@ -1,0 +1,122 @@
+"""The fields of a Hugging Face configuration, as a table: which of them are accounted for, and what may stand in them.
+
+transformers takes any field in silence, and code that many models share reads some of them that no family declares
+(``is_causal``). So every family names the fields that its reader or its modules read and what the engine can do of them. Those
+that change nothing of training are named here. A field that no entry accounts for is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
+from hpc_mp.job.errors import shown
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigField:
+    """What may stand in one field.
+
+    Attributes:
+        holds: whether a value may; null is a value too.
+        rule, remedy: the words for one that may not.
+        in_job: whether the job file may set it. Names of older releases stand in a checkpoint's config.json only.
+    """
+
+    holds: Callable[[Any], bool] = lambda value: True
+    rule: str = ""
+    remedy: str = ""
+    in_job: bool = True
+
+
+def only(*values: Any, rule: str = "is not built yet", remedy: str = "leave it out") -> ConfigField:
+    """A field that the engine knows with these values alone."""
+    return ConfigField(lambda value: value in values, rule, remedy)
+
+
+def number(rule: str, holds: Callable[[float], bool]) -> ConfigField:
+    """A finite number; null where transformers has a default."""
+    return ConfigField(lambda value: value is None or (is_number(value) and holds(value)), f"must be {rule}", "change that value")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < float("inf")
+
+
+# Judged by what reads it: the family's reader of sizes, transformers' own validation, or the check of the weights.
+READ = ConfigField()
+PROBABILITY = number("a number from 0 to less than 1", lambda value: 0 <= value < 1)
+EPSILON = number("a number of at least 0", lambda value: value >= 0)
+
+# Those of transformers that have no parameters of their own.
+ACTIVATIONS = (
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python", "gelu_python_tanh", "gelu_pytorch_tanh",
+    "hardswish", "laplace", "leaky_relu", "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu",
+    "sqrtsoftplus", "swish", "tanh",
+)
+ACTIVATION = ConfigField(lambda value: value in ACTIVATIONS, "is no activation that is built",
+                         f"choose one of {', '.join(ACTIVATIONS)}")
+
+# They change nothing of what training computes, and stand in the configuration of an exported model. Formats of numbers are
+# train.precision, outputs and caches are for other uses of the model, ids of tokens for generating text.
+CARRIED = frozenset((
+    "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label", "label2id",
+    "output_attentions", "output_hidden_states", "problem_type", "return_dict", "torch_dtype", "transformers_version",
+    "use_cache",
+))
+# What older releases of transformers wrote beside them, and nothing reads any more; settings of generation among them.
+LEFT_OVER = frozenset((
+    "_attn_implementation_autoset", "_commit_hash", "_name_or_path", "_num_labels", "bad_words_ids", "begin_suppress_tokens",
+    "cls_token_id", "decoder_start_token_id", "diversity_penalty", "do_sample", "early_stopping", "encoder_no_repeat_ngram_size",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "gradient_checkpointing",
+    "is_decoder", "length_penalty", "max_length", "min_length", "n_ctx", "name_or_path", "no_repeat_ngram_size",
+    "num_beam_groups", "num_beams", "num_labels", "num_return_sequences", "output_past", "output_scores", "prefix",
+    "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "sep_token_id", "suppress_tokens",
+    "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torchscript", "typical_p",
+    "unk_token_id", "use_bfloat16",
+))
+ATTENTION = only(None, "sdpa", rule="would have no effect: the engine chooses how attention is computed", remedy="leave it out")
+
+COMMON: Mapping[str, ConfigField] = {
+    **dict.fromkeys(CARRIED, READ),
+    **dict.fromkeys(LEFT_OVER, ConfigField(in_job=False)),
+    "model_type": READ,
+    "tie_word_embeddings": READ,
+    "quantization_config": ConfigField(in_job=False),
+    "attn_implementation": ATTENTION,
+    "_attn_implementation": ATTENTION,
+    "is_causal": only(True, remedy="leave it out, or set it to true: a token sees the earlier ones alone"),
+    "is_encoder_decoder": only(False),
+    "add_cross_attention": only(False),
+    "cross_attention_hidden_size": only(None),
+    "tie_encoder_decoder": only(False),
+    "pruned_heads": only(None, {}),
+}
+
+
+def check_fields(config: Mapping[str, Any], table: Mapping[str, ConfigField], model_type: str, checkpoint: str | None) -> None:
+    """Every field of a configuration is accounted for.
+
+    Args:
+        config: as ``read_config`` gives it.
+        table: of the family.
+        checkpoint: the directory that it comes from; None: the job file.
+
+    Raises:
+        HpcMpError: a field without an entry, or a value that its entry does not allow.
+    """
+    for key, value in config.items():
+        entry = table.get(key)
+        if checkpoint is None and (entry is None or not entry.in_job):
+            keys = [name for name, field in table.items() if field.in_job and not name.startswith("_")]
+            raise HpcMpError(f"model.config.{key}", f"is not a key of a {model_type} configuration",
+                             did_you_mean(key, keys, f"the keys are {', '.join(sorted(keys))}", likeness=0.5))
+        if entry is None and value is not None:
+            raise HpcMpError(f"model.pretrained = {checkpoint}: its config.json has {key} = {shown(value)}",
+                             f"is no field that is known of a {model_type} model: it may change what the model computes",
+                             "take it out of config.json if it does not")
+        if entry is not None and not entry.holds(value):
+            raise HpcMpError(f"the model's {key} = {shown(value)}", entry.rule, entry.remedy)

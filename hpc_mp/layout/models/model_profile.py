@@ -1,0 +1,114 @@
+"""What the units of a model were measured to take: a file that ``hpc-mp train JOB --profile`` writes and a partition reads.
+
+It holds seconds and bytes of the embedding, of one block, and of the last norm with the head, of one microbatch on a whole device
+(with neither tensor nor context ranks), and what of the job they depend on: a profile of anything else is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import read_json, write_json
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models.shape import ModelShape
+
+REMEDY = "measure on a node of the job: hpc-mp train JOB.toml --profile"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitProfile:
+    """One unit.
+
+    Attributes:
+        seconds: forward and backward of a microbatch.
+        activations: bytes that its backward needs of its forward.
+        parameters: bytes, in the format that computes.
+    """
+
+    seconds: float
+    activations: int
+    parameters: int
+
+    @property
+    def bytes(self) -> int:
+        return self.activations + self.parameters
+
+
+@dataclass(frozen=True, slots=True)
+class ModelProfile:
+    """All units.
+
+    Attributes:
+        device: its model, or "cpu".
+        repetitions: of which the seconds are medians.
+        measured: what they depend on, by name.
+    """
+
+    device: str
+    repetitions: int
+    measured: dict[str, Any]
+    embedding: UnitProfile
+    block: UnitProfile
+    head: UnitProfile
+
+
+def conditions(spec: JobSpec, shape: ModelShape) -> dict[str, Any]:
+    """What measured seconds and bytes depend on; not the number of layers, one of which is measured."""
+    sizes = asdict(shape)
+    del sizes["layers"], sizes["initializer_range"]
+    return {**sizes, "sequences of a microbatch": spec.microbatch_size, "sequence_length": spec.data.sequence_length,
+            "precision": spec.train.precision, "recompute": spec.parallel.recompute, "dropout": spec.train.dropout}
+
+
+def write_profile(path: Path, profile: ModelProfile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, asdict(profile))
+
+
+def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
+    """The job's profile.
+
+    Raises:
+        HpcMpError: there is none, it is no profile, or one of something else.
+    """
+    path = spec.profile
+    value = f"the profile {path}"
+    try:
+        tree = read_json(path)
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror}), and parallel.partition = \"profile\" needs it",
+                         REMEDY) from None
+    except (ValueError, RecursionError) as error:
+        raise HpcMpError(value, f"is not JSON ({error})", REMEDY) from None
+    try:
+        embedding, block, head = (_unit(tree[name]) for name in ("embedding", "block", "head"))
+        found = ModelProfile(str(tree["device"]), int(tree["repetitions"]), dict(tree["measured"]), embedding, block, head)
+    except (KeyError, TypeError, ValueError) as error:
+        raise HpcMpError(value, f"is not what --profile writes ({type(error).__name__}: {error})", REMEDY) from None
+    now = conditions(spec, shape)
+    for name in sorted(now.keys() | found.measured.keys()):
+        if (there := found.measured.get(name)) != (here := now.get(name)):
+            raise HpcMpError(value, f"was measured with {name} = {there}, and the job has {here}", REMEDY)
+    return found
+
+
+def _unit(tree: dict[str, Any]) -> UnitProfile:
+    unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]))
+    if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
+        raise ValueError(f"{unit} is no measurement")
+    return unit
+
+
+def shares(profile: ModelProfile, layers: int, memory_weight: float) -> tuple[float, float, float]:
+    """What embedding, a block and head count: ``memory_weight`` times their share of the model's bytes, and the rest of 1 times
+    their share of its seconds, as SageMaker's ``memory_weight`` weighs them."""
+    units = (profile.embedding, profile.block, profile.head)
+    times = (1, layers, 1)
+    seconds = sum(unit.seconds * number for unit, number in zip(units, times, strict=True)) or 1.0
+    size = sum(unit.bytes * number for unit, number in zip(units, times, strict=True)) or 1
+    embedding, block, head = (
+        memory_weight * unit.bytes / size + (1 - memory_weight) * unit.seconds / seconds for unit in units)
+    return embedding, block, head

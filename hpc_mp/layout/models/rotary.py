@@ -1,0 +1,75 @@
+"""What a configuration may say of rotary positions: the kinds that transformers computes, and the numbers that each needs.
+
+Sources: ``modeling_rope_utils.py`` of transformers. It takes a kind that it does not know, and text for a number, and fails when
+the model is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.errors import shown
+from hpc_mp.layout.models.fields import READ, ConfigField, is_number, number, only
+
+# kind -> what it cannot do without
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "longrope": ("short_factor", "long_factor"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+LISTS = ("short_factor", "long_factor")  # a number for each pair of a head's elements
+NUMBERS = ("attention_factor", "beta_fast", "beta_slow", "factor", "high_freq_factor", "low_freq_factor", "mscale",
+           "mscale_all_dim", "original_max_position_embeddings", "rope_theta")
+POSITIVE = ("factor", "original_max_position_embeddings", "rope_theta")  # and never null
+OTHERS = ("rope_type", "type", "truncate", "partial_rotary_factor")
+
+ROTARY_FIELDS: Mapping[str, ConfigField] = {
+    "rope_parameters": READ,
+    "rope_scaling": READ,  # the same in older releases, with rope_theta beside it
+    "rope_theta": number("a number above 0", lambda value: value > 0),
+    "partial_rotary_factor": only(None, 1.0, remedy="leave it out: the positions turn whole heads"),
+}
+
+
+def check_rotary(config: Mapping[str, Any], head_dim: int) -> None:
+    """The settings of rotary positions are such that transformers can compute them. Raises HpcMpError."""
+    if head_dim % 2:
+        raise HpcMpError(f"the model's heads of {head_dim} elements", "cannot be turned by their positions, in pairs of elements",
+                         "choose sizes that make it an even number")
+    for field in ("rope_parameters", "rope_scaling"):
+        settings = config.get(field)
+        if settings is not None:
+            _check(f"the model's {field}", settings, head_dim)
+
+
+def _check(where: str, settings: Any, head_dim: int) -> None:
+    if not isinstance(settings, Mapping):
+        raise HpcMpError(f"{where} = {shown(settings)}", "must be a table",
+                         'write for example { rope_type = "linear", factor = 2.0 }')
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind not in NEEDED:
+        raise HpcMpError(f"{where}: rope_type = {shown(kind)}", "is no kind of rotary positions that is built",
+                         f"choose one of {', '.join(NEEDED)}")
+    for key in NEEDED[kind]:
+        if settings.get(key) is None:
+            raise HpcMpError(f"{where}: {key}", f"is required for rope_type = {shown(kind)}", "give it")
+    for key, value in settings.items():
+        if key not in (*LISTS, *NUMBERS, *OTHERS):
+            raise HpcMpError(f"{where}: {key} = {shown(value)}", "is no setting of rotary positions that is built",
+                             "leave it out")
+        if key in LISTS and value is not None and not (
+                isinstance(value, list | tuple) and len(value) == head_dim // 2 and all(map(is_number, value))):
+            raise HpcMpError(f"{where}: {key}", f"must be a list of {head_dim // 2} numbers, half the size of a head",
+                             "give the list that belongs to the model")
+        positive = key in POSITIVE
+        if key in NUMBERS and (value is not None or positive) and not (is_number(value) and (value > 0 or not positive)):
+            raise HpcMpError(f"{where}: {key} = {shown(value)}", f"must be a number{' above 0' if positive else ''}",
+                             "change that value")
+    if settings.get("partial_rotary_factor") not in (None, 1.0):
+        raise HpcMpError(f"{where}: partial_rotary_factor = {shown(settings['partial_rotary_factor'])}", "is not built yet",
+                         "leave it out: the positions turn whole heads")

@@ -1,0 +1,184 @@
+"""What tensor parallelism cuts of a model, what several of its ranks hold alike, and what stays whole, with the reason. No torch.
+
+Modules are cut as a whole: the embedding, the head, and of every block its attention and its MLP (Megatron-LM, arXiv:1909.08053,
+section 3). Key-value heads are never split: where there are fewer of them than ranks, neighbouring ranks hold the same one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.job.errors import shown
+from hpc_mp.layout.models.family import Family, Weight
+from hpc_mp.layout.models.shape import ModelShape, chunk_sizes
+
+ALL = ("*",)
+NOT_CHOSEN = "not among parallel.tensor_modules"
+ROW_BIAS = "added once, to the sum over the ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCut:
+    """Which tensor rank of how many a layout is for.
+
+    Attributes:
+        modules: patterns of the names of modules that are cut; all others stay whole.
+    """
+
+    size: int = 1
+    rank: int = 0
+    modules: tuple[str, ...] = ALL
+
+    def cuts(self, module: str | None) -> bool:
+        return self.size > 1 and module is not None and matches(module, self.modules)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """What a tensor rank has of a weight.
+
+    Attributes:
+        box: the rectangle of the whole weight.
+        cut: whether the tensor ranks compute different things with the weight, rather than all the same.
+        copies: how many tensor ranks have this part, which follow each other.
+        replica: which of them this one is.
+        partial: whether each of the copies finds a share of the gradient alone.
+    """
+
+    box: tuple[slice, ...]
+    cut: bool
+    copies: int
+    replica: int
+    partial: bool
+
+
+def part_of(family: Family, weight: Weight, tensor: TensorCut) -> TensorPart:
+    """What a tensor rank has of a weight: cut as ``torch.chunk`` cuts, so that the last parts may be smaller or empty."""
+    box = [slice(0, size) for size in weight.shape]
+    if weight.cut is None or not tensor.cuts(family.module_of(weight.name)):
+        partial = weight.partial and tensor.cuts(family.module_of(weight.name))
+        return TensorPart(tuple(box), False, tensor.size, tensor.rank, partial)
+    parts = min(tensor.size, weight.most_parts or tensor.size)
+    copies = tensor.size // parts
+    sizes = chunk_sizes(weight.shape[weight.cut], parts)
+    start = sum(sizes[:tensor.rank // copies])
+    box[weight.cut] = slice(start, start + sizes[tensor.rank // copies])
+    return TensorPart(tuple(box), True, copies, tensor.rank % copies, copies > 1)
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def tensor_modules(family: Family, shape: ModelShape) -> tuple[str, ...]:
+    """The modules that can be cut, by their Hugging Face names; a tied head is the embedding."""
+    inner = [f"{family.blocks}.{layer}.{module}" for layer in range(shape.layers) for module in family.block_modules]
+    return family.embedding, *inner, *(() if shape.tied else (family.head,))
+
+
+def kv_copies(shape: ModelShape, tensor: int) -> int:
+    """How many tensor ranks hold the same key-value heads."""
+    return max(1, tensor // shape.kv_heads)
+
+
+def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
+    """Raises HpcMpError, with the arithmetic, when the model cannot be cut over ``spec.parallel.tensor`` ranks."""
+    tensor, patterns = spec.parallel.tensor, spec.parallel.tensor_modules
+    if tensor == 1:
+        return
+    modules = tensor_modules(family, shape)
+    idle = [pattern for pattern in patterns if not any(fnmatchcase(module, pattern) for module in modules)]
+    if idle or not patterns:
+        names = dict.fromkeys(family.without_layer(name)[0].format("*") for name in modules)
+        raise HpcMpError(f"parallel.tensor_modules = {shown(list(patterns))}", "names no module that can be cut" + (
+            f" with {shown(idle[0])}" if idle else ""), f"the modules are {', '.join(names)}")
+    attention = [name for name in modules if name.endswith(f".{family.attention}")]
+    if any(matches(name, patterns) for name in attention):
+        _check_heads(shape, tensor)
+    if spec.parallel.sequence:
+        length = spec.data.sequence_length // spec.parallel.context
+        empty = chunk_sizes(length, tensor).count(0)
+        if empty:
+            shared = f" / parallel.context({spec.parallel.context}) = {length}" if spec.parallel.context > 1 else ""
+            raise HpcMpError(f"data.sequence_length = {spec.data.sequence_length}{shared}",
+                             f"is cut over tensor({tensor}) ranks into pieces of {-(-length // tensor)}, so that {empty} of them "
+                             "get no token", "use fewer tensor ranks, or parallel.sequence = false")
+
+
+def check_context(family: Family, shape: ModelShape, spec: JobSpec) -> None:
+    """Raises HpcMpError when ``spec.parallel.context`` ranks cannot attend to each other's tokens as the model does."""
+    p, length = spec.parallel, spec.data.sequence_length
+    if p.context == 1:
+        return
+    if family.own_attention:
+        raise HpcMpError(f"parallel.context = {p.context}", f"is not built for {family.model_type}, whose attention is its own "
+                         "code, which sees the tokens of one rank alone", "leave parallel.context = 1, or use another model")
+    if shape.window is not None and shape.window < length:
+        raise HpcMpError(f"parallel.context = {p.context}", f"is not built for a window of {shape.window} tokens within "
+                         f"data.sequence_length({length})", f"leave parallel.context = 1, or use a sequence_length of at most "
+                         f"{shape.window}")
+    if p.context_method != "ulysses":
+        return
+    for layer in range(shape.layers):
+        tensor = p.tensor if TensorCut(p.tensor, 0, p.tensor_modules).cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
+        heads = shape.heads // tensor
+        if heads % p.context:
+            raise HpcMpError(f"parallel.context = {p.context}",
+                             f"does not divide heads({shape.heads}) / tensor({tensor}) = {heads}, which ulysses shares out",
+                             f'use a divisor of {heads}, or context_method = "ring"')
+
+
+def _check_heads(shape: ModelShape, tensor: int) -> None:
+    if shape.heads % tensor:
+        raise HpcMpError(f"parallel.tensor = {tensor}", f"does not divide the model's {shape.heads} attention heads",
+                         f"use a divisor of {shape.heads}: heads are never split")
+    if shape.kv_heads % tensor and tensor % shape.kv_heads:
+        raise HpcMpError(f"parallel.tensor = {tensor}", f"is neither a divisor nor a multiple of the model's {shape.kv_heads} "
+                         "key-value heads", f"use {math.gcd(tensor, shape.kv_heads)}, or another divisor or multiple of "
+                         f"{shape.kv_heads} that divides {shape.heads}: heads are never split")
+
+
+def left_whole(family: Family, shape: ModelShape, tensor: TensorCut) -> str:
+    """What several tensor ranks hold alike, by the reason for it, in a few words; empty where there is none."""
+    found: dict[str, dict[str, list[int | None]]] = {}  # reason -> name, with a gap for the layer -> layers
+    for weight in family.all_weights(shape) if tensor.size > 1 else ():
+        reason = _reason(family, weight, part_of(family, weight, tensor), tensor)
+        if reason is not None:
+            module = family.module_of(weight.name) if reason == NOT_CHOSEN else None
+            name, layer = family.without_layer(module or (weight.name if reason == ROW_BIAS else weight.name.rpartition(".")[0]))
+            layers = found.setdefault(reason, {}).setdefault(name, [])
+            layers += [layer] if layer not in layers else []
+    return "; ".join(f"{reason}: {', '.join(name.format(_ranges(layers, shape.layers)) for name, layers in names.items())}"
+                     for reason, names in found.items())
+
+
+def _reason(family: Family, weight: Weight, part: TensorPart, tensor: TensorCut) -> str | None:
+    """Why several tensor ranks hold the same; None where each has its own."""
+    module = family.module_of(weight.name)
+    if part.cut:
+        return f"{weight.most_parts} key-value heads, each on {part.copies} ranks" if part.copies > 1 else None
+    if module is not None and not tensor.cuts(module):
+        return NOT_CHOSEN
+    if family.is_row_bias(weight.name):
+        return ROW_BIAS
+    if weight.partial:
+        return "a router, which every rank asks alike"
+    return "a vector of hidden size" if len(weight.shape) == 1 else "looked up by position, not by token"
+
+
+def _ranges(layers: Sequence[int | None], all_layers: int) -> str:
+    """``*`` for all layers, else their numbers such as ``0,3-5``."""
+    if len(layers) == all_layers:
+        return "*"
+    runs: list[list[int]] = []
+    for layer in layers:
+        if layer is not None and runs and layer == runs[-1][-1] + 1:
+            runs[-1].append(layer)
+        elif layer is not None:
+            runs.append([layer])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

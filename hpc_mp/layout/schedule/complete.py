@@ -1,0 +1,69 @@
+"""From an order of computing to a whole schedule: messages, then reductions. ``build`` makes the schedules that have a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Literal
+
+from hpc_mp.job.schedules import check_sizes, stages_per_rank
+from hpc_mp.layout.schedule.actions import Action, Schedule, consumed, produced
+from hpc_mp.layout.schedule.generators import ORDERS
+
+Reduce = Literal["last", "each"]
+
+
+def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, reduce: Reduce = "last") -> Schedule:
+    """A complete schedule of a name in ``ORDERS``: one list of actions for each of ``pipeline`` ranks.
+
+    Args:
+        virtual_stages: stages per rank, where the schedule leaves that open.
+        reduce: after which backwards a stage's gradients are synchronised: its ``last`` one (ZeRO-0/1), or ``each`` (ZeRO-2/3).
+
+    Raises:
+        HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages that the schedule cannot take.
+    """
+    check_sizes(name, pipeline, microbatches, virtual_stages)
+    return complete(ORDERS[name](pipeline, microbatches, stages_per_rank(name, virtual_stages)), reduce)
+
+
+def complete(order: Schedule, reduce: Reduce) -> Schedule:
+    """An order of computing with its messages and reductions."""
+    return replace(order, ranks=tuple(
+        tuple(_with_reductions(_with_messages(actions, order.placement), reduce)) for actions in order.ranks))
+
+
+def _with_messages(actions: tuple[Action, ...], placement: tuple[int, ...]) -> list[Action]:
+    """Put a SEND behind what makes something for another rank, and post each RECV one computation early.
+
+    A RECV stands before the computation that precedes its consumer, so that it is under way while that one runs.
+    Neighbouring stages on one rank need neither.
+    """
+    def receive(action: Action | None) -> Iterator[Action]:
+        message = action and consumed(action, len(placement))
+        if message and message.travels(placement):
+            yield message.receive
+
+    found = [*receive(actions[0] if actions else None)]
+    for action, following in zip_longest(actions, actions[1:]):
+        found += [*receive(following), action]
+        message = produced(action, len(placement))
+        if message and message.travels(placement):
+            found.append(message.send)
+    return found
+
+
+def _with_reductions(actions: list[Action], reduce: Reduce) -> Iterator[Action]:
+    """Put a REDUCE after ``each`` B and W, or the ``last`` one of every stage: behind a SEND_B, for which another rank waits."""
+    finished = [action for action in actions if action.kind in ("B", "W")]
+    synchronising = set(finished if reduce == "each" else {action.stage: action for action in finished}.values())
+    waiting: list[Action] = []
+    for action in actions:
+        if action.kind != "SEND_B":
+            yield from waiting
+            waiting.clear()
+        yield action
+        if action in synchronising:
+            waiting.append(replace(action, kind="REDUCE"))
+    yield from waiting

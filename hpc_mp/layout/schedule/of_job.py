@@ -1,0 +1,70 @@
+"""The schedule that a job file asks for: by name, or as a table that must be of the job's sizes.
+
+Alone in its file because it is the only part of the schedules that knows a job.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
+from hpc_mp.job import JobSpec
+from hpc_mp.job.schedules import is_table
+from hpc_mp.layout.schedule.actions import Schedule
+from hpc_mp.layout.schedule.complete import Reduce, build
+from hpc_mp.layout.schedule.residency import distances
+from hpc_mp.layout.schedule.table import read_table
+
+
+def schedule_of(spec: JobSpec) -> Schedule:
+    """The complete schedule of a job. With ZeRO-2 and 3 gradients are synchronised after each backward, else after the last.
+
+    Raises:
+        HpcMpError: sizes that the schedule cannot take; a table that cannot be read, is not valid or is of other sizes.
+    """
+    p = spec.parallel
+    reduce: Reduce = "each" if p.zero >= 2 else "last"
+    if not is_table(p.schedule):
+        return build(p.schedule, p.pipeline, spec.microbatches, p.virtual_stages, reduce)
+    schedule = read_table(Path(p.schedule), reduce)
+    check_table(p.schedule, schedule, ("parallel.pipeline", p.pipeline), ("parallel.microbatches", spec.microbatches),
+                ("parallel.virtual_stages", p.virtual_stages))
+    return schedule
+
+
+def check_schedule(spec: JobSpec) -> None:
+    """Whether ``schedule_of`` gives one, and whether activations that are to be offloaded have the time for it. Named schedules
+    have been checked with the job's arithmetic: only a table is read.
+
+    Raises:
+        HpcMpError: as ``schedule_of``; no activations would be offloaded.
+    """
+    horizon = spec.offload_horizon
+    if not is_table(spec.parallel.schedule) and horizon is None:
+        return
+    schedule = schedule_of(spec)
+    most = max(max(distances(actions).values()) for actions in schedule.ranks)
+    if horizon is not None and most <= horizon:
+        lie = f"{counted(most, 'other computation')} of a rank {'lies' if most == 1 else 'lie'}"
+        raise HpcMpError(f"parallel.offload_horizon = {horizon}",
+                         f"leaves all activations on the device: at most {lie} between a forward and its backward",
+                         f"set it to {most - 1} or less, or leave activations out of parallel.offload" if most else
+                         "leave activations out of parallel.offload, or use more microbatches or another schedule")
+
+
+def check_table(
+    name: str, schedule: Schedule, ranks: tuple[str, int | None], microbatches: tuple[str, int | None],
+    stages_per_rank: tuple[str, int | None],
+) -> None:
+    """Whether a table is of the sizes asked for, each (the key by which the user knows it, its value or None for any).
+
+    Raises:
+        HpcMpError: for the first that differs.
+    """
+    count = len(schedule.ranks)
+    for (key, value), size, what in ((ranks, count, "pipeline ranks"), (microbatches, schedule.microbatches, "microbatches"),
+                                     (stages_per_rank, schedule.stages / count, "stages per rank")):
+        if value is not None and value != size:
+            raise HpcMpError(f"{key} = {value}", f"the table {name} is for {size:g} {what}",
+                             f"set {key} to {size:g}" if size == int(size) else "give every rank as many stages")

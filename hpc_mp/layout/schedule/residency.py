@@ -1,0 +1,96 @@
+"""Where activations are while a schedule runs: on the device, or away in host memory.
+
+A chunk (stage, microbatch) makes its activations in its F and needs them in its B or I; on a rank some computations of other
+chunks lie between the two. With offload, the activations of a chunk with more than ``horizon`` computations between are sent to
+host memory after the F, and are asked for again when ``horizon`` computations are still to come before the B or I:
+
+    horizon 1    F0  F1  F2  F3  B0  B1 …     chunk 0 goes after F0 and comes while F3 runs: it is away during F1 and F2
+                                              chunk 1 goes after F1 and comes while B0 runs: it is away during F2 and F3
+                                              chunk 3, with its B three computations behind, is away during B0 and B1
+
+So a chunk is away for as many computations as lie between, less the horizon. With a horizon of 0 it comes when it is needed, and
+the computation waits for it; a larger one gives the copy time and costs memory. What lies between I and W stays on the device.
+
+The default of ``parallel.offload_horizon`` is one forward and one backward. In the steady state of 1F1B one chunk leaves and one
+comes back in that time, three forwards long. A Llama block keeps some 34 bytes per token and hidden unit in 16-bit formats and
+computes 24 × hidden operations: at hidden 8192 and 400 TFLOP/s, its copy at 25 GB/s takes 2.8 forwards, at 50 GB/s 1.4.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hpc_mp.layout.schedule.actions import COMPUTE, Action
+
+Chunk = tuple[int, int]  # (stage, microbatch): one passage of a microbatch through a stage
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Which activations of a rank leave the device, and when they are asked for again.
+
+    Attributes:
+        away: the chunks that leave, after their F.
+        returns: a computation -> the chunks that are asked for when it begins.
+    """
+
+    away: frozenset[Chunk] = frozenset()
+    returns: Mapping[Action, tuple[Chunk, ...]] = field(default_factory=dict)
+
+
+def distances(actions: Sequence[Action]) -> dict[Chunk, int]:
+    """How many other computations of the rank lie between the F of each chunk and its B or I."""
+    begun: dict[Chunk, int] = {}
+    between: dict[Chunk, int] = {}
+    for place, action in enumerate(_computations(actions)):
+        chunk = action.stage, action.microbatch
+        if action.kind == "F":
+            begun[chunk] = place
+        elif action.kind in ("B", "I"):
+            between[chunk] = place - begun[chunk] - 1
+    return between
+
+
+def residency(actions: Sequence[Action], horizon: int) -> Residency:
+    """What leaves a rank that runs these actions, messages and reductions included or not."""
+    computations = _computations(actions)
+    away = frozenset(chunk for chunk, between in distances(actions).items() if between > horizon)
+    returns: defaultdict[Action, list[Chunk]] = defaultdict(list)
+    for place, action in enumerate(computations):
+        if action.kind in ("B", "I") and (action.stage, action.microbatch) in away:
+            returns[computations[place - horizon]].append((action.stage, action.microbatch))
+    return Residency(away, {action: tuple(chunks) for action, chunks in returns.items()})
+
+
+def peak_resident(actions: Sequence[Action], plan: Residency) -> int:
+    """The largest number of chunks whose activations are on the device at once: ``peak_in_flight`` less those that are away."""
+    resident: set[Chunk] = set()
+    peak = 0
+    for action in _computations(actions):
+        chunk = action.stage, action.microbatch
+        resident.update(plan.returns.get(action, ()))
+        if action.kind == "F":
+            resident.add(chunk)
+        peak = max(peak, len(resident))
+        if action.kind in ("B", "W") or (action.kind == "F" and chunk in plan.away):
+            resident.discard(chunk)
+    return peak
+
+
+def peak_away(actions: Sequence[Action], plan: Residency) -> int:
+    """The largest number of chunks whose activations are in host memory at once."""
+    away: set[Chunk] = set()
+    peak = 0
+    for action in _computations(actions):
+        away.difference_update(plan.returns.get(action, ()))
+        chunk = action.stage, action.microbatch
+        if action.kind == "F" and chunk in plan.away:
+            away.add(chunk)
+        peak = max(peak, len(away))
+    return peak
+
+
+def _computations(actions: Sequence[Action]) -> list[Action]:
+    return [action for action in actions if action.kind in COMPUTE]

@@ -1,0 +1,102 @@
+"""A schedule as a table: CSV with a line per rank and a cell per time slot, as torch's pipelining writes it.
+
+A cell is stage, action, microbatch: ``0F0``, ``1B0``, ``1I0``, ``1W0``; an empty one is idle. Messages and reductions are not
+in it, they follow from the order; so do the number of stages and which rank holds which.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.schedule.actions import Action, Schedule
+from hpc_mp.layout.schedule.complete import Reduce, complete
+from hpc_mp.layout.schedule.simulate import SLOTS, simulate
+from hpc_mp.layout.schedule.validate import validate
+
+CELL = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})")
+
+
+def slots(schedule: Schedule) -> list[list[Action | None]]:
+    """Rank → time slot → what it computes then, every computation one slot long; None = idle. All rows are equally long."""
+    timeline = simulate(schedule, SLOTS)
+    rows: list[list[Action | None]] = [[None] * int(timeline.makespan) for _ in schedule.ranks]
+    for row, computations in zip(rows, timeline.ranks, strict=True):
+        for slot in computations:
+            row[int(slot.start)] = slot.action
+    return rows
+
+
+def cell(action: Action) -> str:
+    """Stage, action, microbatch: ``0F0``, ``1B0``, ``1SEND_B0``."""
+    return f"{action.stage}{action.kind}{action.microbatch}"
+
+
+def to_csv(schedule: Schedule) -> str:
+    """One line per rank, computations only, an empty cell where the rank is idle."""
+    text = io.StringIO()
+    rows = [["" if action is None else cell(action) for action in row] for row in slots(schedule)]
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def to_dict(schedule: Schedule) -> dict[str, Any]:
+    """The placement of stages, and every action of every rank, communication and reductions included."""
+    return {"placement": list(schedule.placement),
+            "ranks": [{"rank": rank, "actions": [asdict(a) for a in actions]} for rank, actions in enumerate(schedule.ranks)]}
+
+
+def from_csv(text: str, reduce: Reduce = "last") -> Schedule:
+    """The complete and valid schedule of a table. Empty lines, and where the empty cells of a line stand, do not count.
+
+    Raises:
+        ValueError: naming the cell that is none, or the action that is missing, superfluous, on the wrong rank, out of order
+            or never possible.
+    """
+    lines = [line for line in csv.reader(io.StringIO(text)) if line]
+    ranks = tuple(tuple(_action(one, rank) for one in line if one.strip()) for rank, line in enumerate(lines))
+    given = {action: rank for rank, actions in enumerate(ranks) for action in actions}
+    if not given:
+        raise ValueError("it has no cell")
+    holders = {action.stage: rank for action, rank in given.items()}
+    for stage in range(max(holders)):
+        if stage not in holders:
+            raise ValueError(f"stage {stage} is missing, there is a stage {max(holders)}")
+    microbatches = 1 + max(action.microbatch for action in given)
+    for microbatch in range(microbatches):  # before anything is counted for a microbatch of nine digits
+        if Action("F", 0, microbatch) not in given:
+            raise ValueError(f"{Action('F', 0, microbatch)} stands 0 times, expected once")
+    placement = tuple(holders[stage] for stage in range(len(holders)))
+    schedule = complete(Schedule(ranks, placement, microbatches), reduce)
+    validate(schedule)
+    return schedule
+
+
+def read_table(path: Path, reduce: Reduce = "last") -> Schedule:
+    """The schedule in a file.
+
+    Raises:
+        HpcMpError: the file cannot be read, or its table is no valid schedule, with the reason.
+    """
+    value, remedy = f"schedule {path}", "mend the table; `hpc-mp schedule --csv` prints valid ones"
+    try:
+        return from_csv(path.read_text(encoding="utf-8-sig"), reduce)
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "name a file that can be read") from None
+    except UnicodeDecodeError:
+        raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
+    except (ValueError, csv.Error) as error:
+        raise HpcMpError(value, f"is no valid schedule: {error}", remedy) from None
+
+
+def _action(text: str, rank: int) -> Action:
+    match = CELL.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text.strip()[:40]!r} of rank {rank} is not stage, F, B, I or W, and microbatch, such as 0F0")
+    stage, kind, microbatch = match.groups()
+    return Action(kind, int(stage), int(microbatch))  # type: ignore[arg-type]

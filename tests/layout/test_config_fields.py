@@ -1,0 +1,155 @@
+"""Which fields of a configuration are taken: all of transformers' own, and none that nobody accounts for."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+from transformers import CONFIG_MAPPING, PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import FAMILIES, layer_costs, read_shape
+from hpc_mp.layout.models.fields import ACTIVATIONS, CARRIED
+from hpc_mp.layout.models.rotary import NEEDED
+
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "vocab_size": 64}
+SIZES = {"data": {"files": ["a.txt"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 1}}
+
+
+def from_job(config: dict[str, Any]) -> None:
+    read_shape(JobSpec.model_validate({"model": {"config": config}, **SIZES}))
+
+
+def from_checkpoint(directory: Path, config: dict[str, Any]) -> None:
+    save_file({}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(config))
+    read_shape(JobSpec.model_validate({"model": {"pretrained": str(directory)}, **SIZES}))
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_field_of_transformers_has_an_entry(model_type: str) -> None:
+    """A release of transformers with another field fails here, before a model that sets it is trained as another."""
+    kind = CONFIG_MAPPING[model_type]
+    table = FAMILIES[model_type].fields
+    assert {field.name for field in fields(kind)} | set(kind.attribute_map) <= table.keys()
+    assert {field.name for field in fields(PreTrainedConfig)} - {"is_encoder_decoder"} <= CARRIED
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_what_transformers_writes_is_taken(model_type: str, tmp_path: Path) -> None:
+    from_job({"model_type": model_type})
+    CONFIG_MAPPING[model_type]().save_pretrained(tmp_path)
+    from_checkpoint(tmp_path, json.loads((tmp_path / "config.json").read_text()))
+
+
+def test_the_tables_of_names_are_those_of_transformers() -> None:
+    learned = {"prelu", "xielu"}  # they have parameters, which no table of weights has
+    assert set(ACTIVATIONS) == set(ACT2FN) - learned
+    assert set(NEEDED) == {"default", *ROPE_INIT_FUNCTIONS} - {"proportional"}
+
+
+LONG = {"rope_type": "longrope", "long_factor": [1.0] * 4}
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "no field at all": ({"sliding_windw": 5}, "sliding_windw"),
+    "a window that Llama has not": ({"sliding_window": 5}, "sliding_window"),
+    "attention to later tokens": ({"is_causal": False}, "is_causal = false: is not built yet"),
+    "another attention": ({"attn_implementation": "eager"}, "attn_implementation = 'eager': would have no effect"),
+    "an activation": ({"hidden_act": "foo"}, "hidden_act = 'foo': is no activation that is built. Choose one of gelu, "),
+    "no epsilon": ({"rms_norm_eps": "x"}, "rms_norm_eps = 'x': must be a number of at least 0"),
+    "no probability": ({"attention_dropout": 1.5}, "attention_dropout = 1.5: must be a number from 0 to less than 1"),
+    "a padding row": ({"pad_token_id": 64}, "pad_token_id = 64: must be a whole number from -64 to 63"),
+    "heads": ({"num_attention_heads": 5, "head_dim": 6}, r"hidden_size\(32\) / num_attention_heads\(5\)"),
+    "odd heads": ({"num_attention_heads": 32}, "heads of 1 elements: cannot be turned"),
+    "parts of heads": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor = 0.5: is not built yet"),
+    "no base": ({"rope_theta": "x"}, "rope_theta = 'x': must be a number above 0"),
+    "a kind of positions": ({"rope_parameters": {"rope_type": "foo"}}, "rope_type = 'foo': is no kind of rotary positions"),
+    "an old kind": ({"rope_scaling": {"type": "su", "factor": 2.0}}, "rope_type = 'su': is no kind of rotary positions"),
+    "no factor": ({"rope_parameters": {"rope_type": "linear"}}, "factor: is required for rope_type = 'linear'"),
+    "text for a factor": ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor = '2': must be a number above 0"),
+    "a short list": ({"rope_parameters": LONG | {"short_factor": [1.0]}}, "short_factor: must be a list of 4 numbers"),
+    "a setting": ({"rope_parameters": {"rope_type": "default", "mrope_section": [1]}}, "mrope_section .*: is no setting"),
+    "no table": ({"rope_scaling": 3}, "rope_scaling = 3: must be a table"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("where", ["job", "checkpoint"])
+def test_what_cannot_be_computed_is_refused(name: str, where: str, tmp_path: Path) -> None:
+    more, words = WRONG[name]
+    with pytest.raises(HpcMpError, match=words):
+        from_job(LLAMA | more) if where == "job" else from_checkpoint(tmp_path, LLAMA | more)
+
+
+RIGHT: dict[str, dict[str, Any]] = {
+    "a row from the end": {"pad_token_id": -1},
+    "the engine's attention": {"attn_implementation": "sdpa"},
+    "scaled positions": {"rope_scaling": {"type": "dynamic", "factor": 2.0}, "rope_theta": 5e5},
+    "long positions": {"rope_parameters": LONG | {"short_factor": [1.0] * 4, "original_max_position_embeddings": 16}},
+}
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_what_can_be_computed_is_taken(name: str, tmp_path: Path) -> None:
+    from_job(LLAMA | RIGHT[name])
+    from_checkpoint(tmp_path, LLAMA | RIGHT[name])
+
+
+@pytest.mark.parametrize("key", ["n_ctx", "_name_or_path", "quantization_config", "temperature", "attribute_map", "_auto_class"])
+def test_names_of_older_releases_and_internals_are_no_keys_of_a_job(key: str, tmp_path: Path) -> None:
+    with pytest.raises(HpcMpError, match=rf"model\.config\.{key}: is not a key of a llama configuration") as refused:
+        from_job(LLAMA | {key: 1})
+    assert not {"attribute_map", "_auto_class", "_name_or_path", "n_ctx"} & set(str(refused.value.remedy).split(", "))
+    if key in ("attribute_map", "_auto_class"):
+        with pytest.raises(HpcMpError, match=rf"config\.json has {key} = 1: is no field that is known of a llama model"):
+            from_checkpoint(tmp_path, LLAMA | {key: 1})
+    else:
+        from_checkpoint(tmp_path, LLAMA | {key: 1})
+
+
+def test_layers_of_qwen2_with_a_window_are_refused() -> None:
+    from_job({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention"] * 2, "sliding_window": 8})
+    with pytest.raises(HpcMpError, match=r"layer_types = .*: is not built yet"):
+        from_job({"model_type": "qwen2", "num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]})
+
+
+GPTJ = {"model_type": "gptj", "n_embd": 32, "n_head": 4, "rotary_dim": 4, "vocab_size": 64}
+
+
+@pytest.mark.parametrize("value", [None, 0, 3, 10, 64])
+def test_positions_of_gptj_turn_an_even_number_of_elements_of_a_head(value: int | None, tmp_path: Path) -> None:
+    """transformers fails on each of these, some of them at the first token."""
+    from_job(GPTJ | {"rotary_dim": 8})
+    with pytest.raises(HpcMpError, match="rotary_dim"):
+        from_checkpoint(tmp_path, GPTJ | {"rotary_dim": value})
+
+
+def test_what_the_first_checkpoint_of_gptj_says_is_taken(tmp_path: Path) -> None:
+    said = {"rotary": True, "scale_attn_weights": True, "summary_type": "cls_index", "summary_use_proj": True, "n_inner": None,
+            "tokenizer_class": "GPT2Tokenizer", "gradient_checkpointing": False}
+    from_checkpoint(tmp_path, GPTJ | said)
+    with pytest.raises(HpcMpError, match="scale_attn_weights = false: is not built yet"):
+        from_checkpoint(tmp_path, GPTJ | said | {"scale_attn_weights": False})
+
+
+def test_a_window_and_experts_change_what_a_layer_costs() -> None:
+    """By hand: 64 positions, of which a token sees 8, itself among them, but for the first ones; 2 of 4 experts."""
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64,
+             "num_hidden_layers": 1}
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+
+    def cost(model_type: str, **more: Any) -> float:
+        spec = JobSpec.model_validate({"model": {"config": {"model_type": model_type, **sizes, **more}}, **SIZES})
+        return layer_costs(read_shape(spec), 64).blocks[0]
+
+    dense = cost("llama")
+    assert cost("mixtral", **experts) - dense == 2 * (3 * 32 * 48 + 32 * 4)
+    seen = [token + 0.5 if token < 8 else 8 for token in range(64)]  # half of itself until the window is full, as without one
+    assert cost("mixtral", **experts, sliding_window=8) - cost("mixtral", **experts) == 2 * 2 * 32 * (sum(seen) / 64 - 32)
+    assert cost("mixtral", **experts, sliding_window=64) == cost("mixtral", **experts)

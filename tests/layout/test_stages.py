@@ -1,0 +1,196 @@
+"""What each value of ``parallel.partition`` makes of a model, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import combinations, pairwise
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, resolve
+from hpc_mp.layout.flat import stage_spans, unit_weights
+from hpc_mp.layout.models import (
+    FAMILIES,
+    ModelProfile,
+    UnitProfile,
+    check_layout,
+    conditions,
+    family_of,
+    read_profile,
+    read_shape,
+    stage_cut,
+    stage_layers,
+    write_profile,
+)
+
+LLAMAS = ("num_key_value_heads", "intermediate_size")
+NAMES = {"gpt2": ("transformer.h", "transformer.ln_f"), "llama": ("model.layers", "model.norm")}
+
+
+def spec_of(
+    stages: int, model: str = "llama", base: Path = Path("/"), config: dict[str, Any] | None = None, **more: Any,
+) -> JobSpec:
+    sizes = {"num_hidden_layers": 12, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 4,
+             "intermediate_size": 160, "vocab_size": 1024} | (config or {})
+    if model in ("gpt2", "gptj"):
+        names = {"num_hidden_layers": "n_layer", "hidden_size": "n_embd", "num_attention_heads": "n_head"}
+        sizes = {names.get(key, key): value for key, value in sizes.items() if key not in LLAMAS}
+        sizes |= {"rotary_dim": 8} if model == "gptj" else {}
+    return resolve({
+        "job": {"ranks_per_node": stages, "directory": "runs"}, "data": {"files": ["x"], "sequence_length": 32},
+        "model": {"config": {"model_type": model, **sizes}}, "train": {"steps": 1, "global_batch": 8},
+        "parallel": {"pipeline": stages, "microbatches": 2, **more}}, base)
+
+
+def cut(*args: Any, **more: Any) -> tuple[int, ...]:
+    spec = spec_of(*args, **more)
+    shape = read_shape(spec)
+    check_layout(shape, spec)
+    return stage_layers(spec, shape)
+
+
+def held(spec: JobSpec, layers: tuple[int, ...]) -> list[int]:
+    """Parameters of every stage, as the engine allocates them."""
+    shape = read_shape(spec)
+    units = [unit_weights(family_of(shape.model_type), shape, span) for span in stage_spans(layers)]
+    return [sum(prod(weight.shape) for weights in each.values() for weight in weights) for each in units]
+
+
+def cuts(layers: int, stages: int) -> list[tuple[int, ...]]:
+    return [tuple(end - begin for begin, end in pairwise((0, *inner, layers)))
+            for inner in combinations(range(layers + 1), stages - 1)]
+
+
+@given(st.sampled_from(sorted(FAMILIES)), st.integers(1, 6), st.integers(4, 6), st.sampled_from([8, 200, 3000]), st.booleans())
+def test_parameters_make_the_largest_stage_as_small_as_it_can_be(
+    model: str, stages: int, layers: int, vocabulary: int, tied: bool,
+) -> None:
+    spec = spec_of(stages, model, partition="parameters", config={
+        "num_hidden_layers": layers, "vocab_size": vocabulary, "tie_word_embeddings": tied})
+    found = stage_layers(spec, read_shape(spec))
+    assert max(held(spec, found)) == min(max(held(spec, other)) for other in cuts(layers, stages))
+
+
+def test_uniform_counts_layers_alone() -> None:
+    big = {"vocab_size": 10**6}
+    assert cut(4, partition="uniform", config=big) == (3, 3, 3, 3)
+    assert cut(5, partition="uniform") == (2, 2, 2, 3, 3)
+    assert cut(14, partition="uniform") == (0, *[1] * 12, 0)
+
+
+def test_a_costly_head_stands_alone_where_that_balances_better() -> None:
+    big = {"vocab_size": 10**5}
+    assert cut(4, partition="cost", config=big) == cut(4, config=big) == (4, 4, 4, 0)
+    assert cut(4, partition="parameters", config=big) == (0, 6, 6, 0)
+    assert cut(4, config={"vocab_size": 64}) == (3, 3, 3, 3)
+    assert cut(1, partition="parameters", config=big) == (12,)
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_stages_begin_where_a_pattern_matches(model: str) -> None:
+    blocks, norm = NAMES[model]
+    assert cut(3, model, partition=f"at:{blocks}.(4|9)$") == (4, 5, 3)
+    assert cut(2, model, partition=f"at:{blocks}.1") == (1, 11), "whole names: 10 and 11 do not match"
+    assert cut(2, model, partition=f"at:{blocks}.0") == (0, 12)
+    assert cut(3, model, partition=f"at:{blocks}.3|{norm}") == (3, 9, 0)
+    assert cut(1, model, partition="at:none") == (12,)
+    with pytest.raises(HpcMpError, match=r"matches 3 modules .*, and 1 of the 2 stages begin at one.*whole name"):
+        cut(2, model, partition=rf"at:{blocks}.1\d?")
+
+
+def test_the_reason_tells_the_balance() -> None:
+    def why(*args: Any, **more: Any) -> str:
+        spec = spec_of(*args, **more)
+        return stage_cut(spec, read_shape(spec)).why
+
+    assert why(3, partition="uniform", config={"num_hidden_layers": 4}) == (
+        "stages of equal numbers of layers: 0.75, 0.75, 1.50 of their mean")
+    assert why(2).startswith("stages of equal cost: ") and why(1) == "one stage has them all"
+    assert why(12, partition="uniform") == "stages of equal numbers of layers: 1.00 to 1.00 of their mean"
+    assert why(2, partition=[5, 7]) == "as given"
+
+
+# --- what was measured --------------------------------------------------------------------------------------
+
+
+def measured(tmp_path: Path, embedding: tuple[float, int], block: tuple[float, int], head: tuple[float, int],
+             stages: int = 3, **more: Any) -> JobSpec:
+    """A job with a profile of (seconds, bytes) of its units."""
+    spec = spec_of(stages, base=tmp_path, partition="profile", **more)
+    units = [UnitProfile(seconds, size // 2, size - size // 2) for seconds, size in (embedding, block, head)]
+    write_profile(spec.profile, ModelProfile("cpu", 3, conditions(spec, read_shape(spec)), *units))
+    return spec
+
+
+def test_a_profile_is_read_as_it_was_written(tmp_path: Path) -> None:
+    spec = measured(tmp_path, (0.25, 10), (0.5, 20), (1.5, 33), profile="here/p.json")
+    assert spec.profile == tmp_path / "here/p.json"
+    assert asdict(read_profile(spec, read_shape(spec))) == json.loads(spec.profile.read_text())
+    assert read_profile(spec, read_shape(spec)).head == UnitProfile(1.5, 16, 17)
+    other = spec_of(3, base=tmp_path, partition="profile")
+    assert other.profile == tmp_path / "runs/.cache/profile-job.json"
+
+
+def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_path: Path) -> None:
+    """The head takes the time of four blocks, the embedding the memory of six."""
+    def layers(weight: float | None) -> tuple[int, ...]:
+        spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0), **({} if weight is None else {"memory_weight": weight}))
+        return stage_layers(spec, read_shape(spec))
+
+    assert layers(0.0) == (5, 5, 2), "16 seconds over three stages"
+    assert layers(1.0) == (0, 6, 6), "1,800 bytes over three stages"
+    assert layers(None) == layers(0.8) != layers(0.2)
+
+
+@given(st.tuples(*[st.tuples(st.floats(0, 10), st.integers(0, 10**6))] * 3), st.floats(0, 1), st.integers(1, 5))
+def test_a_measured_cut_is_the_best_there_is(
+    tmp_path_factory: pytest.TempPathFactory, units: tuple[tuple[float, int], ...], weight: float, stages: int,
+) -> None:
+    spec = measured(tmp_path_factory.getbasetemp(), *units, stages=stages, memory_weight=weight)
+    shape = read_shape(spec)
+
+    def dearest(layers: tuple[int, ...]) -> float:
+        totals = [units[0][at] + shape.layers * units[1][at] + units[2][at] for at in (0, 1)]
+        each = [[(stage == 0) * units[0][at] + count * units[1][at] + (stage == stages - 1) * units[2][at] for at in (0, 1)]
+                for stage, count in enumerate(layers)]
+        return max((1 - weight) * seconds / (totals[0] or 1) + weight * size / (totals[1] or 1) for seconds, size in each)
+
+    assert dearest(stage_layers(spec, shape)) <= min(map(dearest, cuts(shape.layers, stages))) * (1 + 1e-9)
+
+
+SPOILED: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
+    "another width": (lambda tree: tree["measured"].update(hidden=65), "was measured with hidden = 65, and the job has 64"),
+    "another precision": (lambda tree: tree["measured"].update(precision="bf16"), "precision = bf16, and the job has fp32"),
+    "a unit less": (lambda tree: tree.pop("head"), "is not what --profile writes"),
+    "no number": (lambda tree: tree["block"].update(seconds="fast"), "is not what --profile writes"),
+    "less than no time": (lambda tree: tree["block"].update(seconds=-1.0), "is not what --profile writes"),
+    "no time at all": (lambda tree: tree["block"].update(seconds=float("nan")), "is not what --profile writes"),
+}
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_profile_of_something_else_is_refused(tmp_path: Path, name: str) -> None:
+    spec = measured(tmp_path, (0.0, 1), (1.0, 1), (1.0, 1))
+    tree = json.loads(spec.profile.read_text())
+    spoil, words = SPOILED[name]
+    spoil(tree)
+    spec.profile.write_text(json.dumps(tree))
+    with pytest.raises(HpcMpError, match=words):
+        stage_layers(spec, read_shape(spec))
+    spec.profile.write_text("[")
+    with pytest.raises(HpcMpError, match="is not JSON"):
+        stage_layers(spec, read_shape(spec))
+
+
+def test_the_number_of_layers_does_not_matter_to_a_profile(tmp_path: Path) -> None:
+    deep = measured(tmp_path, (0.0, 1), (1.0, 1), (1.0, 1), config={"num_hidden_layers": 80})
+    shallow = spec_of(3, base=tmp_path, partition="profile")
+    assert read_profile(shallow, read_shape(shallow)) == read_profile(deep, read_shape(deep))
