@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, get_args
+from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
-from hpc_mp.job.spec import JobSpec, Parallel
+from hpc_mp.job.schedules import check_sizes, stages_per_rank
+from hpc_mp.job.spec import JobSpec, LossScale
 
 MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
 
-# Of those that a job file may name, what the engine runs; the other has virtual stages.
-BUILT_SCHEDULES = tuple(name for name in get_args(Parallel.model_fields["schedule"].annotation) if name != "interleaved_1f1b")
-
 # (key, the values that are built, what to do instead)
 NOT_BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("parallel.context", (1,), "leave parallel.context = 1"),
-    ("parallel.expert", (1,), "leave parallel.expert = 1"),
-    ("parallel.virtual_stages", (1,), "leave parallel.virtual_stages = 1"),
-    ("parallel.schedule", BUILT_SCHEDULES, 'use "1f1b" or "gpipe" (`hpc-mp schedule` draws the other)'),
-    ("parallel.recompute", ("none",), 'leave parallel.recompute = "none"'),
-    ("parallel.offload", ("none",), 'leave parallel.offload = "none"'),
-    ("train.precision", ("fp64", "fp32", "bf16"), 'use "bf16" or "fp32"'),
+    ("parallel.offload", ("none", ("optimizer",), ("activations",), ("optimizer", "activations"), ("activations", "optimizer")),
+     'leave parallel.offload = "none", or a list of "optimizer" and "activations"'),
 )
 
 
@@ -44,22 +37,39 @@ def check_arithmetic(spec: JobSpec) -> None:
     if spec.ranks % degree:
         raise HpcMpError(product, f"does not divide {spec.ranks} ranks ({ranks})",
                          f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as ranks")
+    for key, idle in (("sequence", False), ("tensor_modules", ("*",))):
+        value = getattr(p, key)
+        if p.tensor == 1 and value != idle:
+            raise HpcMpError(f"parallel.{key} = {shown(value)}", "has no effect with parallel.tensor = 1",
+                             f"set parallel.tensor to 2 or more, or leave {key} out")
     if p.shard_degree is not None and p.zero == 0:
         raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}", "has no effect with parallel.zero = 0",
                          "set parallel.zero to 1, 2 or 3, or leave shard_degree out")
-    if p.shard_degree is not None and spec.data_degree % p.shard_degree:
+    if p.shard_degree is not None and spec.state_degree % p.shard_degree:
+        context = "" if p.context == 1 else f" × context({p.context}) = {spec.state_degree}"
         raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}",
-                         f"does not divide the data degree {spec.ranks} ranks / ({product}) = {spec.data_degree}",
-                         f"use a divisor of {spec.data_degree}, or leave it out")
+                         f"does not divide the data degree {spec.ranks} ranks / ({product}) = {spec.data_degree}{context}",
+                         f"use a divisor of {spec.state_degree}, or leave it out")
+    if spec.state_degree % p.expert:
+        raise HpcMpError(f"parallel.expert = {p.expert}",
+                         f"does not divide data({spec.data_degree}) × context({p.context}) = {spec.state_degree}",
+                         f"use a divisor of {spec.state_degree}")
+    _check_context(spec)
+    if p.offload_horizon is not None and "activations" not in p.offload:
+        raise HpcMpError(f"parallel.offload_horizon = {p.offload_horizon}", "has no effect where activations are not offloaded",
+                         'set parallel.offload = ["activations"], or leave offload_horizon out')
     _check_rank_map(spec)
     if spec.slurm.array and spec.slurm.chain:
         raise HpcMpError(f"slurm.chain = {spec.slurm.chain}", "cannot follow the elements of slurm.array one by one",
                          "leave out one of slurm.chain and slurm.array")
     _check_staged_environment(spec)
-    stages = p.pipeline * p.virtual_stages
-    if p.partition != "auto" and len(p.partition) != stages:
+    for key in ("profile", "memory_weight"):
+        if (value := getattr(p, key)) is not None and p.partition != "profile":
+            raise HpcMpError(f"parallel.{key} = {shown(value)}", f"has no effect with parallel.partition = {shown(p.partition)}",
+                             f'set partition = "profile", or leave {key} out')
+    if not isinstance(p.partition, str) and len(p.partition) != spec.stages:
         raise HpcMpError(f"parallel.partition = {shown(p.partition)}",
-                         f"has the length {len(p.partition)}, the number of stages is {stages}",
+                         f"has the length {len(p.partition)}, the number of stages is {_stages(spec)}",
                          'give the number of layers of every stage, or partition = "auto"')
     microbatches = p.microbatches or 1
     unit = spec.data_degree * microbatches
@@ -67,12 +77,62 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"train.global_batch = {t.global_batch}",
                          f"is not a multiple of data({spec.data_degree}) × microbatches({microbatches}) = {unit}",
                          f"use {max(1, t.global_batch // unit) * unit} or another multiple of {unit}")
+    check_sizes(p.schedule, p.pipeline, spec.microbatches, p.virtual_stages, section="parallel.")
     if t.momentum and t.optimizer != "sgd":
         raise HpcMpError(f"train.momentum = {t.momentum}", f"has no effect with optimizer = {t.optimizer!r}",
                          'use betas with adamw, or optimizer = "sgd"')
+    _check_offload(spec)
+    _check_loss_scale(spec)
+    if spec.evaluate.every and not spec.evaluate.files:
+        raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
+                         "name the files with held-out text in evaluate.files, or leave evaluate.every out")
     if t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}, so that the "
                          "learning rate would never be reached", "lower warmup_steps")
+
+
+def _check_context(spec: JobSpec) -> None:
+    """Every context rank gets as many tokens."""
+    p, length = spec.parallel, spec.data.sequence_length
+    if p.context == 1:
+        if p.context_method != "ring":
+            raise HpcMpError(f"parallel.context_method = {shown(p.context_method)}", "has no effect with parallel.context = 1",
+                             "set parallel.context, or leave context_method out")
+        return
+    each, unit = {"ring": ("2 × ", 2 * p.context), "ulysses": ("", p.context)}[p.context_method]
+    if length % unit:
+        raise HpcMpError(f"data.sequence_length = {length}",
+                         f"is not a multiple of {each}context({p.context}) = {unit}, the pieces that context_method = "
+                         f'"{p.context_method}" cuts a sample into',
+                         f"use {max(1, length // unit) * unit} or another multiple of {unit}")
+
+
+def _stages(spec: JobSpec) -> str:
+    """How many stages, with the arithmetic where ranks hold several."""
+    each = stages_per_rank(spec.parallel.schedule, spec.parallel.virtual_stages)
+    return f"{spec.stages}" if each == 1 else f"pipeline({spec.parallel.pipeline}) × {each} per rank = {spec.stages}"
+
+
+def _check_offload(spec: JobSpec) -> None:
+    """There is something to offload."""
+    p, t = spec.parallel, spec.train
+    if p.offload_directory is not None and "optimizer" not in p.offload:
+        raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}",
+                         "has no effect without something to offload",
+                         'add offload = ["optimizer"], or leave it out')
+    if "optimizer" in p.offload and t.optimizer == "sgd" and not t.momentum:
+        raise HpcMpError(f"parallel.offload = {shown(p.offload)}", "has no effect: SGD without momentum has no state",
+                         "leave it out, or set train.momentum")
+
+
+def _check_loss_scale(spec: JobSpec) -> None:
+    scale = spec.train.loss_scale
+    if spec.train.precision != "fp16" and scale != LossScale():
+        raise HpcMpError("train.loss_scale", f"has no effect with train.precision = {spec.train.precision!r}",
+                         'leave it out, or use precision = "fp16"')
+    if scale.window and scale.minimum > scale.initial:
+        raise HpcMpError(f"train.loss_scale.minimum = {scale.minimum:g}", f"is more than initial = {scale.initial:g}",
+                         "lower minimum or raise initial")
 
 
 def _check_staged_environment(spec: JobSpec) -> None:

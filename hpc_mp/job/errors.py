@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -87,11 +87,18 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
 
 def _nearest(where: Sequence[str], model: type[BaseModel]) -> str:
     """What to do about an unknown key: another section has it, it is misspelt, or it is none of these."""
-    sections = {name: list(field.annotation.model_fields) for name, field in model.model_fields.items()
-                if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)}
+    sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
     *parents, key = where
     homes = [name for name, keys in sections.items() if key in keys]
     if homes:
         return f"{key} belongs to [{homes[0]}]"
-    known = sections[parents[0]] if parents else list(sections)
+    known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
     return f"{did_you_mean(key, known)} The keys are {', '.join(known)}".lstrip()
+
+
+def _tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:
+    """All tables of a job file by name, those inside others as ``train.loss_scale``."""
+    for name, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield path + name, field.annotation
+            yield from _tables(field.annotation, f"{path}{name}.")

@@ -35,19 +35,22 @@ def kind(path: Path) -> Kind:
     return KINDS.get(path.suffix.lower(), "text")
 
 
-def find_files(patterns: Sequence[str]) -> tuple[Path, ...]:
+def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, ...]:
     """The files that absolute ``patterns`` name, sorted by path, each file once.
 
     A pattern is a path or a glob (``*``, ``?``, ``[…]``, ``**`` for any depth). Its leading parts that exist as they
     are written are taken literally, so that a directory called ``runs [old]`` is no pattern. Directories that a glob
     matches are passed over.
 
+    Args:
+        key: of the job file, which has the patterns.
+
     Raises:
         HpcMpError: a pattern matches no file, or names a directory, an unreadable file or a kind that is not read.
     """
     files: dict[tuple[int, int], Path] = {}
-    for name in sorted({name for pattern in patterns for name in _matches(pattern)}):
-        files.setdefault(_identity(name), Path(name))
+    for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):
+        files.setdefault(_identity(name, key), Path(name))
     return tuple(files.values())
 
 
@@ -69,7 +72,7 @@ def files_there(directory: Path, names: Sequence[str]) -> list[str]:
     return [name for name in names if (directory / name).exists()]
 
 
-def _matches(pattern: str) -> list[str]:
+def _matches(pattern: str, key: str) -> list[str]:
     root = next(path for path in (Path(pattern), *Path(pattern).parents) if os.path.lexists(path))
     if root == Path(pattern):
         return [str(root)]
@@ -77,14 +80,14 @@ def _matches(pattern: str) -> list[str]:
     names = (os.path.join(root, name) for name in glob.iglob(rest, root_dir=root, recursive=True))
     files = [name for name in names if not os.path.isdir(name)]
     if not files:
-        raise HpcMpError(f"data.files: {pattern}", f"matches no file (looked in {root})",
+        raise HpcMpError(f"{key}: {pattern}", f"matches no file (looked in {root})",
                          "check the path; ** stands for any depth: corpus/**/*.txt")
     return files
 
 
-def _identity(name: str) -> tuple[int, int]:
+def _identity(name: str, key: str) -> tuple[int, int]:
     """Device and inode of a file that can be read and is of a kind that is."""
-    value, suffix = f"data.files: {name}", os.path.splitext(name)[1].lower()
+    value, suffix = f"{key}: {name}", os.path.splitext(name)[1].lower()
     try:
         status = os.stat(name)
     except OSError as error:

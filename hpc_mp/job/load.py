@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.checks import check_arithmetic, check_built
 from hpc_mp.job.errors import explain
+from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.job.values import check_values
 
@@ -154,10 +155,15 @@ def _absolute(spec: JobSpec, base: Path) -> JobSpec:
         return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
 
     job, model, data, checkpoint, slurm = spec.job, spec.model, spec.data, spec.checkpoint, spec.slurm
+    parallel, held_out = spec.parallel, tuple(map(at, spec.evaluate.files))
     return spec.model_copy(update={
         "job": job.model_copy(update={"directory": at(job.directory)}),
         "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
         "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
+        "parallel": parallel.model_copy(update={
+            "schedule": at(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
+            "offload_directory": maybe(parallel.offload_directory), "profile": maybe(parallel.profile)}),
+        "evaluate": spec.evaluate.model_copy(update={"files": held_out}),
         "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
         "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
                                           "venv": maybe(slurm.venv), "python": within(slurm.python),

@@ -31,7 +31,9 @@ class Resolution:
         exclude: the nodes that Slurm must not give, in its own notation; None: the job's own list, if it has one.
         profile: the environment profile; None: none.
         layers: how many layers each stage of the pipeline has.
+        tensor_modules: what tensor ranks cut; the reason says what of the model they hold alike, and why.
         order: the letters in whose order ranks are laid out.
+        schedule: how the learning rate goes, with a reason where it jumps as a run is gone on with.
     """
 
     device: ResolvedKey[str]
@@ -40,15 +42,23 @@ class Resolution:
     exclude: ResolvedKey[str | None]
     profile: ResolvedKey[str | None]
     layers: ResolvedKey[tuple[int, ...]]
+    tensor_modules: ResolvedKey[tuple[str, ...]]
     order: ResolvedKey[str]
+    schedule: ResolvedKey[str]
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
-        return self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, self.layers, self.order
+        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, *cut(self.layers), self.tensor_modules,
+                self.order, self.schedule)
 
     def document(self) -> list[dict[str, Any]]:
         """``[{"key", "value", "why"}, …]`` of all that was chosen, for JSON."""
         return [asdict(each) for each in self.keys if each.why]
+
+
+def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:
+    """The layers of every stage in place of the method that found them, and of what that was found by."""
+    return layers, ResolvedKey("parallel.profile", None), ResolvedKey("parallel.memory_weight", None)
 
 
 def resolved(spec: JobSpec, keys: Iterable[ResolvedKey[Any]]) -> JobSpec:

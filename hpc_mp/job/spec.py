@@ -6,11 +6,13 @@ the defaults.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hpc_mp.job.errors import wrong
+from hpc_mp.job.schedules import stages_per_rank
 from hpc_mp.job.values import (
     Betas,
     Config,
@@ -19,6 +21,7 @@ from hpc_mp.job.values import (
     Line,
     Name,
     NonNegative,
+    Offload,
     Option,
     Order,
     Partition,
@@ -26,13 +29,18 @@ from hpc_mp.job.values import (
     Patterns,
     RankMap,
     Rate,
+    Recompute,
+    ScheduleName,
     Share,
     Time,
     Variable,
+    Weighting,
     seconds_of,
 )
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: what torchtitan's recipes give a GPU at a time
+MEMORY_WEIGHT = 0.8  # that of SageMaker's model parallel library where it optimizes for memory
+HORIZON = 2  # one forward and one backward: in that time 1F1B, once it is steady, sends one microbatch away and fetches one
 MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
 
 
@@ -61,8 +69,8 @@ class Job(Section):
     """Seconds without a sign of life until a node counts as lost; 0 = never. Too short: a busy network looks like a dead node.
     Example: `60`."""
     step_timeout: NonNegative = 1800
-    """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long. Example:
-    `600`."""
+    """Seconds without a finished step until ranks count as hung; 0 = never. The first step has three times as long, and so has
+    each pass of an evaluation, which computes the forwards of a step. Example: `600`."""
     start_timeout: NonNegative = 86400
     """Seconds from the ranks' meeting until tokens, process groups and the model are ready; 0 = any time. Terabytes of text take
     hours, once. Example: `7200`."""
@@ -113,36 +121,83 @@ class Parallel(Section):
 
     tensor: Count = 1
     """Cuts every layer over so many ranks. Talks most: keep it inside a node."""
+    sequence: bool = False
+    """Tensor ranks have a share of every sample's tokens where layers are not cut (norms, dropouts, residuals, messages between
+    stages): less memory for the same traffic."""
+    tensor_modules: tuple[Line, ...] = ("*",)
+    """What `tensor` cuts: patterns (`*`, `?`) of Hugging Face's names of the embedding, of attentions and MLPs, and of the head.
+    Whatever no pattern names stays whole on every tensor rank. Example: `["*.mlp", "lm_head"]`."""
     pipeline: Count = 1
     """Puts layers on so many stages. Sends little; stages wait for each other unless there are many microbatches."""
     context: Count = 1
-    """Only 1 is built."""
+    """Cuts every sample's tokens over so many ranks: for sequences whose activations are too large for one. ZeRO shares out over
+    data × context ranks. Example: `2`."""
+    context_method: Literal["ring", "ulysses"] = "ring"
+    """How context ranks attend to each other's tokens. `"ring"` sends keys and values around and computes attention by plain
+    products, on GPUs too; it needs a `sequence_length` that 2 × context divides. `"ulysses"` exchanges tokens for heads and
+    computes attention by torch's fused kernels; context must divide the heads of a tensor rank. Example: `"ulysses"`."""
     expert: Count = 1
-    """Only 1 is built."""
+    """Shares out the experts of every block over so many neighbours among the data × context ranks; tokens travel to their
+    experts and back, none is dropped. ZeRO shares out the state of experts over those ranks that have the same ones. See
+    [models](../user/models.md#experts). Example: `2`."""
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more
     messages."""
     shard_degree: Count | None = None
-    """Over how many data ranks ZeRO shares out; a divisor of the data degree. Left out: over all."""
+    """Over how many data × context ranks ZeRO shares out; a divisor of their number. Left out: over all."""
     order: Order = "auto"
-    """Letters D, P, T (right-most varies fastest over ranks), `"cluster"` = DPT, `"spread"` = TPD. `auto` takes the order in
-    which a step waits least for links between nodes, and says for how many seconds where `hpc-mp doctor` has measured them.
-    `hpc-mp placement` shows all."""
+    """Letters D, P, T, with context also C (right-most varies fastest over ranks; C left out: directly before T), `"cluster"` =
+    DPT, `"spread"` = TPD. `auto` takes the order in which a step waits least for links between nodes, and says for how many
+    seconds where `hpc-mp doctor` has measured them. `hpc-mp placement` shows all."""
     rank_map: RankMap = "auto"
     """The node of every rank, see [placement](../how-it-works/placement.md). Example: `[1, 1, 0, 0]`."""
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b"] = "1f1b"
-    """Or `"gpipe"`, which holds the activations of all microbatches. `hpc-mp schedule --draw` draws them."""
+    schedule: ScheduleName = "1f1b"
+    """`"gpipe"` (or `"simple"`), `"1f1b"`, `"interleaved_1f1b"`, `"breadth_first"`, `"zero_bubble"`, `"zero_bubble_v"`, or the
+    path of a table that ends in `.csv`: see [schedules](../user/schedules.md). `hpc-mp schedule --draw` draws them. Example:
+    `"zero_bubble"`."""
     virtual_stages: Count = 1
-    """Only 1 is built."""
+    """Stages on each rank with `interleaved_1f1b`, `breadth_first` or a table: a smaller bubble for more messages.
+    `zero_bubble_v` always has two and needs no number; the others have one. Example: `2`."""
     microbatches: Annotated[int, Field(ge=1, le=MOST_MICROBATCHES, strict=True)] | None = None
     """Pieces of a replica's batch per step. Left out: without a pipeline so many that each has at most 8,192 tokens, else up to 4
-    per stage."""
+    per pipeline rank. `interleaved_1f1b` needs a multiple of `pipeline`, a table as many as it is for."""
     partition: Partition = "auto"
-    """Layers of every stage, such as `[5, 7]`. `auto` balances their cost, embedding and head included."""
-    recompute: Literal["none", "full", "selective"] = "none"
-    """Only `"none"` is built."""
-    offload: Literal["none", "optimizer", "activations"] = "none"
-    """Only `"none"` is built."""
+    """Layers of every stage, such as `[5, 7]`: `pipeline` × stages per rank numbers, of which the first and the last may be 0
+    for embedding and head alone. Or how to find them: `"cost"` (and `auto`) balances computing, `"uniform"` layers,
+    `"parameters"` parameters, `"profile"` what was measured, embedding and head included; `"at:REGEX"` begins stages at modules
+    whose whole name matches. See [partition](../user/partition.md). Example: `"at:model.layers.(4|9)"`."""
+    profile: PathName | None = None
+    """With `partition = "profile"`: the file of `hpc-mp train JOB.toml --profile`. Left out: where that writes it, in
+    `DIRECTORY/.cache`. Example: `"../h100.json"`."""
+    memory_weight: Weighting | None = None
+    """With `partition = "profile"`: how much balanced memory counts, from 0 to 1; the rest is balanced time. Left out: 0.8.
+    Example: `0.2`."""
+    recompute: Recompute = "none"
+    """What a backward computes once more instead of having kept it, see [memory](../user/memory.md): `"selective"` the attention
+    core, `"full"` every block from its input, `"every-2"` groups of two blocks (any number) from the group's input. Less memory
+    for up to a third more computing. Example: `"full"`."""
+    offload: Offload = "none"
+    """What lies elsewhere than on a rank's device while nobody computes with it: a list. `"optimizer"`: the optimizer's state, in
+    the host's memory or in `offload_directory`; the update streams over it, equal to the last bit, as fast as the bus or the
+    disk. `"activations"`: what a backward needs waits for it in the host's memory, see [memory](../user/memory.md).
+    `"parameters"` is not built. Example: `["optimizer"]`."""
+    offload_directory: PathName | None = None
+    """A directory on a disk of every node (NVMe) for optimizer state that is offloaded, instead of the host's memory: room for
+    the state of all ranks of the node. Files there have no names and are gone when the ranks end. Example: `"/local/nvme"`."""
+    offload_horizon: NonNegative | None = None
+    """So many computations of its rank before its backward a microbatch's activations are fetched from host memory; those that
+    would be fetched at once stay. Left out: 2, a forward and a backward. More gives the copy more time, less leaves more memory
+    free. Example: `4`."""
+
+
+class LossScale(Section):
+    """The loss scale of fp16: how it begins, and when it moves."""
+
+    initial: Annotated[float, Field(gt=0, strict=True)] = 65536.0
+    window: NonNegative = 1000
+    hysteresis: Count = 2
+    consecutive_hysteresis: bool = False
+    minimum: Annotated[float, Field(gt=0, strict=True)] = 1.0
 
 
 class Train(Section):
@@ -177,12 +232,35 @@ class Train(Section):
     """A step whose gradient norm is not finite is skipped: nothing changes, and its samples are named in the log. So many in a
     run; one more ends it. 0 = the first one does."""
     precision: Literal["fp64", "fp32", "bf16", "fp16"] = "fp32"
-    """`"bf16"` computes in bf16 and keeps parameters, gradient sums and optimizer state in fp32; `"fp64"` for proofs. fp16 is
-    not built."""
+    """`"bf16"` and `"fp16"` compute in 16 bits and keep parameters, gradient sums and optimizer state in fp32; fp16 with
+    `train.loss_scale`. `"fp64"` for proofs."""
+    loss_scale: LossScale = LossScale()
+    """Of fp16, with DeepSpeed's rule and defaults: a factor of the loss's gradient, so that small gradients survive. It doubles
+    after `window` steps without an overflow and halves at an overflow, down to `minimum`; `hysteresis` − 1 overflows pass before,
+    and again after each growth (with `consecutive_hysteresis` after each step without one). `window = 0`: it stays as it is.
+    A step that overflows is skipped, and counts in `train.skip_steps` only where the scale cannot give way. Example: `{ initial
+    = 1024, window = 0 }`."""
+    router_balance: Rate = 0.0
+    """Of models with experts: a factor of the routers' balance loss, see [models](../user/models.md#router-losses). 0 = none.
+    Example: `1e-3`."""
+    router_z: Rate = 0.0
+    """Of models with experts: a factor of the routers' z loss, see [models](../user/models.md#router-losses). 0 = none. Example:
+    `1e-3`."""
     dropout: Share | None = None
     """Overrides every probability of the model's config."""
     seed: NonNegative = 0
     """Of first values, sample order and dropout."""
+
+
+class Evaluate(Section):
+    """The loss on text that is not trained on: the mean over all its tokens that count, without dropout. Training is the same
+    with and without it, to the last bit."""
+
+    files: tuple[PathName, ...] = ()
+    """Paths or globs as in `data.files`, read by the training's tokenizer and cut as `data.sequence_length` says, every token
+    once. Left out: nothing is evaluated. Example: `["corpus/held-out/*.txt"]`."""
+    every: NonNegative = 0
+    """Steps between two evaluations; 0 = none in between. After the last step there always is one. Example: `500`."""
 
 
 class Checkpoint(Section):
@@ -295,6 +373,7 @@ class JobSpec(Section):
     data: Data
     parallel: Parallel = Parallel()
     train: Train
+    evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
@@ -316,27 +395,60 @@ class JobSpec(Section):
         return self.ranks // (p.tensor * p.pipeline * p.context)
 
     @property
+    def stages(self) -> int:
+        """Stages of the pipeline: those of all its ranks."""
+        p = self.parallel
+        return p.pipeline * stages_per_rank(p.schedule, p.virtual_stages)
+
+    @property
+    def state_degree(self) -> int:
+        """D × C: how many ranks train the same parameters, on other samples or on other tokens of them."""
+        return self.data_degree * self.parallel.context
+
+    @property
     def shard_degree(self) -> int:
-        """Over how many ranks of the data axis ZeRO shards (1 for ZeRO-0)."""
+        """Over how many of these ranks ZeRO shards (1 for ZeRO-0)."""
         if self.parallel.zero == 0:
             return 1
-        return self.parallel.shard_degree or self.data_degree
+        return self.parallel.shard_degree or self.state_degree
+
+    @property
+    def profile(self) -> Path:
+        """Where measured seconds and bytes of the model's units lie."""
+        return Path(self.parallel.profile or Path(self.job.directory) / ".cache" / f"profile-{self.job.name}.json")
+
+    @property
+    def memory_weight(self) -> float:
+        """How much memory counts in a measured partition, of 1."""
+        return MEMORY_WEIGHT if self.parallel.memory_weight is None else self.parallel.memory_weight
+
+    @property
+    def offload_horizon(self) -> int | None:
+        """How many computations before its backward a microbatch's activations come back; None: they never leave."""
+        p = self.parallel
+        if "activations" not in p.offload:
+            return None
+        return HORIZON if p.offload_horizon is None else p.offload_horizon
 
     @property
     def microbatches(self) -> int:
         """Microbatches per replica and optimizer step.
 
-        Default: without a pipeline as few as have at most ``MICROBATCH_TOKENS`` each, else up to 4 per stage.
+        Default: without a pipeline as few as have at most ``MICROBATCH_TOKENS`` each, else up to 4 per pipeline rank, for
+        interleaved 1F1B a multiple of the ranks if there is one.
         """
         if self.parallel.microbatches is not None:
             return self.parallel.microbatches
         batch = self.train.global_batch // max(1, self.data_degree)
         if self.parallel.pipeline == 1:
             least = -(-batch * self.data.sequence_length // MICROBATCH_TOKENS)
-            return next((m for m in range(max(1, least), batch) if batch % m == 0), max(1, batch))
+            divisors = [m for m in range(1, min(batch, MOST_MICROBATCHES) + 1) if batch % m == 0] or [1]
+            return next((m for m in divisors if m >= least), divisors[-1])
         per_replica = self.train.global_batch // self.data_degree
         most = min(per_replica, 4 * self.parallel.pipeline, MOST_MICROBATCHES)
-        return next(m for m in range(most, 0, -1) if per_replica % m == 0)
+        unit = self.parallel.pipeline if self.parallel.schedule == "interleaved_1f1b" else 1
+        fitting = [m for m in range(most, 0, -1) if per_replica % m == 0]
+        return next((m for m in fitting if m % unit == 0), fitting[0])
 
     @property
     def microbatch_size(self) -> int:

@@ -10,10 +10,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import dotted, shown, wrong
+from hpc_mp.job.schedules import NAMES, TABLE, is_schedule
 
 LEVELS = 32  # of tables and lists inside each other; a Hugging Face configuration has three
 WHOLE = 2**63  # TOML's whole numbers have 64 bits, Python reads longer ones too
@@ -82,8 +83,23 @@ def _is_rank_map(value: Any) -> bool:
 
 
 def _is_partition(value: Any) -> bool:
-    return value == "auto" or (isinstance(value, list | tuple) and len(value) > 0
-                               and all(type(layers) is int and layers > 0 for layers in value))
+    if isinstance(value, str):
+        return value in PARTITIONS or (value.startswith(AT) and bool(ONE_LINE.fullmatch(value)) and _is_regex(value[len(AT):]))
+    return (isinstance(value, list | tuple) and len(value) > 0 and all(type(layers) is int and layers >= 0 for layers in value)
+            and all(value[1:-1]) and any(value))
+
+
+def _is_regex(text: str) -> bool:
+    try:
+        re.compile(text)
+    except (re.error, OverflowError, RecursionError):
+        return False
+    return bool(text)
+
+
+def _is_offload(value: Any) -> bool:
+    return value == "none" or (isinstance(value, list | tuple) and len(value) > 0 and len(set(map(str, value))) == len(value)
+                               and all(name in OFFLOADED for name in value))
 
 
 def _are_betas(value: Any) -> bool:
@@ -91,6 +107,9 @@ def _are_betas(value: Any) -> bool:
         isinstance(beta, int | float) and not isinstance(beta, bool) and 0 <= beta < 1 for beta in value)
 
 
+PARTITIONS = ("auto", "uniform", "parameters", "cost", "profile")
+AT = "at:"  # and a regular expression
+OFFLOADED = ("optimizer", "parameters", "activations")
 ONE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 TIME = re.compile(r"\d{1,9}|\d{1,9}:\d\d?|(\d{1,9}-)?\d{1,9}:\d\d?:\d\d?|\d{1,9}-\d{1,9}(:\d\d?)?")
 
@@ -98,6 +117,7 @@ Count = Annotated[int, Field(ge=1, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Rate = Annotated[float, Field(ge=0, strict=True)]
 Share = Annotated[float, Field(ge=0, lt=1, strict=True)]
+Weighting = Annotated[float, Field(ge=0, le=1, strict=True)]
 
 Line = Annotated[str, must(
     "must be one line of text and not empty", "leave the key out if there is nothing to name", ONE_LINE.fullmatch)]
@@ -123,12 +143,21 @@ Time = Annotated[str, must(
 Order = Annotated[str, must(
     "must be auto, cluster, spread, or the letters D, P, T (and C) once each",
     'leave order = "auto", or write for example "DPT" (the right-most letter varies fastest)', _is_order)]
-Partition = Annotated[Literal["auto"] | tuple[int, ...], must_first(
-    'must be "auto" or a list of whole numbers of at least 1, the layers of every stage',
+Partition = Annotated[str | tuple[int, ...], must_first(
+    f'must be one of {", ".join(PARTITIONS)}, "at:" and a regular expression, or a list of whole numbers, the layers of every '
+    "stage, which only the first and the last stage may have none of",
     "write for example partition = [4, 4]", _is_partition)]
 RankMap = Annotated[Literal["auto", "block", "cyclic"] | tuple[int, ...], must_first(
     'must be "auto", "block", "cyclic" or a list with the node (from 0) of every rank',
     "write for example rank_map = [1, 1, 0, 0]", _is_rank_map)]
+ScheduleName = Annotated[PathName, must(
+    "is not a schedule", f"use one of {NAMES}, or a table whose name ends in {TABLE}", is_schedule)]
+Recompute = Annotated[str, must(
+    'must be "none", "selective", "full" or "every-" and a number of blocks', 'write for example recompute = "every-2"',
+    re.compile(r"none|selective|full|every-[1-9][0-9]{0,5}").fullmatch)]
+Offload = Annotated[Literal["none"] | tuple[Literal["optimizer", "parameters", "activations"], ...], must_first(
+    'must be "none" or a list of "optimizer", "parameters" and "activations", each at most once',
+    'write for example offload = ["optimizer"]', _is_offload)]
 Betas = Annotated[tuple[float, float], must_first(
     "must be two numbers of at least 0 and less than 1", "write for example betas = [0.9, 0.95]", _are_betas)]
 Config = Annotated[dict[str, Any], must(
@@ -151,6 +180,8 @@ def seconds_of(text: str) -> int | None:
 
 def toml_value(value: Any) -> str:
     """A value on one line, as a job file spells it: numbers, text, truth values, lists and tables."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump()
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{name} = {toml_value(each)}' for name, each in value.items())} }}" if value else "{}"
     if isinstance(value, tuple | list):

@@ -13,7 +13,7 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
-from hpc_mp.job.checks import BUILT_SCHEDULES
+from hpc_mp.job.schedules import STAGES_PER_RANK, stages_per_rank
 from hpc_mp.layout.models import check_layout, layer_costs, read_shape
 
 MANY = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -37,13 +37,19 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     """A tree that is a right job file: some keys given, some left out."""
     tensor, pipeline, data, microbatches = (draw(st.integers(1, 4)) for _ in range(4))
     steps, zero = draw(st.integers(1, 2**40)), draw(st.integers(0, 3))
+    schedule = draw(st.sampled_from([*STAGES_PER_RANK, "tables/mine.csv"]))
+    virtual_stages = draw(st.integers(1, 3)) if STAGES_PER_RANK.get(schedule) is None else 1
+    microbatches *= pipeline if schedule == "interleaved_1f1b" else 1
+    stages = pipeline * stages_per_rank(schedule, virtual_stages)
     sgd = draw(st.booleans())
     optional: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "job": {"name": NAMES, "directory": PATHS, "device": st.sampled_from(["auto", "cpu", "cuda"]),
                 "time_limit": st.sampled_from(["5", "02:00:00", "1-12", "1-00:00:00", "90:00"])},
         "model": {}, "data": {"tokenizer": PATHS},
-        "parallel": {"microbatches": st.just(microbatches), "schedule": st.sampled_from(BUILT_SCHEDULES),
-                     "partition": st.just("auto") | st.lists(st.integers(1, 99), min_size=pipeline, max_size=pipeline),
+        "parallel": {"microbatches": st.just(microbatches),
+                     "partition": st.sampled_from(["auto", "uniform", "parameters", "cost", "at:model.layers.[3-5]"])
+                     | st.lists(st.integers(1, 99), min_size=stages, max_size=stages)
+                     | st.integers(1, 99).map(lambda most: [0, *[most] * (stages - 2), 0] if stages > 2 else [most] * stages),
                      "order": st.sampled_from(["auto", "cluster", "spread", "PDT", "TPDC"]),
                      **({"shard_degree": st.sampled_from([d for d in range(1, data + 1) if data % d == 0])} if zero else {})},
         "train": {"learning_rate": RATES, "eps": st.floats(1e-300, 1), "betas": st.tuples(SHARES, SHARES).map(list),
@@ -63,7 +69,8 @@ def jobs(draw: st.DrawFn) -> dict[str, Any]:
     tree["model"] = draw(st.fixed_dictionaries({"pretrained": PATHS}) | st.fixed_dictionaries({
         "config": st.dictionaries(TEXTS, VALUES, max_size=4).map(lambda config: config | {"model_type": "gpt2"})}))
     tree["data"] |= {"files": draw(st.lists(PATHS, min_size=1, max_size=3)), "sequence_length": draw(st.integers(1, 2**40))}
-    tree["parallel"] |= {"tensor": tensor, "pipeline": pipeline, "zero": zero}
+    tree["parallel"] |= {"tensor": tensor, "pipeline": pipeline, "zero": zero, "schedule": schedule,
+                         "virtual_stages": virtual_stages}
     tree["train"] |= {"steps": steps, "global_batch": data * microbatches * draw(st.integers(1, 2**40)),
                       "optimizer": "sgd" if sgd else "adamw"}
     return tree

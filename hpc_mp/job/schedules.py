@@ -1,0 +1,63 @@
+"""The names of pipeline schedules and the sizes that they take. What their ranks do is in ``hpc_mp/layout/schedule``.
+
+A schedule is a name of ``STAGES_PER_RANK`` or the path of a table, a file that ends in ``.csv``.
+"""
+
+from __future__ import annotations
+
+from hpc_mp.base.errors import HpcMpError
+
+STAGES_PER_RANK: dict[str, int | None] = {
+    "gpipe": 1,
+    "simple": 1,
+    "1f1b": 1,
+    "interleaved_1f1b": None,
+    "breadth_first": None,
+    "zero_bubble": 1,
+    "zero_bubble_v": 2,
+}
+"""Name → how many stages each rank holds; None: as many as ``virtual_stages`` says."""
+
+NAMES = ", ".join(STAGES_PER_RANK)
+TABLE = ".csv"
+
+
+def is_table(name: str) -> bool:
+    """Whether a schedule is a file and not a name."""
+    return name.endswith(TABLE)
+
+
+def is_schedule(name: str) -> bool:
+    return name in STAGES_PER_RANK or is_table(name)
+
+
+def stages_per_rank(name: str, virtual_stages: int) -> int:
+    """Stages of each rank. ``virtual_stages`` counts where the schedule leaves it open; 1 is what is said by saying nothing."""
+    return STAGES_PER_RANK.get(name) or virtual_stages
+
+
+def check_sizes(name: str, pipeline: int, microbatches: int, virtual_stages: int, section: str = "") -> None:
+    """Whether there is such a schedule.
+
+    Args:
+        section: what stands before the keys in a message, such as ``"parallel."``.
+
+    Raises:
+        HpcMpError: an unknown name, a size below 1, or stages per rank or microbatches that the schedule cannot take.
+    """
+    if not is_schedule(name):
+        raise HpcMpError(f"{section}schedule = {name!r}", "is not a schedule",
+                         f"use one of {NAMES}, or a table whose name ends in {TABLE}")
+    for key, value in (("pipeline", pipeline), ("microbatches", microbatches), ("virtual_stages", virtual_stages)):
+        if value < 1:
+            raise HpcMpError(f"{section}{key} = {value}", "must be at least 1", f"set {key} to 1 or more")
+    fixed = STAGES_PER_RANK.get(name)
+    if fixed is not None and virtual_stages not in (1, fixed):
+        raise HpcMpError(f"{section}virtual_stages = {virtual_stages}",
+                         f"{name} has {('one stage', 'two stages')[fixed - 1]} per rank",
+                         "leave virtual_stages out, or use schedule interleaved_1f1b or breadth_first")
+    if name == "interleaved_1f1b" and microbatches % pipeline:
+        more = -(-microbatches // pipeline) * pipeline
+        raise HpcMpError(f"{section}microbatches = {microbatches}",
+                         f"interleaved_1f1b needs a multiple of pipeline({pipeline}); {microbatches} % {pipeline} = "
+                         f"{microbatches % pipeline}", f"use {more} microbatches, or schedule breadth_first or 1f1b")
