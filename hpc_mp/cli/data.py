@@ -28,21 +28,31 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     need_train("hpc-mp data prepare")
-    from hpc_mp.train.data import prepare_job  # imports the tokenizers' library
+    from hpc_mp.train.data import prepare_held_out, prepare_job  # import the tokenizers' library
 
     spec = load_job(job, overrides)
     console = Console(stderr=True)
     with Progress("tokenizing", BarColumn(), DownloadColumn(), TimeRemainingColumn(), console=console, transient=True,
                   disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
-        tokens = prepare_job(spec, read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache",
-                             lambda done, total: bar.update(task, completed=done, total=total))
+        vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        tokens = prepare_job(spec, vocabulary, cache, progress)
+        held_out = prepare_held_out(spec, vocabulary, cache, progress, tokens)
     steps = tokens.count // (spec.train.global_batch * spec.data.sequence_length)
     files = len(find_files(spec.data.files))
     if as_json:
         click.echo(json.dumps({"directory": str(tokens.directory), "tokens": tokens.count, "files": files,
-                               "tokenizer": str(tokens.tokenizer_directory), "steps_per_epoch": steps}))
+                               "tokenizer": str(tokens.tokenizer_directory), "steps_per_epoch": steps,
+                               "held_out": {"directory": str(held_out.directory), "tokens": held_out.count} if held_out
+                               else None}))
         return
     click.echo(f"tokens     {tokens.count:,} of {counted(files, 'file')}, in {tokens.directory}\n"
                f"tokenizer  {tokens.tokenizer_directory}\n"
                f"epoch      {counted(steps, 'step')} of {spec.train.global_batch} sequences of {spec.data.sequence_length}")
+    if held_out is not None:
+        click.echo(f"held out   {held_out.count:,} tokens of {counted(len(find_files(spec.evaluate.files)), 'file')}, "
+                   f"in {held_out.directory}")

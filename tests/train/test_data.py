@@ -86,7 +86,7 @@ def test_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_text_file_is_one_document(tmp_path: Path) -> None:
     file = write(tmp_path / "a.txt", "﻿one\r\n\ntwo")
-    assert read(file) == [TextPiece(file, "one\r\n\ntwo", counts=True, last=True, size=9, replaced=0)]
+    assert read(file) == [TextPiece(file, "one\r\n\ntwo", counts=True, joined=False, last=True, size=9, replaced=0)]
 
 
 def test_rows(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_undecodable_text_is_replaced_and_counted(tmp_path: Path) -> None:
         ("caf\ufffd \ufffd\ufffd ok \ufffd", 3), ("\ufffd\ufffd\ufffd!", 3), ("naïve \ufffd", 0)]
 
 
-@pytest.mark.parametrize("content", [b"\x7fELF\0\0", "wide".encode("utf-16")])
+@pytest.mark.parametrize("content", [b"\x7fELF\0\0", "wide".encode("utf-16"), b"some words\n" * 20_000 + b"\0"])
 def test_binary_text_files_are_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(HpcMpError, match="NUL bytes"):
         read(write(tmp_path / "a.txt", content))

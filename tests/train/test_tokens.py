@@ -59,7 +59,7 @@ def test_a_large_text_keeps_every_byte(tmp_path: Path, monkeypatch: pytest.Monke
     """Pieces and batches neither lose nor repeat text, and a document has one end however many pieces it has."""
     text = "".join(f"line {i} é漢\n" for i in range(400))
     monkeypatch.setattr("hpc_mp.train.data.documents.PIECE", 100)
-    monkeypatch.setattr(tokens_module, "BATCH", 256)
+    monkeypatch.setattr(tokens_module, "REPORT", 256)
     seen: list[tuple[int, int]] = []
     token_set = prepared(tmp_path / "cache", write(tmp_path / "a.txt", text), write(tmp_path / "b.txt", text),
                          progress=lambda done, total: seen.append((done, total)))

@@ -1,10 +1,14 @@
 """Text to samples: tokenizer, token files, deterministic sampler.
 
-``find_files`` → ``prepare`` → ``Samples``. The first two run once per job, the last in every rank. No torch here:
+``find_files`` → ``prepare`` → ``Samples``, or ``HeldOut``. The first two run once per job, the last in every rank. No torch here:
 samples are NumPy arrays.
 """
 
+from hpc_mp.train.data.held_out import HeldOut, passes, prepare_held_out
 from hpc_mp.train.data.sampler import IGNORE, Samples, positions
 from hpc_mp.train.data.tokens import TokenSet, load_tokens, prepare, prepare_job
 
-__all__ = ["IGNORE", "Samples", "TokenSet", "load_tokens", "positions", "prepare", "prepare_job"]
+__all__ = [
+    "IGNORE", "HeldOut", "Samples", "TokenSet", "load_tokens", "passes", "positions", "prepare", "prepare_held_out",
+    "prepare_job",
+]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hpc_mp.train.data.documents import pieces
 FORMAT = 1  # raised when the same text gives another tokenizer
 END = "<|endoftext|>"  # begins and ends a document, as in GPT-2
 TEXT = 64 << 20  # characters that a tokenizer is trained on, at most
+POLL_S = 0.2
 MIN_FREQUENCY = 2  # how often a pair must occur to become a token
 CLASS = "PreTrainedTokenizerFast"  # the class in transformers that takes tokenizer.json as it is
 
@@ -29,8 +32,12 @@ def byte_level(model: models.BPE, *, add_prefix_space: bool = False) -> tokenize
     return encoder
 
 
-def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path) -> Path:
+def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, cache: Path,
+          poll: Callable[[], object] = lambda: None) -> Path:
     """The directory of a tokenizer with at most ``vocabulary`` ids trained on ``files``, kept under ``contents``.
+
+    Args:
+        poll: called now and then; what it raises ends the training.
 
     Raises:
         HpcMpError: ``vocabulary`` has no room for the 256 bytes and the end token, or a file cannot be read.
@@ -44,15 +51,32 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
 
     def build(made: Path) -> None:
         encoder = byte_level(models.BPE())
-        encoder.train_from_iterator(_sample(files), trainers.BpeTrainer(
-            vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END], initial_alphabet=alphabet,
-            show_progress=False))
+        trainer = trainers.BpeTrainer(vocab_size=vocabulary, min_frequency=MIN_FREQUENCY, special_tokens=[END],
+                                      initial_alphabet=alphabet, show_progress=False)
+        _polled(lambda: encoder.train_from_iterator(_sample(files), trainer), poll)
         (made / "tokenizer.json").write_text(encoder.to_str(pretty=True), encoding="utf-8")
         special = {"bos_token": END, "eos_token": END}
         write_json(made / "special_tokens_map.json", special)
         write_json(made / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
 
     return entry(cache / f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents))}", build)
+
+
+def _polled(work: Callable[[], None], poll: Callable[[], object]) -> None:
+    """Do the work, which for long stretches hears of no signal, in a thread; when ``poll`` raises it is left to itself."""
+    ended: Future[None] = Future()
+
+    def act() -> None:
+        try:
+            work()
+            ended.set_result(None)
+        except BaseException as error:
+            ended.set_exception(error)
+
+    threading.Thread(target=act, name="tokenizer", daemon=True).start()
+    while not wait([ended], POLL_S).done:
+        poll()
+    ended.result()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.inputs import Kind, kind
 
 # Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
-# keeps many cores busy, large enough that the cuts do not show in the tokens.
+# keeps many cores busy, large enough that what is encoded twice around the cuts is little.
 PIECE = 1 << 16
 
 
@@ -25,17 +25,21 @@ class TextPiece:
     source: Path
     text: str
     counts: bool   # its tokens are labels of the loss
+    joined: bool   # the next piece is of the same text; a prompt and its completion are two
     last: bool     # it ends its document
     size: int      # bytes of the file that are done with it
     replaced: int  # undecodable byte sequences that became U+FFFD
 
 
-def pieces(files: Iterable[Path]) -> Iterator[TextPiece]:
+def pieces(files: Iterable[Path], files_key: str = "data.files") -> Iterator[TextPiece]:
     """The documents of ``files`` in order.
 
     A text file is one document, UTF-8, undecodable bytes replaced and counted. A row of a JSON lines file is one
     document: ``{"text": …}``, or ``{"prompt": …, "completion": …}`` whose prompt does not count in the loss; other keys
     are ignored.
+
+    Args:
+        files_key: of the job file, which names the files.
 
     Raises:
         HpcMpError: a file cannot be read, a text file is binary, or a row is malformed (naming file and line).
@@ -43,44 +47,46 @@ def pieces(files: Iterable[Path]) -> Iterator[TextPiece]:
     for path in files:
         try:
             with path.open("rb") as file:
-                yield from READERS[kind(path)](path, file)
+                yield from READERS[kind(path)](path, file, files_key)
         except OSError as error:
-            raise unreadable(path, error) from None
+            raise unreadable(path, error, files_key) from None
 
 
-def unreadable(path: Path, error: OSError) -> HpcMpError:
+def unreadable(path: Path, error: OSError, files_key: str) -> HpcMpError:
     """The error for a file that was there at launch and cannot be read now."""
-    return HpcMpError(f"data.files: {path}", f"cannot be read ({error.strerror})",
+    return HpcMpError(f"{files_key}: {path}", f"cannot be read ({error.strerror})",
                       "make it readable or name another file")
 
 
-def _text(path: Path, file: BinaryIO) -> Iterator[TextPiece]:
-    head = file.read(8192)
-    if b"\0" in head:
-        raise HpcMpError(f"data.files: {path}", "is binary or not UTF-8 (it holds NUL bytes)",
-                         "name text files only, or convert it: iconv -f UTF-16 -t UTF-8")
-    file.seek(len(codecs.BOM_UTF8) if head.startswith(codecs.BOM_UTF8) else 0)
+def _text(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
+    file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
+    done = 0
     for raw, last in _cut(file):
-        yield _piece(path, raw, counts=True, last=last, size=len(raw))
+        if (at := raw.find(b"\0")) >= 0:
+            raise HpcMpError(f"{files_key}: {path}",
+                             f"is binary or not UTF-8 (it holds NUL bytes, the first after {done + at} bytes)",
+                             "name text files only, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
+        done += len(raw)
+        yield _piece(path, raw, counts=True, joined=not last, last=last, size=len(raw))
 
 
-def _rows(path: Path, file: BinaryIO) -> Iterator[TextPiece]:
+def _rows(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
     for number, line in enumerate(file, start=1):
         if line.isspace():
             continue
         try:
             parts = _parts(line)
         except (ValueError, RecursionError) as error:
-            raise HpcMpError(f"data.files: {path}, line {number}", f"is not a row ({error})",
+            raise HpcMpError(f"{files_key}: {path}, line {number}", f"is not a row ({error})",
                              'write {"text": "…"} or {"prompt": "…", "completion": "…"} on each line') from None
         for part, (text, counts) in enumerate(parts, start=1):
             # JSON can name a lone surrogate, which UTF-8 cannot: it is replaced like any undecodable bytes.
             for raw, end in _cut(io.BytesIO(text.encode("utf-8", "surrogatepass"))):
                 last = end and part == len(parts)
-                yield _piece(path, raw, counts=counts, last=last, size=len(line) if last else 0)
+                yield _piece(path, raw, counts=counts, joined=not end, last=last, size=len(line) if last else 0)
 
 
-READERS: dict[Kind, Callable[[Path, BinaryIO], Iterator[TextPiece]]] = {"text": _text, "jsonl": _rows}
+READERS: dict[Kind, Callable[[Path, BinaryIO, str], Iterator[TextPiece]]] = {"text": _text, "jsonl": _rows}
 
 
 def _parts(line: bytes) -> list[tuple[str, bool]]:
@@ -95,10 +101,10 @@ def _parts(line: bytes) -> list[tuple[str, bool]]:
     raise ValueError("it holds neither a text nor a prompt and a completion, as strings")
 
 
-def _piece(path: Path, raw: bytes, *, counts: bool, last: bool, size: int) -> TextPiece:
+def _piece(path: Path, raw: bytes, *, counts: bool, joined: bool, last: bool, size: int) -> TextPiece:
     text = raw.decode("utf-8", "replace")
     replaced = text.count("\ufffd") - raw.count("\ufffd".encode())
-    return TextPiece(path, text, counts, last, size, replaced)
+    return TextPiece(path, text, counts, joined, last, size, replaced)
 
 
 def _cut(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:

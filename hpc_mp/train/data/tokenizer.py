@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,13 +36,9 @@ class Tokenizer:
     end: int | None  # id of the token that ends a document
     size: int        # largest id + 1
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of each text, without the special tokens that the tokenizer's template would add."""
-        return [e.ids for e in self.encoder.encode_batch_fast(list(texts), add_special_tokens=False)]
-
 
 def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | None, pretrained: Path | None,
-            vocabulary: int, cache: Path) -> Tokenizer:
+            vocabulary: int, cache: Path, poll: Callable[[], object] = lambda: None) -> Tokenizer:
     """The tokenizer of a job, kept in ``cache``.
 
     Args:
@@ -52,12 +48,13 @@ def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | Non
         pretrained: directory of the model's checkpoint.
         vocabulary: rows of the model's embedding.
         cache: directory.
+        poll: called now and then while one is trained; what it raises ends that.
 
     Raises:
         HpcMpError: it cannot be read, is of a kind that is not built yet, or has ids beyond ``vocabulary``.
     """
     source = find_tokenizer(given, pretrained)
-    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache))
+    tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll))
     if tokenizer.size > vocabulary:
         raise HpcMpError(f"tokenizer {tokenizer.directory}",
                          f"does not fit the model: its largest id {tokenizer.size - 1} needs a vocabulary of "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,14 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.train.data.cache import entry, file_hash, key
-from hpc_mp.train.data.documents import TextPiece, pieces, unreadable
+from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, resolve
+from hpc_mp.train.data.windows import encode
 
-FORMAT = 2  # raised when the same text and tokenizer give other files
+FORMAT = 3  # raised when the same text and tokenizer give other files
+REPORT = 1 << 20  # bytes of text between two calls of ``progress``
 TOKENS, LOSS, META = "tokens.bin", "loss.bin", "meta.json"
-BATCH = 4 << 20  # characters encoded at once; the library needs some 60 bytes for each
 
 REBUILD = "start the job again: what is not intact is tokenized anew"
 
@@ -70,7 +71,7 @@ class TokenizedFile:
 
 
 def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrained: Path | None, vocabulary: int,
-            cache: Path, progress: Callable[[int, int], None] | None = None) -> TokenSet:
+            cache: Path, progress: Callable[[int, int], None] | None = None, files_key: str = "data.files") -> TokenSet:
     """Tokenize ``files`` into the cache, or find them there: the same bytes are tokenized once.
 
     Each document is followed by the tokenizer's end-of-document token, if it has one. What a user should know about the
@@ -83,18 +84,20 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         vocabulary: rows of the model's embedding.
         cache: directory that keeps token sets and tokenizers, on a file system that all ranks see.
         progress: called with (bytes tokenized, bytes in all) as it goes.
+        files_key: of the job file, which names the files.
 
     Raises:
-        HpcMpError: a file, a row or the tokenizer cannot be used, nothing is left to train on, or the cache cannot be
+        HpcMpError: a file, a row or the tokenizer cannot be used, no token is left that counts, or the cache cannot be
             written.
     """
-    hashed = HashMemory(cache)
-    sources = tuple(_source(path, hashed) for path in files)
+    hashed, report = HashMemory(cache), progress or _quiet
+    sources = tuple(_source(path, hashed, files_key) for path in files)
+    total = sum(source.size for source in sources)
     tokenizer = resolve(files, [source.content for source in sources], given=tokenizer_directory,
-                        pretrained=pretrained, vocabulary=vocabulary, cache=cache)
+                        pretrained=pretrained, vocabulary=vocabulary, cache=cache, poll=lambda: report(0, total))
 
     def build(made: Path) -> None:
-        meta = _tokenize(made, sources, tokenizer, progress or _quiet)
+        meta = _tokenize(made, sources, tokenizer, report, files_key)
         (made / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
     content = key(FORMAT, tokenizer.directory.name, [source.content for source in sources])
@@ -139,31 +142,37 @@ def _meta(directory: Path) -> dict[str, Any]:
         raise HpcMpError(f"token set {directory}", f"cannot be read ({error})", REBUILD) from None
 
 
-def _source(path: Path, hashed: HashMemory) -> TokenizedFile:
+def _source(path: Path, hashed: HashMemory, files_key: str) -> TokenizedFile:
     try:
         return TokenizedFile(path, kind(path), path.stat().st_size, hashed(path))
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise unreadable(path, error, files_key) from None
 
 
 def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer,
-              progress: Callable[[int, int], None]) -> dict[str, Any]:
+              progress: Callable[[int, int], None], files_key: str) -> dict[str, Any]:
     """Write the token files into ``made`` and say what they are."""
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     total = sum(source.size for source in sources)
-    count = counted = done = 0
+    count = counted = done = shown = length = 0  # length: of the document so far
     replaced: Counter[Path] = Counter()
     with (made / TOKENS).open("wb") as tokens, (made / LOSS).open("wb") as loss:
-        for batch in _encode(pieces(source.path for source in sources), tokenizer):
-            for piece, ids in batch:
-                tokens.write(np.array(ids, _little_endian(dtype)).tobytes())
-                loss.write(bytes([piece.counts]) * len(ids))
-                count += len(ids)
-                counted += len(ids) * piece.counts
-                replaced[piece.source] += piece.replaced
-                done += piece.size
-            progress(done, total)
-    _check_some(sources, tokenizer, total, count, counted)
+        for piece, ids in encode(pieces((source.path for source in sources), files_key), tokenizer.encoder):
+            length += len(ids)
+            if piece.last:
+                if length and tokenizer.end is not None:  # a document without tokens has no end
+                    ids.append(tokenizer.end)
+                length = 0
+            tokens.write(np.array(ids, _little_endian(dtype)).tobytes())
+            loss.write(bytes([piece.counts]) * len(ids))
+            count += len(ids)
+            counted += len(ids) * piece.counts
+            replaced[piece.source] += piece.replaced
+            done += piece.size
+            if done >= shown + REPORT:
+                shown = done
+                progress(done, total)
+    _check_some(f"{files_key} ({len(sources)} files, {total} bytes)", tokenizer, count, counted)
     if counted == count:
         (made / LOSS).unlink()
     progress(total, total)
@@ -179,35 +188,7 @@ def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer
     }
 
 
-def _encode(stream: Iterable[TextPiece], tokenizer: Tokenizer) -> Iterator[list[tuple[TextPiece, list[int]]]]:
-    """Each piece with its ids, the last of a document with the end token too. A document without tokens has no end."""
-    length = 0  # of the document so far
-    for batch in _batches(stream):
-        encoded = list(zip(batch, tokenizer.encode([piece.text for piece in batch]), strict=True))
-        for piece, ids in encoded:
-            length += len(ids)
-            if piece.last:
-                if length and tokenizer.end is not None:
-                    ids.append(tokenizer.end)
-                length = 0
-        yield encoded
-
-
-def _batches(stream: Iterable[TextPiece]) -> Iterator[list[TextPiece]]:
-    batch: list[TextPiece] = []
-    size = 0
-    for piece in stream:
-        batch.append(piece)
-        size += len(piece.text)
-        if size >= BATCH:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _check_some(sources: Sequence[TokenizedFile], tokenizer: Tokenizer, total: int, count: int, counted: int) -> None:
-    value = f"data.files ({len(sources)} files, {total} bytes)"
+def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int) -> None:
     if count == 0:
         raise HpcMpError(value, f"give no token with the tokenizer {tokenizer.directory}",
                          "check that the files hold text and that the tokenizer is the model's")

@@ -1,0 +1,91 @@
+"""Held-out text as samples: every token once, in its order, in as many equal microbatches as all replicas can share out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import several
+from hpc_mp.job import JobSpec
+from hpc_mp.job.inputs import find_files
+from hpc_mp.train.data.sampler import IGNORE, positions
+from hpc_mp.train.data.tokens import TokenSet, prepare
+
+KEY = "evaluate.files"
+
+log = logging.getLogger(__name__)
+
+
+def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[[int, int], None],
+                     training: TokenSet) -> TokenSet | None:
+    """The tokens of ``evaluate.files``, by the tokenizer of the training's; None for a job that does not evaluate.
+
+    A file that is trained on as well is named in a warning. All else as ``prepare`` has it.
+
+    Raises:
+        HpcMpError: as ``prepare`` and ``HeldOut`` do.
+    """
+    if not spec.evaluate.files:
+        return None
+    files = find_files(spec.evaluate.files, KEY)
+    if both := [str(path) for path in files if path in {*find_files(spec.data.files)}]:
+        log.warning(f"{KEY} and data.files both name {several(both)}: this loss is not that on text new to the model")
+    found = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key=KEY,
+                    tokenizer_directory=training.tokenizer_directory, pretrained=None)
+    HeldOut(found, spec.data.sequence_length)
+    return found
+
+
+class HeldOut:
+    """A token set as rows of one length: row i has the tokens [i × S, i × S + S] as inputs and, shifted by one, labels.
+
+    The last row may have fewer tokens. What it lacks, and rows behind it, hold labels that do not count: attention looks
+    back only, so that no other token sees them.
+
+    Args:
+        sequence_length: S, tokens.
+
+    Raises:
+        HpcMpError: no token counts as a label.
+    """
+
+    def __init__(self, token_set: TokenSet, sequence_length: int) -> None:
+        self.sequence_length = sequence_length
+        self._tokens, self._loss = token_set.tokens(), token_set.loss()
+        labels = token_set.count - 1 if self._loss is None else int(np.count_nonzero(self._loss[1:]))
+        if labels == 0:
+            raise HpcMpError(f"{KEY} ({token_set.count} tokens)",
+                             "holds no token whose loss could be taken: the first one has nothing before it",
+                             "name more text, or leave evaluate.files out")
+
+    def __len__(self) -> int:
+        return -(-(len(self._tokens) - 1) // self.sequence_length)
+
+    def batch(self, rows: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and shifted labels of consecutive rows, each of shape (rows, S), int64; what does not count is ``IGNORE``."""
+        size = len(rows) * self.sequence_length
+        window = slice(rows.start * self.sequence_length, rows.start * self.sequence_length + size + 1)
+        tokens = self._tokens[window].astype(np.int64, subok=False)
+        labels = tokens[1:] if self._loss is None else np.where(self._loss[window][1:], tokens[1:], IGNORE)
+        shape = len(rows), self.sequence_length
+        return _filled(tokens[:size], size, 0).reshape(shape), _filled(labels, size, IGNORE).reshape(shape)
+
+
+def passes(rows: int, *, microbatch: int, microbatches: int, data_degree: int, data_rank: int) -> Sequence[list[range]]:
+    """The rows that one replica evaluates: for each pass through the pipeline, one range for each microbatch.
+
+    Every row of 0 … rows - 1 lies in exactly one range of one replica. All replicas have as many passes, for they compute
+    together: the last one reaches beyond ``rows``.
+    """
+    together = microbatch * microbatches * data_degree
+    return [positions(first, global_batch=together, data_degree=data_degree, data_rank=data_rank, microbatches=microbatches)
+            for first in range(0, rows, together)]
+
+
+def _filled(values: NDArray[np.int64], size: int, filler: int) -> NDArray[np.int64]:
+    return np.pad(values, (0, size - len(values)), constant_values=filler)

@@ -1,0 +1,207 @@
+"""Texts to tokens, window by window: no text has to fit into memory, and the tokens are those of one pass over it.
+
+A long text comes in pieces. Each is encoded together with some characters of its neighbours, so that two windows overlap. Where
+both have the same tokens for a while in the overlap, neither sees its own edge any more: there the one is left for the other. If
+there is no such place, because a word is longer than the overlap, both windows are encoded as one.
+
+A completion goes on where its prompt ends. The joint is the end of a token, as in generating, where the prompt is encoded
+alone; but the completion begins no text, and tokenizers that put a space before a text (``▁``) put none there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tokenizers
+
+from hpc_mp.train.data.documents import TextPiece
+
+CONTEXT = 512  # characters of a neighbour
+SURE = 8  # tokens in which two windows must agree
+MOST = 4 << 20  # characters that are encoded as one at most; a longer word is cut
+BATCH = 4 << 20  # characters encoded at once, on all cores; the library needs some 60 bytes for each
+
+Token = tuple[int, int, int]  # first character in its text, the character after its last one, id
+
+
+@dataclass(frozen=True, slots=True)
+class TextWindow:
+    """A piece with what stands around it.
+
+    Attributes:
+        begin: the position of the window's first character in its text; ``own``: of the piece's.
+        goes_on: whether it is of a text that goes on where another one of its document ends.
+    """
+
+    piece: TextPiece
+    text: str
+    begin: int
+    own: int
+    goes_on: bool
+
+    @property
+    def whole(self) -> bool:
+        """Whether its text is this window alone."""
+        return self.begin == self.own == 0 and not self.piece.joined
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedWindow:
+    """The ids of a window, and the tokens at its edges: ``head`` its first ones, ``tail`` those from number ``tail_at`` on."""
+
+    window: TextWindow
+    ids: list[int]
+    head: list[Token]
+    tail: list[Token]
+
+    @property
+    def tail_at(self) -> int:
+        return len(self.ids) - len(self.tail)
+
+
+def encode(
+    stream: Iterable[TextPiece], encoder: tokenizers.Tokenizer, batch: int = BATCH,
+) -> Iterator[tuple[TextPiece, list[int]]]:
+    """Each piece with its part of the ids of its text, without the special tokens that the tokenizer's template would add."""
+    splice = _Splice(encoder)
+    for windows in _batches(_windows(stream), batch):
+        for encoded in splice.encoded(windows):
+            if encoded.window.whole:
+                yield encoded.window.piece, encoded.ids
+            else:
+                yield from splice.add(encoded)
+
+
+class _Splice:
+    """The windows of a text, one after the other."""
+
+    def __init__(self, encoder: tokenizers.Tokenizer) -> None:
+        self.encoders = {False: encoder, True: without_prefix(encoder)}
+        self.held: EncodedWindow | None = None  # whose tokens from ``given`` on are not given out yet
+        self.given = 0
+
+    def encoded(self, windows: Sequence[TextWindow]) -> list[EncodedWindow]:
+        """In their order. Where tokens lie is asked for only where windows overlap: it takes time."""
+        found: dict[int, EncodedWindow] = {}
+        for goes_on, encoder in self.encoders.items():
+            for whole, act in (True, encoder.encode_batch_fast), (False, encoder.encode_batch):
+                chosen = [number for number, window in enumerate(windows) if (window.goes_on, window.whole) == (goes_on, whole)]
+                encodings = act([windows[number].text for number in chosen], add_special_tokens=False)
+                for number, encoding in zip(chosen, encodings, strict=True):
+                    edges = ([], []) if whole else _edges(encoding, windows[number])
+                    found[number] = EncodedWindow(windows[number], encoding.ids, *edges)
+        return [found[number] for number in range(len(windows))]
+
+    def add(self, encoded: EncodedWindow) -> Iterator[tuple[TextPiece, list[int]]]:
+        """What is sure once this window of a text is known too."""
+        held, window = self.held, encoded.window
+        if held is None:
+            self.given = 0
+        elif (met := agreement(held.tail, encoded.head)) is not None:
+            yield held.window.piece, held.ids[self.given:held.tail_at + met[0]]
+            self.given = met[1]
+        elif len(held.window.text) + len(window.text) <= MOST:
+            yield held.window.piece, []
+            encoded = self._joined(held, window)
+        else:
+            yield held.window.piece, held.ids[self.given:held.tail_at + _from(held.tail, window.own)]
+            self.given = _from(encoded.head, window.own)
+        self.held = encoded
+        if not window.piece.joined:
+            yield window.piece, encoded.ids[self.given:]
+            self.held = None
+
+    def _joined(self, held: EncodedWindow, window: TextWindow) -> EncodedWindow:
+        """The held window and the next one as one; what was given out of the held one stays so."""
+        begin = held.window.begin
+        text = held.window.text[:window.begin - begin] + window.text
+        (one,) = self.encoded([replace(window, text=text, begin=begin)])
+        if self.given:
+            self.given = _from(one.head, held.head[self.given][0])
+        return one
+
+
+def agreement(tail: Sequence[Token], head: Sequence[Token]) -> tuple[int, int] | None:
+    """Where the last tokens of one window are left for the first ones of the next: the middle of the longest stretch in which
+    both have the same; None where they agree in less than ``SURE``."""
+    places = {token: place for place, token in enumerate(head)}
+    best = length = 0
+    last, middle = -2, (0, 0)
+    for number, token in enumerate(tail):
+        place = places.get(token, -2)
+        length = 0 if place < 0 else length + 1 if place == last + 1 else 1
+        last = place
+        if length > best:
+            best, middle = length, (number - length // 2, place - length // 2)
+    return middle if best >= SURE else None
+
+
+def _from(tokens: Sequence[Token], position: int) -> int:
+    """The number of the first token that begins at ``position`` or later."""
+    return bisect_left(tokens, position, key=lambda token: token[0])
+
+
+def _edges(encoding: tokenizers.Encoding, window: TextWindow) -> tuple[list[Token], list[Token]]:
+    """The tokens that begin in the first and in the last characters of a window, as many as two neighbours may share."""
+    ids, shared = encoding.ids, 2 * CONTEXT
+
+    def at(number: int) -> Token:
+        place = encoding.token_to_chars(number)
+        assert place is not None  # only tokens of a template have none
+        first, end = place
+        return window.begin + first, window.begin + end, ids[number]
+
+    early, late = window.begin + shared, window.begin + len(window.text) - shared
+    head = itertools.takewhile(lambda token: token[0] < early, map(at, range(len(ids))))
+    tail = itertools.takewhile(lambda token: token[0] >= late, map(at, reversed(range(len(ids)))))
+    return list(head), list(tail)[::-1]
+
+
+def _windows(stream: Iterable[TextPiece]) -> Iterator[TextWindow]:
+    pieces = iter(stream)
+    piece = next(pieces, None)
+    before, own, goes_on, some = "", 0, False, False
+    while piece is not None:
+        following = next(pieces, None)
+        after = following.text[:CONTEXT] if piece.joined and following is not None else ""
+        yield TextWindow(piece, before + piece.text + after, own - len(before), own, goes_on)
+        some = (some or bool(piece.text)) and not piece.last
+        before, own = (piece.text[-CONTEXT:], own + len(piece.text)) if piece.joined else ("", 0)
+        goes_on = goes_on if piece.joined else some
+        piece = following
+
+
+def _batches(windows: Iterable[TextWindow], most: int) -> Iterator[list[TextWindow]]:
+    batch: list[TextWindow] = []
+    size = 0
+    for window in windows:
+        batch.append(window)
+        size += len(window.text)
+        if size >= most:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def without_prefix(encoder: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """The tokenizer, but that it puts nothing before a text."""
+    document = json.loads(encoder.to_str())
+    for part in ("normalizer", "pre_tokenizer"):
+        document[part] = _bare(document[part])
+    return tokenizers.Tokenizer.from_str(json.dumps(document))
+
+
+def _bare(part: Any) -> Any:
+    """A normalizer or a pre-tokenizer, as tokenizer.json has it, without what treats the beginning of a text as special."""
+    if part is None or part["type"] == "Prepend":
+        return None
+    lists = {key: [kept for each in part[key] if (kept := _bare(each)) is not None] for key in ("normalizers", "pretokenizers")
+             if key in part}
+    changed = {"ByteLevel": {"add_prefix_space": False}, "Metaspace": {"prepend_scheme": "never"}}
+    return part | lists | changed.get(part["type"], {})

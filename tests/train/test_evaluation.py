@@ -1,0 +1,276 @@
+"""Evaluation is plain transformers' loss on all held-out tokens, on every layout, and training does not notice it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact import COVER, EXACT, GPT2, LAYOUTS, LLAMA, TIED, WRONG, pairs
+from layouts import job, layout, plain_model, relaunch, run_engine, start, write_text
+from ranks import run_ranks, train
+from transformers import PreTrainedModel
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.rundir import newest_complete, read_lines
+from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.history import complete
+from hpc_mp.train.data import IGNORE, HeldOut, TokenSet, load_tokens, passes, prepare_held_out, prepare_job
+from hpc_mp.train.engine.pipeline import Pipeline
+from hpc_mp.train.engine.precision import StaysDouble
+from hpc_mp.train.engine.section import StageSection
+from hpc_mp.train.rank import evaluation
+from hpc_mp.train.rank.signals import EXIT_STOPPED
+
+HELD_OUT = ('evaluate.files=["held-out.jsonl"]', "evaluate.every=1", "train.steps=2")
+DROPOUT = ("train.dropout=0.2",)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with text to train on and held-out rows, whose prompts do not count: as many tokens as make a part of a row."""
+    directory = tmp_path_factory.mktemp("evaluation")
+    write_text(directory)
+    rows = (directory / "text.jsonl").read_text().splitlines()[::15]
+    (directory / "held-out.jsonl").write_text("\n".join(reversed(rows)) + "\n")
+    return directory
+
+
+def evaluated(place: Path, model: str, *overrides: str, before: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    spec = job(place, model, [*HELD_OUT, *overrides])
+    run = start(spec)
+    run_engine(spec, before, run)
+    return read_lines(run.evaluations)
+
+
+@pytest.fixture(scope="module")
+def plain(place: Path) -> Callable[[str], list[float]]:
+    """``plain(model)``: the loss of every evaluation by plain transformers, from the checkpoints of one rank."""
+
+    @cache
+    def compute(model: str) -> list[float]:
+        spec = job(place, model, [*HELD_OUT, "train.steps=3", "checkpoint.every=1", "checkpoint.keep=3"])
+        run = start(spec)
+        run_engine(spec, run=run)
+        one = read_lines(run.evaluations)
+        losses = [run_ranks(1, plain_loss, spec, run.checkpoint(line["step"]), held_out_tokens(spec))[0] for line in one]
+        assert abs(losses[0] - losses[1]) > 1e-3, "the model must move, or nothing is shown"
+        assert [line["loss"] for line in one] == pytest.approx(losses, abs=EXACT, rel=0)
+        return losses
+
+    return compute
+
+
+def held_out_tokens(spec: JobSpec) -> TokenSet:
+    """Found by the name of its file, whatever else the cache holds."""
+    cache = Path(spec.job.directory) / ".cache"
+    return next(load_tokens(meta.parent) for meta in cache.glob("tokens-*/meta.json") if "held-out.jsonl" in meta.read_text())
+
+
+def plain_loss(spec: JobSpec, checkpoint: Path, tokens: TokenSet) -> float:
+    """The mean over all labels that count, a row at a time; the last row is as short as it is."""
+    torch.set_num_threads(1)
+    model: PreTrainedModel = plain_model(spec, checkpoint)
+    ids, counts = torch.from_numpy(tokens.tokens().astype("int64")), torch.from_numpy(tokens.loss().astype("bool"))
+    total, labels = torch.zeros((), dtype=torch.float64), 0
+    for row in range(0, len(ids) - 1, spec.data.sequence_length):
+        window = slice(row, row + spec.data.sequence_length + 1)
+        with StaysDouble(), torch.no_grad():
+            logits = model(ids[window][None, :-1]).logits[0]
+        wanted = torch.where(counts[window][1:], ids[window][1:], IGNORE)
+        total += torch.nn.functional.cross_entropy(logits, wanted, ignore_index=IGNORE, reduction="sum")
+        labels += int((wanted != IGNORE).sum())
+    return float(total) / labels
+
+
+# Tensor, sequence and context ranks and a tied weight at two ends; ``make prove`` runs all layouts with all models.
+QUICK = {
+    "tp4": (LLAMA,), "tp2 pp2 dp2 zero2 interleaved_1f1b": (GPT2,), "pp2 dp2 zero3 zero_bubble_v": (TIED,),
+    "sp2 pp2 zero_bubble": (GPT2,), "dp2 cp2 zero1 shard2": (TIED,),
+}
+
+
+@pairs(LAYOUTS, quick=QUICK)
+def test_an_evaluation_equals_plain_transformers(place: Path, plain: Callable[[str], list[float]], model: str, name: str) -> None:
+    found = evaluated(place, model, *LAYOUTS[name])
+    assert [line["step"] for line in found] == [1, 2]
+    assert [line["loss"] for line in found] == pytest.approx(plain(model)[:2], abs=EXACT, rel=0)
+    tokens = held_out_tokens(job(place, model))
+    assert (tokens.count - 1) % 24 and (tokens.count - 1) // 24 > 24, "a last row that is short, more rows than a step has"
+    assert {line["label_tokens"] for line in found} == {int(tokens.loss()[1:].sum())}
+
+
+def dropout_left_on() -> None:
+    StageSection.eval = lambda self: self  # type: ignore[method-assign]
+
+
+def a_row_counted_twice() -> None:
+    """The last microbatch is filled with earlier rows."""
+    batch = HeldOut.batch
+
+    def full(self: HeldOut, rows: range) -> Any:
+        first = min(rows.start, len(self) - len(rows))
+        return batch(self, range(first, first + len(rows)))
+
+    HeldOut.batch = full  # type: ignore[method-assign]
+
+
+def replicas_that_share_nothing_out() -> None:
+    evaluation.passes = lambda rows, *, data_rank, **more: passes(rows, data_rank=0, **more)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("spoilt", "overrides"), [
+    (dropout_left_on, DROPOUT), (a_row_counted_twice, layout(data=2)), (replicas_that_share_nothing_out, layout(data=2))])
+def test_a_wrong_evaluation_is_seen(
+    place: Path, plain: Callable[[str], list[float]], spoilt: Callable[[], None], overrides: tuple[str, ...],
+) -> None:
+    right = evaluated(place, GPT2, *overrides)[0]["loss"]
+    if overrides is not DROPOUT:  # with which the model that is evaluated is another
+        assert abs(right - plain(GPT2)[0]) < EXACT
+    assert abs(evaluated(place, GPT2, *overrides, before=spoilt)[0]["loss"] - right) > WRONG
+
+
+def trained(place: Path, name: str, model: str, *overrides: str) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """What a run wrote: the numbers of all steps, and every tensor file of its checkpoint."""
+    spec = job(place, model, [*LAYOUTS[name], *DROPOUT, 'train.precision="fp32"', *overrides])
+    run = start(spec)
+    run_engine(spec, run=run)
+    exact = ("step", "loss", "grad_norm", "tokens", "label_tokens")
+    steps = [{key: line[key] for key in exact} for line in read_lines(run.metrics)]
+    newest, _ = newest_complete(run.checkpoints)
+    assert newest is not None
+    files = {path.name: path.read_bytes() for path in sorted(newest.glob("*.safetensors"))}
+    assert steps and files
+    return steps, files
+
+
+def a_changed_parameter() -> None:
+    evaluate = Pipeline.evaluate
+
+    def changing(self: Pipeline, work: Any) -> Any:
+        next(iter(self.data.units.values())).master.mul_(1 + 1e-6)
+        return evaluate(self, work)
+
+    Pipeline.evaluate = changing  # type: ignore[method-assign]
+
+
+UNCHANGED = {"tp2 pp2 dp2 zero1 zero_bubble_v": LLAMA, "dp2 zero3": TIED}
+
+
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=() if name in UNCHANGED else pytest.mark.prove)
+    for name in dict.fromkeys([*UNCHANGED, *(each for each in COVER if each.startswith(("tp2", "dp", "pp2 dp")))])])
+def test_training_is_the_same_with_and_without_evaluations(place: Path, name: str) -> None:
+    model = UNCHANGED.get(name, GPT2)
+    assert trained(place, name, model, *HELD_OUT) == trained(place, name, model, "train.steps=2")
+
+
+def test_an_evaluation_that_changes_a_parameter_is_seen(place: Path) -> None:
+    def spoilt(*overrides: str) -> Any:
+        return run_engine(job(place, GPT2, overrides), a_changed_parameter)
+
+    assert spoilt(*HELD_OUT).distance(spoilt("train.steps=2")) > WRONG
+
+
+def killed_after_its_evaluation() -> None:
+    say = evaluation.Evaluator._say
+
+    def last(self: evaluation.Evaluator, found: Any) -> None:
+        say(self, found)
+        raise RuntimeError("planted")
+
+    evaluation.Evaluator._say = last  # type: ignore[method-assign]
+
+
+def stopped_in_its_last_evaluation() -> None:
+    share = evaluation.Evaluator._share
+
+    def signalled(self: evaluation.Evaluator, step: int, mine: Any) -> Any:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return share(self, step, mine)
+
+    evaluation.Evaluator._share = signalled  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(("broken_off", "code", "left", "saved"), [
+    (killed_after_its_evaluation, 1, [2], 1), (stopped_in_its_last_evaluation, EXIT_STOPPED, [2], 3)])
+def test_a_resume_on_another_layout_gives_the_same_evaluations(
+    place: Path, plain: Callable[[str], list[float]], broken_off: Callable[[], None], code: int, left: list[int], saved: int,
+) -> None:
+    """Killed after the first evaluation and before its checkpoint: that evaluation is cut away and made again. Asked to stop in
+    the last one: it is put off, the state is saved, and the run is not complete before it has been made."""
+    each = [*HELD_OUT, "train.steps=3", "evaluate.every=2"]
+    spec = job(place, LLAMA, [*each, "checkpoint.every=1", *LAYOUTS["tp2"]])
+    run = start(spec)
+
+    def rank() -> int:
+        broken_off()
+        return train(run.job)
+
+    assert run_ranks(2, rank) == [code] * 2
+    assert [line["step"] for line in read_lines(run.evaluations)] == left
+    assert complete_steps(run.checkpoints)[-1].name == f"step-{saved:08d}" and not complete(run, spec)
+    relaunch(run, place, LLAMA, [*each, *LAYOUTS["pp2 dp2 zero2 breadth_first"]])
+    found = read_lines(run.evaluations)
+    assert [line["step"] for line in found] == [2, 3] and complete(run, spec)
+    assert [line["loss"] for line in found] == pytest.approx(plain(LLAMA)[1:], abs=EXACT, rel=0)
+    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
+    assert ("is put off: SIGTERM" in run.main_log.read_text()) == (code == EXIT_STOPPED)
+
+
+def test_each_row_is_one_replicas_in_equally_many_passes() -> None:
+    for rows, microbatch, microbatches, degree in product((1, 5, 12, 13), (1, 3), (1, 2), (1, 2, 3)):
+        shared = [passes(rows, microbatch=microbatch, microbatches=microbatches, data_degree=degree, data_rank=rank)
+                  for rank in range(degree)]
+        assert len({len(each) for each in shared}) == 1
+        assert {len(each) for replica in shared for each in replica} == {microbatches}
+        found = sorted(row for replica in shared for each in replica for rows_ in each for row in rows_)
+        assert found == list(range(len(found))) and rows <= len(found) < rows + microbatch * microbatches * degree
+
+
+def quiet(done: int, total: int) -> None:
+    """No progress is shown."""
+
+
+def held_out_text(place: Path, tmp_path: Path, text: str) -> HeldOut:
+    (tmp_path / "few.txt").write_text(text)
+    spec = job(place, GPT2, [f'evaluate.files=["{tmp_path}/few.txt"]'])
+    training = prepare_job(spec, 307, place / "cache", quiet)
+    found = prepare_held_out(spec, 307, place / "cache", quiet, training)
+    assert found is not None
+    return HeldOut(found, 24)
+
+
+def test_text_shorter_than_a_sample_is_filled_with_labels_that_do_not_count(place: Path, tmp_path: Path) -> None:
+    rows = held_out_text(place, tmp_path, "def")
+    ids, labels = rows.batch(range(0, 2))
+    counted = int((labels != IGNORE).sum())
+    assert len(rows) == 1 and ids.shape == labels.shape == (2, 24) and 1 <= counted < 24
+    assert (labels[0, :counted - 1] == ids[0, 1:counted]).all() and (labels.flatten()[counted:] == IGNORE).all()
+
+
+@pytest.mark.parametrize(("text", "rule"), [("", "give no token"), ("\0\0", "is binary")])
+def test_text_without_a_loss_is_refused(place: Path, tmp_path: Path, text: str, rule: str) -> None:
+    with pytest.raises(HpcMpError, match=f"evaluate.files.*{rule}"):
+        held_out_text(place, tmp_path, text)
+
+
+def test_one_token_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokens.bin").write_bytes(b"\1\0")
+    with pytest.raises(HpcMpError, match=r"evaluate.files \(1 tokens\): holds no token whose loss"):
+        HeldOut(TokenSet(tmp_path, 1, "uint16", tmp_path, "", False), 24)
+
+
+def test_text_that_is_trained_on_too_is_named(place: Path, caplog: pytest.LogCaptureFixture) -> None:
+    spec = job(place, GPT2, ['evaluate.files=["*.jsonl"]'])
+    training = prepare_job(spec, 307, place / "cache", quiet)
+    prepare_held_out(spec, 307, place / "cache", quiet, training)
+    assert [message for message in caplog.messages if "text.jsonl" in message and "held-out.jsonl" not in message]
