@@ -8,15 +8,16 @@ start may live on, on a node that was cut off and came back. They carry another 
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from hpc_mp.base.files import read_json, write_json
+from hpc_mp.base.files import owners, read_json, render_json, write_text
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.records import RankStatus, StepMetrics, read_record, record_of_line
 
 TOKEN = "HPC_MP_TOKEN"  # the environment variable in which a rank carries its token
+SECRET = "HPC_MP_SECRET"  # and the one in which ranks of a launcher that writes no record carry their secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class AttemptRecord:
         hosts: the scheduler's name of each node of placement.json, in its order; none where only what starts ranks knows them.
         address: where ranks meet: rank 0's host; empty where only that knows it.
         port: on that host.
+        secret: what ranks know and nobody else on the network: they prove with it that they belong together.
         end: unix seconds at which the scheduler ends the job; None without a limit.
         grace: seconds before ``end`` at which ranks save and stop.
     """
@@ -38,13 +40,14 @@ class AttemptRecord:
     hosts: tuple[str, ...]
     address: str
     port: int
+    secret: str = field(repr=False)
     end: float | None = None
     grace: float = 0.0
 
 
 def write_attempt(path: Path, record: AttemptRecord) -> None:
-    """Publish it atomically. Raises OSError."""
-    write_json(path, asdict(record))
+    """Publish it atomically, for the eyes of the run's owner. Raises OSError."""
+    write_text(path, render_json(asdict(record)), opener=owners)
 
 
 def read_attempt(path: Path) -> AttemptRecord:

@@ -47,7 +47,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     run = RunDirectory(path)
     waiting = SupervisedRun(run, load_job(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
     script = script_log()
-    if run.stop.exists() or history.complete(run, waiting.spec.train.steps):
+    if run.stop.exists() or history.complete(run, waiting.spec):
         return _nothing_to_do(waiting)
     attempt = begin(waiting)
     run.outcome.unlink(missing_ok=True)

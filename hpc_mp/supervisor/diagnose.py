@@ -63,6 +63,7 @@ class FailureClass:
 
 FAILURE_CLASSES: dict[str, FailureClass] = {
     "memory": FailureClass(retry=False),
+    "removed": FailureClass(retry=False),
     "hardware": FailureClass(retry=True, blame_node=True),
     "node": FailureClass(retry=True, blame_node=True),
     "unfit": FailureClass(retry=True, blame_node=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 import time
@@ -47,6 +48,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
     token = f"{given.job_id}.{given.restart}.{number}" if given else f"{socket.gethostname()}.{os.getpid()}.{number}"
     attempt = AttemptRecord(
         token, number, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
+        secrets.token_hex(16),
         given.end if given else None, spec.grace)
     write_attempt(run.attempt_record, attempt)
     return AttemptContext(run, spec, placement, given, waiting.command, record=attempt, host_order=why)

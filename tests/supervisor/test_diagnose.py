@@ -224,7 +224,8 @@ def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: s
 
 
 def test_every_kind_has_an_ending() -> None:
-    elsewhere = {"launcher", "straggled", "vanished"}  # said by the launcher, of emulated nodes, and in the history alone
+    # said by the launcher, of emulated nodes, in the history alone, and when a run has ended
+    elsewhere = {"launcher", "straggled", "vanished", "removed"}
     assert {kind for _, _, kind, _, _ in ENDINGS} | elsewhere == set(FAILURE_CLASSES) == set(KINDS)
 
 
@@ -291,7 +292,7 @@ def test_harmless_lines_say_nothing() -> None:
 
 
 def attempt(run: RunDirectory) -> AttemptContext:
-    given, record = Allocation("7", 0, HOSTS, "lab", None), AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000)
+    given, record = Allocation("7", 0, HOSTS, "lab", None), AttemptRecord("7.0.1", 1, HOSTS, "n1", 10000, "s")
     return AttemptContext(run, job(), place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2), given, record=record, host_order="")
 
 

@@ -23,8 +23,8 @@ from hpc_mp.job.spec import Job
 from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.rank import heartbeat_server, watchdog
 from hpc_mp.train.rank.failures import Hung, NodeLost
-from hpc_mp.train.rank.heartbeat_client import Client
-from hpc_mp.train.rank.heartbeat_server import FAREWELL, NodeSilence, Server, suspects
+from hpc_mp.train.rank.heartbeat_client import Client, greeting
+from hpc_mp.train.rank.heartbeat_server import FAREWELL, NONCE, NodeSilence, Server, suspects
 from hpc_mp.train.rank.watchdog import Watchdog
 
 TIMEOUT = 1.2
@@ -67,13 +67,19 @@ def client(to: Node, node: int, nodes: int = 3, token: str = "7.0") -> Node:
     return Node(Client(("127.0.0.1", to.part.port), node, "n0", nodes == 2, token, TIMEOUT, said.append), said)
 
 
+def greeted(port: int, node: int) -> socket.socket:
+    """A connection on which a node has answered the challenge."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(greeting("7.0", str(node), connection.recv(NONCE, socket.MSG_WAITALL).decode()))
+    return connection
+
+
 class Mute:
     """A node that greets and then says nothing."""
 
     def __init__(self, to: Node, node: int) -> None:
         assert isinstance(to.part, Server)
-        self.connection = socket.create_connection(("127.0.0.1", to.part.port))
-        self.connection.sendall(f"7.0 {node}\n".encode())
+        self.connection = greeted(to.part.port, node)
 
     def close(self) -> None:
         self.connection.close()
@@ -118,7 +124,8 @@ def test_a_client_names_the_node_of_rank_0() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         said: list[NodeLost] = []
         other = Node(Client(listener.getsockname(), 1, "n0", False, "7.0", TIMEOUT, said.append), said)
-        connection, _ = listener.accept()  # and then nothing
+        connection, _ = listener.accept()
+        connection.sendall(b"0" * NONCE)  # and then nothing
         until(lambda: said, 20)
         assert said[0].facts == {"nodes": ("n0",), "silent": True, "ambiguous": False}
         connection.close()
@@ -133,6 +140,11 @@ def test_strangers_and_ranks_of_another_start_are_shown_out() -> None:
     with socket.create_connection(("127.0.0.1", first.part.port)) as scanner:
         scanner.sendall(b"GET / HTTP/1.0\r\n\r\n" * 50)
         time.sleep(2 * TIMEOUT)
+    with socket.create_connection(("127.0.0.1", first.part.port)) as replaying:
+        replaying.settimeout(5)
+        replaying.recv(NONCE, socket.MSG_WAITALL)
+        replaying.sendall(greeting("7.0", "1", "0" * NONCE))  # what a node has once said to another challenge
+        assert replaying.recv(1) == b""
     assert first.said == [] and good.thread.is_alive()
     for node in (*strangers, good, first):
         node.close()
@@ -161,8 +173,7 @@ def test_a_thousand_nodes() -> None:
     assert isinstance(first.part, Server)
     selector = selectors.DefaultSelector()
     for node in range(1, 1001):
-        connection = socket.create_connection(("127.0.0.1", first.part.port))
-        connection.sendall(f"7.0 {node}\n".encode())
+        connection = greeted(first.part.port, node)
         selector.register(connection, selectors.EVENT_READ)
     connections = [key.fileobj for key in selector.get_map().values()]
     for _ in range(20):

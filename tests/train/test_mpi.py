@@ -77,7 +77,7 @@ def test_rank_0_need_not_be_the_first_process(tmp_path: Path) -> None:
     spec, losses = forked(tmp_path, LAYOUT)
     run = start(spec)
     write_json(run.placement, to_dict(place(Degrees(2, 2, 1), "DPT", 2, (1, 0, 1, 0))))
-    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, ("here", "here"), "127.0.0.1", 1))
+    write_attempt(run.attempt_record, AttemptRecord("7.0.1", 1, ("here", "here"), "127.0.0.1", 1, "s"))
     done = mpiexec(4, run.job, HPC_MP_TOKEN="7.0.1", SLURMD_NODENAME="here")
     assert done.returncode == 0, done.stderr
     assert tuple(line["loss"] for line in read_lines(run.metrics)) == losses

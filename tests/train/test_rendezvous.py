@@ -1,18 +1,130 @@
-"""Where ranks are told to meet: by the supervisor that knows their hosts, else by what starts them."""
+"""Where ranks are told to meet, and who is let in there: ranks of this start alone, whatever a stranger does at their port."""
 
 from __future__ import annotations
 
-from hpc_mp.rundir import AttemptRecord
-from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
+import multiprocessing
+import os
+import stat
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import run_ranks
+
+from hpc_mp.rundir import AttemptRecord, read_attempt, write_attempt
+from hpc_mp.train.rank.proof import Intrusion, SignedKeys, digest, proven
+from hpc_mp.train.rank.rank_env import identity
+from hpc_mp.train.rank.rendezvous import Rendezvous, meet, rendezvous
 
 TORCHRUN = {"MASTER_ADDR": "n7", "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
 
 def test_known_hosts_go_before_variables() -> None:
-    assert rendezvous(AttemptRecord("1.0.1", 1, ("n1",), "n1", 4711), TORCHRUN) == Rendezvous("n1", 4711, "1.0.1")
+    assert rendezvous(AttemptRecord("1.0.1", 1, ("n1",), "n1", 4711, "s"), TORCHRUN) == Rendezvous("n1", 4711, "s")
 
 
 def test_without_known_hosts_the_launcher_says_where() -> None:
-    record = AttemptRecord("here.8.1", 1, (), "", 4711)
-    assert rendezvous(record, TORCHRUN) == Rendezvous("n7", 29400, "here.8.1", hosted=False)
-    assert rendezvous(record, {"MASTER_PORT": "4711"}) == Rendezvous("127.0.0.1", 4711, "here.8.1")
+    record = AttemptRecord("here.8.1", 1, (), "", 4711, "s")
+    assert rendezvous(record, TORCHRUN) == Rendezvous("n7", 29400, "s", hosted=False)
+    assert rendezvous(record, {"MASTER_PORT": "4711"}) == Rendezvous("127.0.0.1", 4711, "s")
+
+
+def test_ranks_without_a_record_have_the_secret_of_their_launcher() -> None:
+    assert rendezvous(None, {"HPC_MP_SECRET": "s", "SLURM_JOB_ID": "7"}).secret == "s"
+    assert rendezvous(None, {"SLURM_JOB_ID": "7"}).secret == "7.0.0"
+
+
+def test_a_secret_is_for_its_owner_and_is_never_printed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    record = AttemptRecord("1.0.1", 1, ("n1",), "n1", 4711, "hush")
+    write_attempt(tmp_path / "attempt.json", record)
+    assert stat.S_IMODE((tmp_path / "attempt.json").stat().st_mode) == 0o600
+    assert read_attempt(tmp_path / "attempt.json") == record
+    assert "hush" not in f"{record} {rendezvous(record, {})}"
+
+
+def test_a_proof_holds_for_what_it_was_made_for_alone() -> None:
+    proof = digest("s", "a", "bc")
+    assert proven("s", proof, "a", "bc")
+    assert not proven("t", proof, "a", "bc") and not proven("s", proof, "ab", "c") and not proven("s", "é", "a", "bc")
+
+
+def test_a_key_of_a_stranger_is_not_read() -> None:
+    store = dist.HashStore()
+    ours = SignedKeys(store, "s")
+    ours.set("run directory", "/ours")
+    assert ours.get("run directory") == "/ours"
+    for written in (b"/theirs", digest("t", "run directory", "/theirs").encode() + b"/theirs",
+                    digest("s", "another key", "/ours").encode() + b"/ours", b"\xff"):
+        store.set("run directory", written)
+        with pytest.raises(Intrusion, match="'run directory' of the ranks' store"):
+            ours.get("run directory")
+
+
+def summed(who: int, world: int, secret: str = "s", timeout: float = 60.0) -> float:
+    """What the ranks' all-reduce of ones comes to, after they have met."""
+    seat = identity({**os.environ, "SLURM_PROCID": str(who), "SLURM_NTASKS": str(world)})
+    where = Rendezvous("127.0.0.1", int(os.environ["MASTER_PORT"]), secret,
+                       int(os.environ["HPC_MP_LISTEN_FD"]) if who == 0 else None)
+    keys = meet(seat, where, "gloo", timedelta(seconds=timeout))
+    if who == 0:
+        keys.set("said", "by rank 0")
+    assert keys.get("said") == "by rank 0"
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    dist.barrier()
+    return float(ones)
+
+
+def stranger(world: int, secret: str) -> None:
+    """Somebody who connects to the store, is counted by it, and writes what keys he can think of."""
+    with suppress(dist.DistError):  # as a rank would come that waits for the others
+        dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), world, is_master=False, timeout=timedelta(seconds=0.5))
+    store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), world, is_master=False, wait_for_workers=False)
+    prefixed = dist.PrefixStore(f"hpc-mp/{digest(secret, 'store')}", store)
+    for key in ("said", "all", "rank 1", "own/said", "own/all", "own/rank 1"):
+        store.set(key, "by a stranger")
+        prefixed.set(key, "by a stranger")
+
+
+def test_a_stranger_is_neither_counted_nor_heard() -> None:
+    gone = multiprocessing.Event()
+
+    def process() -> float | None:
+        place = int(os.environ["SLURM_PROCID"])
+        if place == 2:
+            stranger(2, "guessed")
+            return gone.set()
+        if place == 1:  # all is written before this rank comes
+            gone.wait(30)
+        return summed(place, 2)
+
+    assert run_ranks(3, process) == [2.0, 2.0, None]
+
+
+def test_the_stranger_would_be_heard_if_he_knew_the_secret_but_not_believed() -> None:
+    """Negative control: he writes where ranks read, and what he writes has no proof."""
+    def process() -> str:
+        if os.environ["SLURM_PROCID"] == "1":
+            stranger(2, "s")
+            return ""
+        with pytest.raises((Intrusion, dist.DistError)) as raised:
+            summed(0, 2, timeout=5.0)
+        return type(raised.value).__name__
+
+    assert run_ranks(2, process)[0] == "Intrusion"
+
+
+def test_a_rank_of_another_start_is_missed_by_its_number() -> None:
+    def process() -> str:
+        place = int(os.environ["SLURM_PROCID"])
+        with pytest.raises(dist.DistError) as raised:
+            summed(place, 3, secret="old" if place == 1 else "s", timeout=1.0)
+        return str(raised.value)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpc_mp.train.rank.rendezvous.LATER", timedelta(seconds=0.5))
+        assert run_ranks(3, process)[0] == "rank 1 of 3 ranks did not come in 1 s"

@@ -11,12 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
-import torch.distributed as dist
-
 from hpc_mp.layout.placement import Placement
 from hpc_mp.train.rank.failures import NodeLost
 from hpc_mp.train.rank.heartbeat_client import Client
 from hpc_mp.train.rank.heartbeat_server import GRACE_S, Server
+from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 Lost = Callable[[NodeLost], None]
@@ -32,7 +31,7 @@ class HeartbeatSide(Protocol):
 
 @contextmanager
 def heartbeat(
-    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: dist.Store, timeout: float, lost: Lost,
+    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
 ) -> Iterator[None]:
     """Beat while the block runs, and take leave at its end.
 
@@ -57,14 +56,14 @@ def heartbeat(
 
 
 def _part(
-    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: dist.Store, timeout: float, lost: Lost,
+    placement: Placement, rank: int, names: Mapping[int, str], where: Rendezvous, store: SignedKeys, timeout: float, lost: Lost,
 ) -> HeartbeatSide | None:
     mine, first = placement.ranks[rank], placement.ranks[0]
     if rank == 0:
-        hearing = Server(mine.node, names, where.token, timeout, lost)
+        hearing = Server(mine.node, names, where.secret, timeout, lost)
         store.set("heartbeat", str(hearing.port))
         return hearing
     if mine.local_rank == 0 and mine.node != first.node:
         server = where.address, int(store.get("heartbeat"))
-        return Client(server, mine.node, names[first.node], len(names) == 2, where.token, timeout, lost)
+        return Client(server, mine.node, names[first.node], len(names) == 2, where.secret, timeout, lost)
     return None

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 from hpc_mp.train.rank.failures import NodeLost
-from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE_S, START_S
+from hpc_mp.train.rank.heartbeat_server import BEAT, BEATS, FAREWELL, GRACE_S, NONCE, START_S
+from hpc_mp.train.rank.proof import digest
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 CONNECT_S = 10.0  # for one try to connect
@@ -27,10 +28,10 @@ class Client:
         alone: whether there are but these two nodes.
     """
 
-    def __init__(self, server: tuple[str, int], node: int, name: str, alone: bool, token: str, timeout: float,
+    def __init__(self, server: tuple[str, int], node: int, name: str, alone: bool, secret: str, timeout: float,
                  lost: Callable[[NodeLost], None]) -> None:
         self.server, self.name, self.alone, self.timeout, self.lost = server, name, alone, timeout, lost
-        self.greeting = f"{token} {node}\n".encode()
+        self.node, self.secret = str(node), secret
         self.closed = threading.Event()
         self.bell, self.ringer = socket.socketpair()
 
@@ -84,9 +85,24 @@ class Client:
         while time.monotonic() < deadline and not self.closed.is_set():
             try:
                 connection = socket.create_connection(self.server, timeout=CONNECT_S)
-                connection.sendall(self.greeting)
+                connection.sendall(greeting(self.secret, self.node, _challenge(connection)))
                 connection.setblocking(False)
                 return connection
             except OSError:
                 self.closed.wait(1.0)
         return None
+
+
+def greeting(secret: str, node: str, challenge: str) -> bytes:
+    """The answer to the server's challenge: a node's number, with a proof that it belongs to this start."""
+    return f"{digest(secret, 'heartbeat', challenge, node)} {node}\n".encode()
+
+
+def _challenge(connection: socket.socket) -> str:
+    """Raises OSError when the other side goes before it is complete."""
+    said = b""
+    while len(said) < NONCE:
+        if not (more := connection.recv(NONCE - len(said))):
+            raise ConnectionResetError
+        said += more
+    return said.decode(errors="replace")

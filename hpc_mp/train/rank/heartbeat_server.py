@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import selectors
 import socket
 from collections.abc import Callable, Mapping, Set
@@ -9,13 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hpc_mp.train.rank.failures import NodeLost
+from hpc_mp.train.rank.proof import proven
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 
 BEAT, FAREWELL = b"b", b"f"
 BEATS = 6  # in a timeout
 GRACE_S = 2.0  # after a first suspicion in which failed ranks write down their own failures, and more nodes fall silent
 START_S = 60.0  # more until the first sign of life
-GREETING = 256  # bytes at most
+NONCE = 32  # bytes of the challenge that who connects gets, and answers with its node and a proof
+GREETING = 256  # bytes of that answer at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,15 @@ def suspects(seen: NodeSilence, timeout: float) -> tuple[frozenset[int], bool]:
 class Server:
     """Rank 0's part: one thread receives the beats of all nodes."""
 
-    def __init__(self, own: int, names: Mapping[int, str], token: str, timeout: float, lost: Callable[[NodeLost], None]) -> None:
-        self.own, self.names, self.token, self.timeout, self.lost = own, names, token, timeout, lost
+    def __init__(self, own: int, names: Mapping[int, str], secret: str, timeout: float, lost: Callable[[NodeLost], None]) -> None:
+        self.own, self.names, self.secret, self.timeout, self.lost = own, names, secret, timeout, lost
         self.tick = min(timeout / BEATS, GRACE_S)
         self.clock = StallAwareClock(self.tick)
         self.last_beat = {node: self.clock.now() + START_S for node in names if node != own}
         self.broken: set[int] = set()
         self.connected: dict[socket.socket, int] = {}
         self.greetings: dict[socket.socket, bytes] = {}
+        self.challenges: dict[socket.socket, str] = {}
         self.due: float | None = None  # when a suspicion is judged
         self.bell, self.ringer = socket.socketpair()
         self.listener = socket.create_server(("", 0), backlog=len(names))
@@ -82,7 +86,9 @@ class Server:
         with suppress(OSError):
             connection, _ = listener.accept()
             connection.setblocking(False)
-            self.greetings[connection] = b""
+            challenge = secrets.token_hex(NONCE // 2)
+            connection.send(challenge.encode())
+            self.greetings[connection], self.challenges[connection] = b"", challenge
             self.selector.register(connection, selectors.EVENT_READ, self._receive)
 
     def _receive(self, connection: socket.socket) -> None:
@@ -115,8 +121,9 @@ class Server:
         if not end and data and len(said) < GREETING:
             self.greetings[connection] = said
             return b""
-        word, _, number = line.decode(errors="replace").rpartition(" ")
-        if word != self.token or not number.isdigit() or int(number) not in self.last_beat:
+        proof, _, number = line.decode(errors="replace").rpartition(" ")
+        known = number.isdecimal() and int(number) in self.last_beat
+        if not known or not proven(self.secret, proof, "heartbeat", self.challenges[connection], number):
             self._drop(connection)
             return b""
         del self.greetings[connection]
@@ -126,6 +133,7 @@ class Server:
     def _drop(self, connection: socket.socket) -> None:
         self.selector.unregister(connection)
         self.greetings.pop(connection, None)
+        self.challenges.pop(connection, None)
         self.connected.pop(connection, None)
         connection.close()
 

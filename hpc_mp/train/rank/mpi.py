@@ -41,7 +41,7 @@ def world() -> Iterator[Any]:
 
 
 def come_up(
-    comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, token: str, address: str | None = None,
+    comm: Any, placement: Placement, hosts: Sequence[str] | None, node: str, secret: str, address: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[RankEnv, Rendezvous]:
     """Which rank this is, and where all meet: on a port that rank 0 has just bound. All processes call this.
@@ -73,7 +73,7 @@ def come_up(
                                             server.getsockname()[1])
         server.detach()
     found, port = comm.bcast(point, root=ranks.index(0))
-    return who, Rendezvous(found, port, token, listener)
+    return who, Rendezvous(found, port, secret, listener)
 
 
 def check_size(size: int, expected: int, environ: Mapping[str, str]) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch.distributed as dist
 
-from hpc_mp.rundir import AttemptRecord
+from hpc_mp.rundir import SECRET, AttemptRecord
+from hpc_mp.train.rank.proof import SignedKeys, digest
 from hpc_mp.train.rank.rank_env import RankEnv
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet
+LATER = timedelta(seconds=10)  # rank 0, which knows who is missing, shall speak first
+NAMED = 8  # missing ranks, in words
 FILES_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize, or a checkpoint of terabytes to verify
 
 
@@ -22,7 +25,7 @@ class Rendezvous:
 
     Attributes:
         address, port: of the store, in rank 0's process.
-        token: of this attempt; ranks of another one that come here by mistake find nothing.
+        secret: of this start; ranks of another one that come here by mistake, and strangers, find nothing.
         listener: in rank 0, a socket that already listens there, so that nobody could take the port; None: the store
             binds it.
         hosted: whether rank 0 holds the store; torchrun brings its own.
@@ -30,35 +33,64 @@ class Rendezvous:
 
     address: str
     port: int
-    token: str
+    secret: str = field(repr=False)
     listener: int | None = None
     hosted: bool = True
 
 
 def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.environ) -> Rendezvous:
-    """As the launcher wrote it down, if it knew the hosts; else as MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD say."""
+    """As the launcher wrote it down, if it knew the hosts; else as MASTER_ADDR, MASTER_PORT and HPC_MP_LISTEN_FD say.
+
+    Ranks that are started by hand, on several nodes, have a secret if HPC_MP_SECRET gives them one, the same for all; else
+    they share what their scheduler says of the start, which others may guess.
+    """
     if record is not None and record.address:
-        return Rendezvous(record.address, record.port, record.token)
+        return Rendezvous(record.address, record.port, record.secret)
     starts = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
-    token = record.token if record is not None else ".".join(starts)
+    secret = record.secret if record is not None else environ.get(SECRET, ".".join(starts))
     listening = environ.get("HPC_MP_LISTEN_FD")
-    return Rendezvous(environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0")), token,
+    return Rendezvous(environ.get("MASTER_ADDR", "127.0.0.1"), int(environ.get("MASTER_PORT", "0")), secret,
                       int(listening) if listening else None, environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
 
-def meet(who: RankEnv, where: Rendezvous, backend: str) -> dist.Store:
-    """Wait for all ranks and make the default process group; returns this attempt's part of the store.
+def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = START_TIMEOUT) -> SignedKeys:
+    """Wait for all ranks and make the default process group; returns this start's own keys of the store.
 
-    In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes
+    torch's store counts whoever connects as one of the ranks; so nobody waits for its count, and each rank says itself that it is
+    here. In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes
     is noticed by its own watchdog, and by its neighbours in the groups of the mesh.
+
+    Raises:
+        dist.DistError: some did not come in time.
+        Intrusion: somebody else answers there.
     """
     first = who.rank == 0
     store: dist.Store
     if who.world == 1:
         store = dist.HashStore()
     else:
-        store = dist.TCPStore(where.address, where.port, who.world, is_master=first and where.hosted, timeout=START_TIMEOUT,
-                              master_listen_fd=where.listener if first and where.hosted else None)
-    store = dist.PrefixStore(f"hpc-mp/{where.token}", store)
+        store = dist.TCPStore(where.address, where.port, who.world, is_master=first and where.hosted, timeout=timeout,
+                              wait_for_workers=False, master_listen_fd=where.listener if first and where.hosted else None)
+    store = dist.PrefixStore(f"hpc-mp/{digest(where.secret, 'store')}", store)
+    keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
+    _gather(who, keys, timeout)
     dist.init_process_group(backend, store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
-    return store
+    return keys
+
+
+def _gather(who: RankEnv, keys: SignedKeys, timeout: timedelta) -> None:
+    """Every rank says that it is here; rank 0 hears all of them, and says so."""
+    own, everybody = f"rank {who.rank}", [f"rank {rank}" for rank in range(who.world)]
+    keys.set(own, "is here")
+    if who.rank == 0:
+        try:
+            keys.wait(everybody, timeout)
+        except dist.DistError:
+            absent = keys.absent(everybody)
+            some = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
+            raise dist.DistStoreError(f"{some} of {who.world} ranks did not come in {timeout.total_seconds():g} s") from None
+        for key in everybody:
+            keys.get(key)
+        keys.set("all", "are here")
+    keys.wait(["all"], timeout + LATER)
+    keys.get("all")
