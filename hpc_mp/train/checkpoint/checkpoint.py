@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from hpc_mp.rundir import Manifest, sync, write_json, write_manifest
 from hpc_mp.rundir.checkpoint_index import INDEX, CheckpointIndex, document_of, index_of, merged, read_indexes
@@ -23,10 +21,8 @@ from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, counters_document
 from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart, ShardReader, write_shard
-from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.optimizer import Optimizer
-from hpc_mp.train.engine.shard_layout import local_box
-from hpc_mp.train.engine.stage import Stage
+from hpc_mp.train.engine.groups import Axis, Groups
+from hpc_mp.train.engine.optimizer import Held
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence, FencedOut
 
@@ -37,21 +33,24 @@ class SaveFailed(Exception):
     """A checkpoint could not be written; the earlier ones are unharmed."""
 
 
-STAGE_AXES = ("replicate", "shard", "tp")
-
-
 @dataclass(frozen=True, slots=True)
 class State:
-    """A tensor of this rank's state. ``owner``: the replica that saves it and reads it for the others; None: this rank never
-    saves it, because another tensor rank or stage has the same."""
+    """A rectangle of this rank's state. ``owner``: the replica that saves it and reads it for the others."""
 
-    key: str
-    tensor: Tensor
-    owner: int | None
+    held: Held
+    owner: int
+
+    @property
+    def mine(self) -> bool:
+        return self.owner == self.held.replicas.rank
+
+    @property
+    def part(self) -> LocalPart:
+        return LocalPart(self.held.key, self.held.shape, self.held.box, self.held.values, self.held.release)
 
 
 def save(
-    checkpoints: Path, counters: Counters, stage: Stage, optimizer: Optimizer, groups: Groups, keep: int, fence: Fence,
+    checkpoints: Path, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence,
 ) -> Path:
     """Write one checkpoint; all ranks call this at the same step.
 
@@ -66,7 +65,6 @@ def save(
     temporary = checkpoints / f".{checkpoint_name(counters.step)}.{fence.token}"
     final = checkpoints / checkpoint_name(counters.step)
     first = dist.get_rank() == 0
-    own = groups.mesh["replicate"].get_local_rank()
     written: list[CheckpointIndex] = []
 
     def prepare() -> None:
@@ -75,13 +73,12 @@ def save(
             temporary.mkdir(mode=0o700, parents=True)
 
     def write() -> None:
-        parts = [_part(state) for state in _states(stage, optimizer, groups) if state.owner == own]
-        written.append(write_shard(temporary / SHARD.format(number=dist.get_rank() + 1), parts))
+        written.append(write_shard(temporary / SHARD.format(number=dist.get_rank() + 1), parts_to_write(held)))
 
     def list_stage() -> None:
         index = _of_stage(written[0], groups)
-        if all(groups.mesh[axis].get_local_rank() == 0 for axis in STAGE_AXES):
-            write_json(temporary / INDEX.format(stage=groups.mesh["pp"].get_local_rank()), document_of(index))
+        if lists_stage(groups):
+            write_json(temporary / INDEX.format(stage=groups.pipeline), document_of(index))
 
     def publish() -> None:
         if first:
@@ -106,66 +103,73 @@ def save(
     return final
 
 
-def load(checkpoint: Path, counters: Counters, stage: Stage, optimizer: Optimizer, groups: Groups) -> None:
-    """Fill parameters and the optimizer's state, whatever layout wrote them; all ranks call this.
+def parts_to_write(held: Iterable[Held]) -> list[LocalPart]:
+    """What this rank's file of a checkpoint has."""
+    return [state.part for state in _states(held) if state.mine and state.held.saved]
 
-    Each tensor is read by one replica, which hands it on to the others.
+
+def lists_stage(groups: Groups) -> bool:
+    """Whether this rank writes the index of its place in the pipeline."""
+    return all(axis.rank == 0 for axis in _stage_axes(groups))
+
+
+def load(checkpoint: Path, held: Iterable[Held]) -> None:
+    """Fill what this rank holds, whatever layout wrote it; all ranks call this.
+
+    Each rectangle is read by one replica, which hands it on to the others.
 
     Raises:
         Damaged: on every rank, when any of them has found a file that is not what was saved.
     """
-    replicas = groups.mesh["replicate"]
-    states = list(_states(stage, optimizer, groups))
+    states = list(_states(held))
 
     def read() -> None:
-        reader = ShardReader(checkpoint, read_indexes(checkpoint))
-        for state in states:
-            if _reader(state) == replicas.get_local_rank():
-                part = _part(state)
-                reader.read(part.name, part.box, part.values)
+        ShardReader(checkpoint, read_indexes(checkpoint)).read(state.part for state in states if state.mine)
 
     try:
         _together(read)
     except SaveFailed as failed:
         raise Damaged(str(failed)) from None
-    if replicas.size() > 1:
-        for values, reader in ((_part(state).values, _reader(state)) for state in states):
-            if values.numel():
-                dist.broadcast(values, group=replicas.get_group(), group_src=reader)
-    optimizer.set_steps(counters.step - counters.skipped)
+    for state in states:
+        if state.held.replicas.size > 1:
+            _share_out(state, state.held.replicas)
 
 
-def _states(stage: Stage, optimizer: Optimizer, groups: Groups) -> Iterator[State]:
-    """All tensors of this rank's state; each has one owner among its replicas, so that all of them have as much to write.
+def _share_out(state: State, replicas: Axis) -> None:
+    """Hand a rectangle that one replica has read to the others; NCCL sends from GPUs alone."""
+    values = state.held.values
+    sent = values.cuda() if values.device.type == "cpu" and not replicas.through_host else values
+    dist.broadcast(sent, group=replicas.group, group_src=state.owner)
+    if sent is not values:
+        values.copy_(sent)
+    state.held.release()
 
-    A tied weight is saved by the embedding's stage alone; the head's copy loads from there.
+
+def _states(held: Iterable[Held]) -> Iterator[State]:
+    """All of this rank's state; each rectangle has one owner among its replicas, so that all of them have as much to write.
+
+    What experts hold comes last: other ranks hold the same, and two ranks that wait for each other in two groups have to come to
+    these in one order. A tied weight is saved by the embedding's stage alone; the head's copy loads from there.
     """
-    replicas = groups.mesh["replicate"].size()
-    filled = [0] * replicas
-    for held in sorted(optimizer.held, key=lambda held: -held.parameter.numel()):
-        slots = ((f"optimizer.{slot}.{held.name}", tensor) for slot, tensor in held.state.items())
-        for key, tensor in ((held.name, held.parameter), *slots):
-            owner = filled.index(min(filled))
-            filled[owner] += tensor.numel()
-            yield State(key, tensor, owner if held.saved else None)
+    filled: dict[bool, list[int]] = {}
+    for each in sorted(held, key=lambda held: (held.of_experts, -held.values.numel())):
+        loads = filled.setdefault(each.of_experts, [0] * each.replicas.size)
+        owner = loads.index(min(loads))
+        loads[owner] += each.values.numel()
+        yield State(each, owner)
 
 
-def _reader(state: State) -> int:
-    return state.owner or 0
-
-
-def _part(state: State) -> LocalPart:
-    values = state.tensor.detach()
-    values = values.to_local() if isinstance(values, DTensor) else values
-    return LocalPart(state.key, tuple(state.tensor.shape), local_box(state.tensor), values)
+def _stage_axes(groups: Groups) -> tuple[Axis, ...]:
+    """Those along which ranks hold parts of the same stages."""
+    return groups.replicate, groups.shard, groups.tensor
 
 
 def _of_stage(written: CheckpointIndex, groups: Groups) -> CheckpointIndex:
-    """What all ranks of this stage have written."""
+    """What all ranks with the same stages have written."""
     index = written
-    for axis in STAGE_AXES:
-        if groups.mesh[axis].size() > 1:
-            index = merged(map(index_of, facts.gather(document_of(index), groups.mesh[axis].get_group())))
+    for axis in _stage_axes(groups):
+        if axis.size > 1:
+            index = merged(map(index_of, facts.gather(document_of(index), axis.group)))
     return index
 
 

@@ -22,13 +22,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.layout.models import family_of, read_config
+from hpc_mp.layout.flat import Box
+from hpc_mp.layout.models import family_of, read_config, read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_json
 from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
-from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, ShardReader
+from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, ShardReader
 from hpc_mp.train.data.cache import SUMS
-from hpc_mp.train.engine.stage import hugging_face_config
+from hpc_mp.train.engine.section import hugging_face_config
 
 FILE_BYTES = 5_000_000_000  # weights per output file at most: huggingface_hub's default
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -60,6 +61,16 @@ class Exported:
     skipped: Skipped
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A tensor of a model directory: its shape there, and of which rectangle of which tensor of a run's checkpoint it is made."""
+
+    name: str
+    stored: StoredTensor
+    box: Box
+    shape: tuple[int, ...]
+
+
 def export(
     run: RunDirectory, output: Path, *, step: int | None = None, dtype: str = "keep", force: bool = False,
     file_bytes: int = FILE_BYTES, progress: Callable[[int, int], None] = lambda done, total: None,
@@ -82,19 +93,18 @@ def export(
     checkpoint, skipped = _choose(run, step)
     tokenizer = _tokenizer(run)
     config = _config(spec, tokenizer)
-    shapes = _shapes(config)
     index = read_indexes(checkpoint)
-    stored, reader = _stored(checkpoint, index, shapes), ShardReader(checkpoint, index)
-    config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(stored.values())).dtype]  # all masters have the same
+    outputs, reader = _outputs(checkpoint, index, config, spec), ShardReader(checkpoint, index)
+    config.dtype = DTYPES.get(dtype) or FORMATS[next(iter(outputs.values())).stored.dtype]  # all masters have the same
     split = split_torch_state_dict_into_shards(
-        {name: torch.empty(shape, dtype=config.dtype, device="meta") for name, shape in shapes.items()},
+        {name: torch.empty(output.shape, dtype=config.dtype, device="meta") for name, output in outputs.items()},
         max_shard_size=file_bytes)
     total: int = split.metadata["total_size"]
 
     done = 0
     with publishing(output) as made:
         for file, names in split.filename_to_tensors.items():
-            done += _convert(reader, {name: stored[name] for name in names}, shapes, config.dtype, made / file)
+            done += _convert(reader, {name: outputs[name] for name in names}, config.dtype, made / file)
             progress(done, total)
         if split.is_sharded:
             write_json(made / "model.safetensors.index.json",
@@ -108,7 +118,7 @@ def export(
                 shutil.copyfile(path, made / path.name)
     return Exported(
         output=output, checkpoint=checkpoint, step=step_of(checkpoint),
-        files=tuple(split.filename_to_tensors), parameters=sum(shape.numel() for shape in shapes.values()), bytes=total,
+        files=tuple(split.filename_to_tensors), parameters=sum(prod(output.shape) for output in outputs.values()), bytes=total,
         dtype=str(config.dtype).removeprefix("torch."), tokenizer=tokenizer, skipped=skipped)
 
 
@@ -160,28 +170,32 @@ def _shapes(config: PreTrainedConfig) -> dict[str, torch.Size]:
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-def _stored(checkpoint: Path, index: CheckpointIndex, shapes: dict[str, torch.Size]) -> dict[str, StoredTensor]:
-    """What the checkpoint says of each parameter, in the engine's shape: (in, 3, out) where GPT-2 has (in, 3 x out)."""
-    held = index.tensors
-    for name, shape in shapes.items():
+def _outputs(checkpoint: Path, index: CheckpointIndex, config: PreTrainedConfig, spec: JobSpec) -> dict[str, _Output]:
+    """The tensors of a Hugging Face checkpoint: names and shapes are those that ``save_pretrained`` gives them."""
+    held, shapes, model = index.tensors, _shapes(config), read_shape(spec)
+    outputs: dict[str, _Output] = {}
+    for weight in family_of(model.model_type).all_weights(model):
+        name, shape = weight.name, shapes[weight.name]
         if name not in held or prod(held[name].shape) != shape.numel():
             raise HpcMpError(f"checkpoint {checkpoint}", f"is not of the job's model: {name} should have the shape "
                              f"{tuple(shape)} and has {held[name].shape if name in held else 'none'}",
                              "put the config.json of model.pretrained back as it was when the run began")
-    return {name: held[name] for name in shapes}
+        for at, part in weight.stored or (((), name),):
+            box = *(slice(i, i + 1) for i in at), *(slice(0, size) for size in weight.shape[len(at):])
+            outputs[part] = _Output(name, held[name], box, weight.shape[len(at):] if at else tuple(shape))
+    return outputs
 
 
-def _convert(reader: ShardReader, stored: dict[str, StoredTensor], shapes: dict[str, torch.Size], dtype: torch.dtype,
-             path: Path) -> int:
+def _convert(reader: ShardReader, outputs: dict[str, _Output], dtype: torch.dtype, path: Path) -> int:
     """Write tensors of a checkpoint to one file, each from the engine's shape to Hugging Face's; returns their bytes."""
-    tensors = {name: torch.empty(tensor.shape, dtype=dtype) for name, tensor in stored.items()}
+    tensors = {name: torch.empty([part.stop - part.start for part in output.box], dtype=dtype)
+               for name, output in outputs.items()}
     try:
-        for name, tensor in tensors.items():
-            reader.read(name, tuple(slice(0, size) for size in tensor.shape), tensor)
+        reader.read(LocalPart(output.name, output.stored.shape, output.box, tensors[name]) for name, output in outputs.items())
     except (Damaged, OSError) as error:
         raise HpcMpError(f"checkpoint {reader.directory}", f"cannot be read any more ({error})",
                          "if the run goes on and has deleted it, export again") from None
-    save_file({name: tensor.reshape(shapes[name]) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    save_file({name: tensor.view(outputs[name].shape) for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     return sum(tensor.nbytes for tensor in tensors.values())
 
 

@@ -1,9 +1,8 @@
 """One rank's file of a checkpoint: written tensor by tensor and hashed on the way; read and checked block by block.
 
 The format is safetensors (github.com/huggingface/safetensors): eight bytes with the length of a JSON header, the header, the
-bytes of the tensors one after the other. Its metadata say where each part lies in the whole as torch's distributed checkpoints
-say it (``DCP_SHARDING_INFO``), so that ``HuggingFaceStorageReader`` reads it too. Unlike torch's own writer this one holds one
-tensor at a time in host memory, gathers no plan over the ranks and reads nothing back.
+bytes of the tensors one after the other. A tensor is a rectangle of a whole one, and its name says which: ``NAME[0:5, 0:32]``. A
+rank of many has several of a weight, because its part of a unit may begin and end within a row.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hpc_mp.layout.flat import Box, stretches
 from hpc_mp.rundir.checkpoint_index import (
     BLOCK,
     CheckpointIndex,
@@ -28,7 +28,6 @@ from hpc_mp.rundir.checkpoint_index import (
     block_hash,
     changed,
 )
-from hpc_mp.train.engine.shard_layout import Box, stretches
 
 FORMATS: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I64": torch.int64,
@@ -43,12 +42,17 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LocalPart:
-    """A part of a whole tensor that this rank holds: under which name, of which shape the whole is, where the part lies."""
+    """A part of a whole tensor that this rank holds: under which name, of which shape the whole is, where the part lies.
+
+    Attributes:
+        release: called whenever some of its values have been written or filled.
+    """
 
     name: str
     shape: tuple[int, ...]
     box: Box
     values: Tensor
+    release: Callable[[], None] = lambda: None
 
 
 def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
@@ -65,12 +69,19 @@ def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
         hashed = _HashedWriter(file.fileno())
         hashed.write(header)
         for part in parts:
-            offsets, sizes = _rectangle(part.box)
-            tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape,
-                                              (StoredPart(path.name, hashed.size, offsets, sizes),))
+            before = tensors[part.name].parts if part.name in tensors else ()
+            here = StoredPart(path.name, hashed.size, *_rectangle(part.box))
+            tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape, (*before, here))
             hashed.write(_bytes(part.values))
+            part.release()
         os.fsync(file.fileno())
     return CheckpointIndex({path.name: hashed.end()}, tensors)
+
+
+def shard_bytes(parts: Iterable[LocalPart]) -> int:
+    """The size of the file that ``write_shard`` makes of these parts; 0 when it makes none."""
+    parts = [part for part in parts if part.values.numel()]
+    return len(_header(parts)) + sum(part.values.nbytes for part in parts) if parts else 0
 
 
 class ShardReader:
@@ -85,17 +96,25 @@ class ShardReader:
         self.directory, self._index = directory, index
         self._file, self._number, self._block = "", -1, b""  # the block that was read last
 
-    def read(self, name: str, box: Box, into: Tensor) -> None:
-        """Fill ``into`` with a rectangle of a tensor, cast to its format.
+    def read(self, parts: Iterable[LocalPart]) -> None:
+        """Fill rectangles of tensors, cast to their formats; in the order in which they lie in the files, so that no block is
+        read twice.
 
         Raises:
-            Damaged: a block is not what was saved, or the parts do not cover the rectangle.
+            Damaged: a block is not what was saved, or the parts do not cover a rectangle.
             OSError: a file cannot be read.
         """
-        stored = self._index.tensors[name]
-        filled = sum(self._read_part(stored.dtype, part, box, into) for part in stored.parts)
-        if filled != into.numel():
-            raise Damaged(f"{name} is not there as a whole: {filled} of {into.numel()} elements are")
+        wanted = [part for part in parts if part.values.numel()]
+        found = [(stored.file, stored.begin, number, stored) for number, part in enumerate(wanted)
+                 for stored in self._index.tensors[part.name].parts if _common(part.box, stored) is not None]
+        filled = [0] * len(wanted)
+        for _, _, number, stored in sorted(found, key=lambda each: each[:3]):
+            part = wanted[number]
+            filled[number] += self._read_part(self._index.tensors[part.name].dtype, stored, part.box, part.values)
+            part.release()
+        for part, elements in zip(wanted, filled, strict=True):
+            if elements != part.values.numel():
+                raise Damaged(f"{part.name} is not there as a whole: {elements} of {part.values.numel()} elements are")
 
     def _read_part(self, dtype: str, part: StoredPart, box: Box, into: Tensor) -> int:
         """What a stored part has of the rectangle, some rows at a time; how many elements that is."""
@@ -172,18 +191,21 @@ class _HashedWriter:
 
 
 def _header(parts: Sequence[LocalPart]) -> bytes:
-    places = {part.name: {"saved_offsets": list(_rectangle(part.box)[0])} for part in parts}
-    document: dict[str, object] = {
-        "__metadata__": {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}}
+    document: dict[str, object] = {"__metadata__": {"format": "pt"}}
     begin = 0
     for part in parts:
         end = begin + part.values.numel() * part.values.element_size()
-        document[part.name] = {"dtype": NAMES[part.values.dtype], "shape": list(_rectangle(part.box)[1]),
-                               "data_offsets": [begin, end]}
+        document[_key(part)] = {"dtype": NAMES[part.values.dtype], "shape": list(_rectangle(part.box)[1]),
+                                "data_offsets": [begin, end]}
         begin = end
     text = json.dumps(document, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNED)
     return len(text).to_bytes(8, "little") + text
+
+
+def _key(part: LocalPart) -> str:
+    """The name in the file says which rectangle of the whole it is: ``NAME[0:5, 0:32]``."""
+    return f"{part.name}[{', '.join(f'{each.start}:{each.stop}' for each in part.box)}]"
 
 
 def _rectangle(box: Box) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.random import Philox
 from numpy.typing import NDArray
 
-from hpc_mp.train.engine.shard_layout import Box, stretches
+from hpc_mp.layout.flat import Box, stretches
 
 # Philox gives 4 words per count. Logarithm and cosine of a vector register may differ in the last bit from those of a single
 # number: every element is computed at the same place within a line, whatever is drawn around it.

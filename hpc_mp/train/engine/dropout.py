@@ -19,80 +19,97 @@ from transformers import AttentionInterface
 ATTENTION = "hpc_mp_eager"  # our attention function's name in transformers' table
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """Where training is: the optimizer step, and the global positions of a microbatch's samples. It travels with them."""
+
+    step: int
+    samples: tuple[int, ...]
+
+
 @dataclass
 class DropoutClock:
-    """Where training is; the driver sets it before every forward. ``samples``: global positions of the microbatch."""
+    """Which moment computes; the driver sets it before every forward, and before every backward for what is computed again."""
 
     seed: int
-    step: int = 0
-    samples: tuple[int, ...] = ()
+    moment: Moment = field(default_factory=lambda: Moment(0, ()))
     keys: dict[int, Tensor] = field(default_factory=dict)
 
-    def set(self, step: int, samples: tuple[int, ...]) -> None:
-        self.step, self.samples, self.keys = step, samples, {}
+    def set(self, moment: Moment) -> None:
+        if moment != self.moment:
+            self.moment, self.keys = moment, {}
 
     def site_keys(self, site: int, device: torch.device) -> Tensor:
         """Two 32-bit keys per sample, shape (2, samples), int32."""
         if site not in self.keys:
-            pairs = [struct.unpack("<2i", hashlib.blake2b(struct.pack("<4q", self.seed, self.step, site, sample),
-                                                          digest_size=8).digest()) for sample in self.samples]
+            pairs = [struct.unpack("<2i", hashlib.blake2b(struct.pack("<4q", self.seed, self.moment.step, site, sample),
+                                                          digest_size=8).digest()) for sample in self.moment.samples]
             self.keys[site] = torch.tensor(pairs, dtype=torch.int32).t().contiguous().to(device)
         return self.keys[site]
 
 
 class HashDropout(nn.Module):
-    """Replaces ``nn.Dropout``; ``site`` is the module's Hugging Face name."""
+    """Replaces ``nn.Dropout``.
 
-    def __init__(self, p: float, site: str, clock: DropoutClock) -> None:
+    Args:
+        site: the module's Hugging Face name.
+        rows: which tokens, or heads, of a sample this rank has: positions in the first inner dimension of what is dropped.
+    """
+
+    def __init__(self, p: float, site: str, clock: DropoutClock, rows: Tensor) -> None:
         super().__init__()
-        self.p, self.clock = p, clock
+        self.p, self.clock, self.rows = p, clock, rows
         self.site = zlib.crc32(site.encode())
 
-    def forward(self, x: Tensor, start: int = 0) -> Tensor:
-        """x: (samples, …). ``start``: how many elements of a sample lie before this slice (of the first inner dimension)."""
+    def forward(self, x: Tensor) -> Tensor:
+        """x: (samples, rows, …)."""
         if self.p == 0.0 or not self.training:
             return x
-        keep = _keep(self.clock.site_keys(self.site, x.device), x.shape, start, self.p)
-        return torch.where(keep, x / (1.0 - self.p), 0.0)
+        within = torch.arange(x.shape[2:].numel(), dtype=torch.int32, device=x.device)
+        index = (self.rows * len(within)).to(torch.int32).unsqueeze(1) + within
+        kept = keep(self.clock.site_keys(self.site, x.device), index.view(x.shape[1:]), self.p)
+        return torch.where(kept, x / (1.0 - self.p), 0.0)
 
 
 def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
     dropout: float = 0.0, **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention by plain products with layout-independent dropout on the weights.
+    """Attention by plain products with layout-independent dropout on the weights: by ``attention_mask``, true where a token is
+    seen, or causal without one.
 
-    query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries
-    ``attention_site`` (HashDropout) and ``first_head`` (global index of its first head), see ``stage``.
+    query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries its
+    HashDropout as ``attention_site``, see ``section``.
     """
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     length = query.shape[2]
     scores = query @ key.transpose(2, 3) * scaling
-    future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
-    scores = scores.masked_fill(future, torch.finfo(scores.dtype).min)
+    if attention_mask is None:
+        attention_mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
-    site, first_head = cast(HashDropout, module.attention_site), cast(int, module.first_head)
-    weights = site(weights, start=first_head * length * length)
+    weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights
 
 
 AttentionInterface.register(ATTENTION, attention)
 
 
-def _keep(keys: Tensor, shape: torch.Size, start: int, probability: float) -> Tensor:
-    """Boolean mask of ``shape``: two keyed rounds of murmur3's 32-bit finalizer over the element index.
+def keep(keys: Tensor, index: Tensor, probability: float) -> Tensor:
+    """Which elements of every sample stay, (samples, …): two keyed rounds of murmur3's 32-bit finalizer over the element index.
 
     Two independent keys, one per round, make masks of different samples unrelated (with one key they would be
     permutations of each other).
+
+    Args:
+        keys: two of each sample, (2, samples), int32.
+        index: of the elements within a sample, int32, (…).
     """
-    count = shape[1:].numel()
-    index = torch.arange(start, start + count, dtype=torch.int64, device=keys.device).to(torch.int32)
-    first, second = (key.view(-1, 1) for key in keys)
-    x = _mix_(index.unsqueeze(0) ^ first)
+    first, second = (key.view(-1, *[1] * index.dim()) for key in keys)
+    x = _mix_(index ^ first)
     x = _mix_(x.bitwise_xor_(second))
-    threshold = round(probability * 2**32) - 2**31
-    return (x >= threshold).view(shape)
+    return x >= round(probability * 2**32) - 2**31
 
 
 def _mix_(x: Tensor) -> Tensor:

@@ -1,109 +1,210 @@
-"""Process groups of a run: the device mesh, pipeline neighbours, and the group of a tied weight."""
+"""Process groups of a run: an axis for each kind of parallelism, and a channel for each pair of stages that talk.
+
+A rank's coordinates are those of ``arange(world)`` with its axes permuted as the order's letters say, so that every group ascends
+(other permutations are silently wrong on torch up to 2.13).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from math import prod
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
 
-from hpc_mp.layout.placement import Placement
-from hpc_mp.train.engine.pipeline import Neighbours
+from hpc_mp.layout.placement import Placement, normalize_order
+from hpc_mp.layout.schedule import Schedule
 
-MESH_AXES = ("pp", "replicate", "shard", "tp")
+AXES = ("pipeline", "replicate", "shard", "tensor")
+Payload = Literal["F", "B"]  # an activation, or the gradient of one
+Channel = tuple[int, int, Payload]  # from which place of the pipeline, to which, with what
+NewGroup = Callable[..., dist.ProcessGroup | None]  # called as ``dist.new_group`` is
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """The ranks that one kind of parallelism binds together, as one of them sees them.
+
+    Attributes:
+        group: None where there is one rank alone, and nothing to send.
+        through_host: the back end is gloo, which moves tensors of the CPU only.
+    """
+
+    size: int = 1
+    rank: int = 0
+    group: dist.ProcessGroup | None = None
+    through_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """A communicator of its own for every (from, to, payload) along this rank's pipeline, so that the order of messages on each
+    is the order of one direction alone, and none waits for another that it has nothing to do with.
+
+    Attributes:
+        ranks: global rank of every place of the pipeline.
+    """
+
+    ranks: tuple[int, ...]
+    groups: Mapping[Channel, dist.ProcessGroup | None]
+    through_host: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateAxes:
+    """The ranks that train the same parameters. ``shard``: with other parts of their state; ``replicate``: with the same part."""
+
+    shard: Axis
+    replicate: Axis
 
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """All that a rank needs to talk to others. ``tied``: the ranks that hold the embedding and its copy at the head
-    (None when there is no copy)."""
+    """All that a rank needs to talk to others.
 
-    mesh: DeviceMesh
-    neighbours: Neighbours
-    tied: dist.ProcessGroup | None
+    Attributes:
+        pipeline: this rank's place in the pipeline.
+        shard, replicate: the two halves of data × context: ranks with other parts of the same state, and with the same part.
+        context: the ranks that share the tokens of each sample.
+        data_rank: which replica of the model this rank computes in.
+        expert: the ranks that share out the experts of a block.
+        experts: those that have the same experts, where ranks share them out.
+        ends: the ranks that hold the embedding and the head, where these are two.
+        kv: the ranks of the tensor axis that hold the same key-value heads, where these are fewer than its ranks.
+    """
+
+    tensor: Axis
+    shard: Axis
+    replicate: Axis
+    pipeline: int
+    channels: Channels
+    data_rank: int
+    context: Axis = field(default_factory=Axis)
+    ends: Axis = field(default_factory=Axis)
+    kv: Axis = field(default_factory=Axis)
+    expert: Axis = field(default_factory=Axis)
+    experts: StateAxes = field(default_factory=lambda: StateAxes(Axis(), Axis()))
+
+    def holders(self, of_experts: bool) -> StateAxes:
+        """The ranks that hold state with this one: that of experts which ranks share out, or any other."""
+        return self.experts if of_experts else StateAxes(self.shard, self.replicate)
 
 
 def build(
-    placement: Placement, shard_degree: int, device: torch.device, backend: str, tied: bool, timeout: timedelta | None,
+    placement: Placement, shard_degree: int, device: torch.device, backend: str, schedule: Schedule, timeout: timedelta | None,
+    kv_copies: int = 1, new: NewGroup = dist.new_group, expert_shards: int = 1,
 ) -> Groups:
-    """Make every group of the layout; all ranks call this at the same time.
-
-    The mesh is ``arange(world)`` with its axes permuted as the order's letters say, so that every group ascends (other
-    permutations are silently wrong on torch up to 2.13).
+    """Make every group that this rank is in; all ranks call this at the same time.
 
     Args:
         timeout: how long a message of a step may take; None for torch's default.
+        kv_copies: how many neighbours along the tensor axis hold the same key-value heads.
+        expert_shards: over how many ranks with the same experts ZeRO shares out their state.
+        new: makes one of them, of the ranks given; it is called for all groups of the world, in the same order on all ranks.
     """
     grid = _grid(placement, shard_degree)
-    only = "nccl" if backend != "gloo" else None  # beside it torch would connect all ranks of a group over gloo too
-    along = [grid.movedim(axis, -1).flatten(0, -2).tolist() for axis in range(grid.ndim)]
-    groups = [_mine(ranks, timeout, only) for ranks in along]
-    mesh = DeviceMesh.from_group([group for group in groups if group], device.type, grid, mesh_dim_names=MESH_AXES)
-
-    through_host = device.type == "cuda" and backend == "gloo"
+    maker = _Maker(backend, timeout, new)
+    here = int((grid == dist.get_rank()).nonzero()[0, 0])
+    replicate, shard, tensor = (maker.axis(grid.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (1, 2, 3))
     pipelines = grid.flatten(1).t().tolist()
-    neighbours = Neighbours((dist.get_rank(),), None, None, through_host)
-    if placement.degrees.pipeline > 1:
-        ranks = tuple(dist.get_process_group_ranks(mesh["pp"].get_group()))
-        neighbours = Neighbours(ranks, mesh["pp"].get_group(), _mine(pipelines, timeout, only), through_host)
-        _connect(neighbours, device)
-    copied = tied and placement.degrees.pipeline > 1
-    ends = _mine([[pipeline[0], pipeline[-1]] for pipeline in pipelines], timeout, only) if copied else None
-    _check_group_ranks(mesh)
-    return Groups(mesh, neighbours, ends)
+    mine = next(ranks for ranks in pipelines if dist.get_rank() in ranks)
+    channels = Channels(tuple(mine), maker.channels(pipelines, schedule), maker.through_host)
+    _say_hello(channels, here, device)
+    head, tail = schedule.placement[0], schedule.placement[-1]
+    ends = maker.axis([sorted((ranks[head], ranks[tail])) for ranks in pipelines]) if head != tail else Axis()
+    whole = _whole_grid(placement)
+    context = maker.axis(whole.movedim(2, -1).flatten(0, -2).tolist()) if placement.degrees.context > 1 else Axis()
+    data_rank = int((whole == dist.get_rank()).nonzero()[0, 1])
+    kv = maker.axis(grid.reshape(-1, kv_copies).tolist()) if kv_copies > 1 else Axis()
+    more: dict[str, Any] = {}
+    if (size := placement.degrees.expert) > 1:
+        blocks = grid.flatten(1, 2).unflatten(1, (-1, expert_shards, size))  # pipeline, replicate, shard, expert, tensor
+        expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (3, 2, 1))
+        more = {"expert": expert, "experts": StateAxes(*experts)}
+    return Groups(tensor, shard, replicate, here, channels, data_rank, context, ends, kv, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes groups. All ranks make all groups of a kind in one order, and each keeps the one that it is in."""
+
+    backend: str
+    timeout: timedelta | None
+    new: NewGroup
+
+    @property
+    def through_host(self) -> bool:
+        return self.backend == "gloo"
+
+    def axis(self, groups: Sequence[Sequence[int]]) -> Axis:
+        """That of this rank among groups which do not overlap."""
+        axis = Axis(through_host=self.through_host)
+        for ranks in groups:
+            group = self._group(ranks)
+            if dist.get_rank() in ranks:
+                axis = Axis(len(ranks), ranks.index(dist.get_rank()), group, self.through_host)
+                if group is not None and dist.get_rank(group) != axis.rank:
+                    raise RuntimeError(f"rank {dist.get_rank()}: its rank in the group {ranks} is not its coordinate {axis.rank}")
+        return axis
+
+    def channels(self, pipelines: Sequence[Sequence[int]], schedule: Schedule) -> dict[Channel, dist.ProcessGroup | None]:
+        """Those of this rank, by the places of the pipeline that they connect."""
+        wanted: set[Channel] = set()
+        for before, after in pairwise(schedule.placement):
+            if before != after:
+                wanted |= {(before, after, "F"), (after, before, "B")}
+        groups: dict[Channel, dist.ProcessGroup | None] = {}
+        for channel in sorted(wanted):
+            for ranks in pipelines:
+                group = self._group(sorted((ranks[channel[0]], ranks[channel[1]])))
+                if dist.get_rank() in (ranks[channel[0]], ranks[channel[1]]):
+                    groups[channel] = group
+        return groups
+
+    def _group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
+        if len(ranks) == 1:
+            return None
+        only = None if self.through_host else "nccl"  # beside it torch would connect the ranks of a group over gloo too
+        return self.new(list(ranks), timeout=self.timeout, backend=only)
+
+
+def _say_hello(channels: Channels, here: int, device: torch.device) -> None:
+    """Send a first word through every channel of this rank, in one order on all ranks: NCCL connects two ranks at their first
+    message, and both wait there. Inside a step, where receives are posted ahead of what they answer, two ranks could so wait
+    for each other for ever."""
+    word = torch.zeros(1, device="cpu" if channels.through_host else device)
+    for (sender, receiver, _), group in sorted(channels.groups.items(), key=lambda item: item[0]):
+        if here == sender:
+            dist.send(word, channels.ranks[receiver], group=group)
+        else:
+            dist.recv(word, channels.ranks[sender], group=group)
+
+
+def _whole_grid(placement: Placement) -> torch.Tensor:
+    """The rank at every coordinate: (pipeline, data, context, tensor)."""
+    degrees = placement.degrees
+    sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
+    letters = normalize_order(placement.order, 2)  # with C, whatever its size
+    grid = torch.arange(prod(sizes.values())).view([sizes[letter] for letter in letters])
+    return grid.permute([letters.index(letter) for letter in "PDCT"])
 
 
 def _grid(placement: Placement, shard_degree: int) -> torch.Tensor:
-    """The rank at every coordinate of ``MESH_AXES``."""
+    """The rank at every coordinate of ``AXES``. Data and context are one axis here, on which ranks ascend: neighbours hold the
+    parts of a state, whichever of the two letters stands further to the right."""
     degrees = placement.degrees
-    sizes = {"D": degrees.data, "P": degrees.pipeline, "C": degrees.context, "T": degrees.tensor}
-    letters = placement.order if "C" in placement.order else placement.order.replace("T", "CT")
-    grid = torch.arange(prod(sizes.values())).view([sizes[letter] for letter in letters])
-    grid = grid.permute([letters.index(letter) for letter in "PDCT"])
-    return grid.reshape(degrees.pipeline, degrees.data // shard_degree, shard_degree, degrees.tensor).contiguous()
+    grid = _whole_grid(placement).flatten(1, 2).sort(1).values
+    return grid.reshape(degrees.pipeline, -1, shard_degree, degrees.tensor)
 
 
-def _connect(neighbours: Neighbours, device: torch.device) -> None:
-    """Let neighbours exchange one number each way, the pairs (0, 1), (2, 3) … first.
-
-    NCCL connects two ranks at their first message, and both wait there. Inside a step, where receives are posted ahead
-    of what they answer, two ranks could so wait for each other for ever.
-    """
-    number = torch.zeros(1, device="cpu" if neighbours.through_host else device)
-    stage = neighbours.ranks.index(dist.get_rank())
-    for parity in (0, 1):
-        if stage % 2 == parity and stage + 1 < len(neighbours.ranks):
-            dist.send(number, neighbours.ranks[stage + 1], group=neighbours.forward)
-            dist.recv(number, neighbours.ranks[stage + 1], group=neighbours.backward)
-        elif stage % 2 != parity and stage > 0:
-            dist.recv(number, neighbours.ranks[stage - 1], group=neighbours.forward)
-            dist.send(number, neighbours.ranks[stage - 1], group=neighbours.backward)
-
-
-def _mine(groups: list[list[int]], timeout: timedelta | None, backend: str | None) -> dist.ProcessGroup | None:
-    """Make all groups (a collective call) and return the one that this rank is in."""
-    mine = None
-    for ranks in groups:
-        group = dist.new_group(ranks, timeout=timeout, backend=backend)
-        if dist.get_rank() in ranks:
-            mine = group
-    return mine
-
-
-def check_coordinates(placement: Placement, shard_degree: int, rank: int) -> None:
-    """The mesh to be made has the rank at the coordinates that the launcher wrote down. Raises RuntimeError."""
+def check_coordinates(placement: Placement, rank: int) -> None:
+    """The groups to be made have the rank at the coordinates that the launcher wrote down. Raises RuntimeError."""
     place = placement.ranks[rank]
-    pp, replicate, shard, tp = (_grid(placement, shard_degree) == rank).nonzero()[0].tolist()
-    dp = replicate * shard_degree + shard
-    if (place.pp, place.dp, place.tp) != (pp, dp, tp):
-        raise RuntimeError(f"rank {rank}: placement.json says pp {place.pp} dp {place.dp} tp {place.tp}, "
-                           f"its order {placement.order} pp {pp} dp {dp} tp {tp}")
-
-
-def _check_group_ranks(mesh: DeviceMesh) -> None:
-    for axis in MESH_AXES:
-        if dist.get_rank(mesh[axis].get_group()) != mesh[axis].get_local_rank():
-            raise RuntimeError(f"rank {dist.get_rank()}: its rank in the {axis} group is not its mesh coordinate")
+    pp, dp, cp, tp = (_whole_grid(placement) == rank).nonzero()[0].tolist()
+    if (place.pp, place.dp, place.cp, place.tp) != (pp, dp, cp, tp):
+        raise RuntimeError(f"rank {rank}: placement.json says pp {place.pp} dp {place.dp} cp {place.cp} tp {place.tp}, "
+                           f"its order {placement.order} pp {pp} dp {dp} cp {cp} tp {tp}")

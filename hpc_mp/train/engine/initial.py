@@ -6,19 +6,20 @@ Both depend on a parameter's name and global index only, so every layout starts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from math import prod
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from hpc_mp.layout.flat import Box
 from hpc_mp.layout.models import Family, Weight
-from hpc_mp.layout.models.weight_files import find, weight_files
+from hpc_mp.layout.models.weight_files import stored_parts, weight_files
 from hpc_mp.train.engine.counter_random import key_of, normal
-from hpc_mp.train.engine.shard_layout import Box, local_box
-from hpc_mp.train.engine.stage import Stage
+from hpc_mp.train.engine.data_axis import Unit
 
 CHUNK = 1 << 22  # elements that are made at once: 16 MB of fp32 beside the parameters, however large they are
 
@@ -26,22 +27,32 @@ Source = Callable[[Weight, Box], Tensor]  # the values of a part of a weight
 
 
 @torch.no_grad()
-def fill(stage: Stage, source: Source) -> None:
-    """Give every parameter (already on its device) its first values."""
-    for name, parameter in stage.named_parameters():
-        target = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        fill_part(target, stage.weights[name], local_box(parameter), source)
+def fill(units: Iterable[Unit], source: Source) -> None:
+    """Give this rank's part of every unit its first values."""
+    for unit in units:
+        for piece in unit.layout.pieces(unit.shard.rank):
+            target = unit.master[piece.begin:piece.begin + piece.size].view(piece.shape)
+            fill_part(target, piece.slot.weight, piece.box, source)
 
 
 def fill_part(target: Tensor, weight: Weight, box: Box, source: Source) -> None:
     """Give the part of a weight that lies in ``box`` its values, a few rows at a time."""
-    if not target.numel():
-        return
-    rows = max(1, CHUNK // (target.numel() // len(target)))
-    for begin in range(0, len(target), rows):
-        some = slice(begin, min(begin + rows, len(target)))
-        there = slice(box[0].start + some.start, box[0].start + some.stop)
-        target[some].copy_(source(weight, (there, *box[1:])))
+    for some in _chunks(tuple(target.shape)):
+        there = tuple(slice(whole.start + part.start, whole.start + part.stop) for whole, part in zip(box, some, strict=True))
+        target[some].copy_(source(weight, there))
+
+
+def _chunks(shape: tuple[int, ...]) -> Iterator[Box]:
+    """Rectangles that make up a tensor, each of no more than ``CHUNK`` elements or of one row of its last dimension."""
+    row = prod(shape[1:])
+    if row > CHUNK and len(shape) > 1:
+        for at in range(shape[0]):
+            for rest in _chunks(shape[1:]):
+                yield slice(at, at + 1), *rest
+    elif row:
+        rows = max(1, CHUNK // row)
+        for begin in range(0, shape[0], rows):
+            yield slice(begin, min(begin + rows, shape[0])), *(slice(0, size) for size in shape[1:])
 
 
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:
@@ -66,25 +77,27 @@ def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, i
 
 
 def read(directory: Path, family: Family) -> Source:
-    """First values from a Hugging Face checkpoint; only the slices that a rank holds are read.
-
-    A fused weight, (in, n, out) in the engine, lies there as (in, n x out).
-    """
+    """First values from a Hugging Face checkpoint, which rank 0 has checked; only the slices that a rank holds are read."""
     files = weight_files(directory)
     handles: dict[Path, safe_open] = {}
 
-    def source(weight: Weight, box: Box) -> Tensor:
-        name = find(weight.name, files, family)
-        assert name is not None, "rank 0 has checked the checkpoint"
+    def one(weight: Weight, at: tuple[int, ...], name: str, box: Box) -> Tensor:
         path = files[name]
         if path not in handles:
             handles[path] = safe_open(str(path), framework="pt")
         stored = handles[path].get_slice(name)
-        if tuple(stored.get_shape()) == weight.shape:
-            return stored[box]
-        width, inner = weight.shape[-1], box[-1]
-        parts = [stored[(*box[:-2], slice(n * width + inner.start, n * width + inner.stop))]
-                 for n in range(box[-2].start, box[-2].stop)]
-        return torch.stack(parts, dim=-2)
+        inner = box[len(at):]
+        if tuple(stored.get_shape()) == weight.shape[len(at):]:
+            return cast(Tensor, stored[inner])
+        assert weight.cut  # it is stored as its ``fused_shape``
+        before, width, wanted = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]
+        parts = [stored[(*box[:before], slice(n * width + wanted.start, n * width + wanted.stop), *box[weight.cut + 1:])]
+                 for n in range(box[before].start, box[before].stop)]
+        return torch.stack(parts, dim=before)
+
+    def source(weight: Weight, box: Box) -> Tensor:
+        parts = [one(weight, at, name, box) for at, name in stored_parts(weight, files, family)
+                 if all(part.start <= index < part.stop for index, part in zip(at, box, strict=False))]
+        return torch.cat([part.flatten() for part in parts]).view([part.stop - part.start for part in box])
 
     return source

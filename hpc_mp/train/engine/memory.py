@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 import torch
 
+from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.optimizer import Optimizer
-from hpc_mp.train.engine.tensor import local
 
 POLL_S = 0.5  # between two polls of a process that may be about to be killed for its memory
 CHANGE = 1 / 16  # that is worth a write: a dozen of them on the way from 1 to 2 GB
@@ -32,11 +32,18 @@ def limit_bytes(device: torch.device, ranks_per_node: int) -> int:
     return psutil.virtual_memory().total // ranks_per_node
 
 
-def held_bytes(optimizer: Optimizer) -> dict[str, int]:
-    """Bytes of parameters and optimizer state that this rank holds between steps."""
-    parameters = sum(local(held.parameter).nbytes for held in optimizer.held)
-    state = sum(local(tensor).nbytes for held in optimizer.held for tensor in held.state.values())
-    return {"parameters": parameters, "optimizer": state}
+def state_bytes(units: Iterable[Unit], optimizer: Optimizer) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer state that this rank holds between steps, and those that lie elsewhere."""
+    units = list(units)
+    arrays = {id(storage): storage.nbytes() for unit in units
+              for storage in (unit.whole.untyped_storage(), unit.master.untyped_storage())}
+    return {
+        "parameters": sum(arrays.values()),
+        "gradients": sum(unit.gradient.held.nbytes for unit in units),
+        "optimizer": optimizer.home.nbytes.device,
+        "host": optimizer.home.nbytes.host,
+        "disk": optimizer.home.nbytes.disk,
+    }
 
 
 @contextmanager

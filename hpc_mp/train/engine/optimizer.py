@@ -1,18 +1,21 @@
-"""The optimizer step over local tensors, the gradient norm over all axes, and the learning rate."""
+"""The optimizer step over flat parts, the gradient norm over all axes, and the learning rate."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from hpc_mp.train.engine.stage import Stage
+from hpc_mp.layout.flat import Box, Piece
+from hpc_mp.train.engine.data_axis import Unit
+from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.engine.optimizer_state import OnDevice, StateHome, StateShape, Stretch, Turn
 
 
 class OptimizerSettings(Protocol):
@@ -47,89 +50,128 @@ SLOTS = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One parameter as this rank holds it.
+    """A rectangle of a parameter, or of its optimizer state, as this rank holds it.
 
     Attributes:
+        key: the parameter's Hugging Face name; for optimizer state ``optimizer.SLOT.NAME``.
+        shape: of the whole.
         saved: whether this rank and its replicas have the part that is saved: another tensor rank or stage may hold it too.
-        counted: whether its local part enters the gradient norm here: it is saved, and this is the first replica.
+        replicas: the ranks that hold the same, and ``of_experts``: whether they are others than those of most state.
+        release: to be called when ``values`` have been read or filled: what lies on a disk need not stay in memory.
     """
 
-    name: str
-    parameter: Tensor
-    state: dict[str, Tensor]  # optimizer slot -> tensor laid out like the parameter
+    key: str
+    shape: tuple[int, ...]
+    box: Box
+    values: Tensor
     saved: bool
-    counted: bool
+    replicas: Axis
+    of_experts: bool
+    release: Callable[[], None]
+
+
+HomeMaker = Callable[[StateShape, Iterable[Stretch], torch.device], StateHome]
 
 
 class Optimizer:
-    """torch's AdamW or SGD over the local parts. Parameters that ``no_decay`` names have no weight decay.
+    """torch's AdamW or SGD over this rank's part of every unit. Parameters that ``no_decay`` names have no weight decay.
 
-    A rank whose part of everything is empty, because there are more ranks than rows, has nothing to update.
+    Args:
+        saved: whether the part of a unit's slot that this rank holds counts in checkpoints and norms, or is a copy. Of the ranks
+            that hold the same part the first one counts it.
+        home: makes the place where state lies between two steps.
     """
 
-    def __init__(self, stage: Stage, settings: OptimizerSettings, first_replica: bool) -> None:
+    def __init__(
+        self, units: Mapping[str, Unit], settings: OptimizerSettings, saved: Callable[[str, Piece], bool],
+        home: HomeMaker = OnDevice,
+    ) -> None:
         slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
-        self.settings = settings
-        self.held = [
-            Held(name, parameter, {slot: torch.zeros_like(parameter, requires_grad=False) for slot in slots},
-                 _saved(stage, name), first_replica and _saved(stage, name))
-            for name, parameter in stage.named_parameters()
-        ]
-        self.locals = [_part(held.parameter) for held in self.held]
-        filled = [(held, part) for held, part in zip(self.held, self.locals, strict=True) if part.numel()]
-        spared = [part for held, part in filled if _matches(held.name, settings.no_decay)]
-        decaying = [part for held, part in filled if not _matches(held.name, settings.no_decay)]
-        groups = [{"params": decaying, "weight_decay": settings.weight_decay}, {"params": spared, "weight_decay": 0.0}]
-        if settings.optimizer == "adamw":
-            self.torch: torch.optim.Optimizer = torch.optim.AdamW(
-                groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
-        else:
-            self.torch = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum)
-        for held, part in filled:
-            self.torch.state[part] = {slot: _part(tensor) for slot, tensor in held.state.items()}
+        self.units, self.settings, self.saved = units, settings, saved
+        # The fused optimizers know a scale of 32 bits only.
+        first = next(iter(units.values())).master
+        self.wide = first.dtype == torch.float64
+        self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
+                          for name, unit in units.items() for begin, end, counts in _stretches(unit, partial(saved, name))]
+        self.weights = torch.tensor([weight for _, weight in self.gradients], dtype=torch.float64, device=first.device)
+        stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
+            unit, lambda piece: _matches(piece.slot.weight.name, settings.no_decay))]
+        shape = StateShape({name: unit.layout.part for name, unit in units.items()}, slots, first.dtype)
+        self.home = home(shape, stretches, first.device)
+        self.turns = [self._torch(turn) for turn in self.home.turns]
+
+    def _torch(self, turn: Turn) -> torch.optim.Optimizer:
+        """Of what is updated at once."""
+        settings = self.settings
+        groups: dict[bool, list[Tensor]] = {False: [], True: []}
+        state: dict[Tensor, dict[str, Tensor]] = {}
+        for stretch, slots in turn:
+            unit = self.units[stretch.unit]
+            part = unit.master[stretch.begin:stretch.end]
+            part.grad = unit.gradient.part[stretch.begin:stretch.end]
+            groups[stretch.spared].append(part)
+            state[part] = dict(slots)
             if settings.optimizer == "adamw":
-                self.torch.state[part]["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
-        self.parts = [part for _, part in filled]
+                state[part]["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
+        given = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]
+        made: torch.optim.Optimizer
+        if settings.optimizer == "adamw":
+            made = torch.optim.AdamW(given, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, fused=True)
+        else:
+            made = torch.optim.SGD(given, lr=settings.learning_rate, momentum=settings.momentum, fused=True)
+        made.state.update(state)
+        return made
+
+    def held(self) -> Iterator[Held]:
+        """Every rectangle of this rank's parts: of the parameters, and of their optimizer state."""
+        state = self.home.arrays()
+        for name, unit in self.units.items():
+            arrays = {"": unit.master} | {f"optimizer.{slot}.": values for slot, values in state[name].items()}
+            for piece in unit.layout.pieces(unit.shard.rank):
+                for prefix, values in arrays.items():
+                    yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
+                               values[piece.begin:piece.begin + piece.size].view(piece.shape), self.saved(name, piece),
+                               unit.gradient.replicate, unit.layout.of_experts, self.home.release)
 
     def squared_norm(self) -> Tensor:
-        """This rank's share of the squared L2 norm of all gradients, a float64 scalar: summed over all ranks it is whole."""
-        norms = [torch.linalg.vector_norm(_part(held.parameter.grad), dtype=torch.float64)
-                 for held in self.held if held.counted and held.parameter.grad is not None]
-        if not norms:
-            return torch.zeros((), dtype=torch.float64, device=self.locals[0].device)
-        return torch.stack(norms).square().sum()
+        """This rank's share of the squared L2 norm of all gradients, a float64 scalar: summed over all ranks it is whole. What
+        another rank counts is looked at too: where it is not finite, neither is the share."""
+        if not self.gradients:
+            return torch.zeros((), dtype=torch.float64, device=self.weights.device)
+        norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part, _ in self.gradients]
+        return (torch.stack(norms).square() * self.weights).sum()
 
     @torch.no_grad()
-    def step(self, number: int, norm: float) -> None:
-        """Update with the gradients, scaled so that their norm is at most ``clip`` (torch's ``clip_grad_norm_`` formula).
+    def step(self, number: int, norm: Tensor, loss_scale: Tensor) -> None:
+        """Update with the gradients, scaled so that their norm is at most ``clip`` (torch's ``clip_grad_norm_`` formula); when
+        the norm is not finite, nothing changes. The host waits for nothing.
 
         Args:
             number: of the optimizer step, from 0.
-            norm: L2 norm of all gradients.
+            norm: L2 norm of all gradients, a float64 scalar.
+            loss_scale: by which gradients are larger than they should be, a float64 scalar.
         """
-        scale = min(1.0, self.settings.clip / (norm + 1e-6)) if self.settings.clip > 0 else 1.0
-        for held, part in zip(self.held, self.locals, strict=True):
-            if part.numel():
-                assert held.parameter.grad is not None
-                part.grad = _part(held.parameter.grad)
-                if scale != 1.0:
-                    part.grad.mul_(scale)
-        for group in self.torch.param_groups:
-            group["lr"] = learning_rate(number, self.settings)
-        self.torch.step()
-        self.skip()
-
-    def skip(self) -> None:
-        """Drop the gradients of this step; nothing is updated."""
-        for held, part in zip(self.held, self.locals, strict=True):
-            held.parameter.grad = None
-            part.grad = None
+        clip, finite = self.settings.clip, norm.isfinite()
+        scale = ((norm + 1e-6) / clip).clamp(min=1.0) if clip > 0 else torch.ones_like(norm)
+        if self.wide:
+            for unit in self.units.values():
+                unit.gradient.part.div_(scale * loss_scale)
+            scale = loss_scale = torch.ones_like(norm)
+        # torch's fused optimizers divide gradients by ``grad_scale`` and skip the update where ``found_inf`` is 1.
+        divisor, found_inf = torch.where(finite, scale * loss_scale, 1.0).to(torch.float32), (~finite).to(torch.float32)
+        for turn in self.turns:
+            kernels = cast(Any, turn)
+            kernels.grad_scale, kernels.found_inf = divisor, found_inf
+            for group in turn.param_groups:
+                group["lr"] = learning_rate(number, self.settings)
+        self.home.each(lambda turn: self.turns[turn].step())
 
     def set_steps(self, number: int) -> None:
         """After loading a checkpoint: how many updates the state has behind it (for AdamW's bias correction)."""
-        for part in self.parts:
-            if "step" in self.torch.state[part]:
-                self.torch.state[part]["step"].fill_(number)
+        for turn in self.turns:
+            for slices in turn.state.values():
+                if "step" in slices:
+                    slices["step"].fill_(number)
 
 
 def learning_rate(number: int, settings: OptimizerSettings) -> float:
@@ -142,18 +184,19 @@ def learning_rate(number: int, settings: OptimizerSettings) -> float:
     return settings.learning_rate * falls[settings.lr_schedule]
 
 
+def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int, int, bool]]:
+    """(begin, end, kind) of the stretches of a rank's part whose parameters are of one kind."""
+    begin = end = 0
+    last = False
+    for piece in unit.layout.pieces(unit.shard.rank):
+        if (now := kind(piece)) != last:
+            if end > begin:
+                yield begin, end, last
+            begin, last = piece.begin, now
+        end = piece.begin + piece.size
+    if end > begin:
+        yield begin, end, last
+
+
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _part(tensor: Tensor) -> Tensor:
-    """The local tensor itself (sharing memory), outside autograd."""
-    with torch.no_grad():
-        return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
-
-
-def _saved(stage: Stage, name: str) -> bool:
-    """Cut parts are saved by every tensor rank, whole ones by the first; the head's copy of a tied weight never."""
-    if name == stage.copied:
-        return False
-    return stage.weights[name].cut is not None or stage.tensor.rank == 0

@@ -1,127 +1,191 @@
 """The pipeline driver: it executes one rank's action list of a schedule, whatever the schedule is.
 
-Receives are posted where the schedule says (one compute action ahead) and waited for by their consumer; sends are
-never waited for before the end of the step. Activations and gradients travel in separate process groups, so that the
-order of messages between two ranks is the order of each direction alone, and no receive of one direction stands before
-a send of the other in one NCCL stream.
+Receives are posted where the schedule says (one compute action ahead) and waited for by their consumer; sends are never waited
+for before the end of the step. Every pair of ranks has a communicator for each direction and payload, so that a message waits for
+none but those before it between the same two.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hpc_mp.layout.schedule import Action
-from hpc_mp.train.engine.stage import Stage
-from hpc_mp.train.engine.zero import DataAxis
+from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule
+from hpc_mp.train.engine.activations import Activations, ChunkActivations, SavedStorage
+from hpc_mp.train.engine.data_axis import DataAxis
+from hpc_mp.train.engine.dropout import DropoutClock, Moment
+from hpc_mp.train.engine.groups import Groups, Payload
+from hpc_mp.train.engine.projection import WeightGradients
+from hpc_mp.train.engine.section import Batch, Boundary, StageSection
 
 Span = tuple[str, int, int, float, float]  # kind, stage, microbatch, start, end (unix seconds)
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbours:
-    """Point-to-point partners along the pipeline. ``ranks``: global rank of every stage."""
+class Work:
+    """What a step computes.
 
-    ranks: tuple[int, ...]
-    forward: dist.ProcessGroup | None
-    backward: dist.ProcessGroup | None
-    through_host: bool  # gloo moves CPU tensors only
+    Attributes:
+        batch: (stage, microbatch) -> what that stage needs of it.
+        moment: microbatch -> where training is.
+        enter: called with the microbatch before each of its forwards.
+        loss_scale: gives the gradient of the loss, a scalar: 1 / labels of the global batch, times fp16's scale; called at
+            backwards of the last stage.
+        trace: record when each action ran (the host waits for the computing stream around it).
+    """
+
+    batch: Callable[[int, int], Batch]
+    moment: Callable[[int], Moment]
+    enter: Callable[[int], None]
+    loss_scale: Callable[[], Tensor]
+    trace: bool = False
 
 
 @dataclass(slots=True)
 class _Arrival:
-    """A posted receive. gloo waits for a second message when a receive is waited for twice, hence ``arrived``."""
+    """Posted receives of a boundary. gloo waits for a second message when a receive is waited for twice, hence ``arrived``."""
 
-    work: dist.Work
-    buffer: Tensor
+    works: list[dist.Work]
+    buffers: Boundary
     wanted_on: torch.device
     arrived: bool = False
 
-    def wait(self) -> Tensor:
+    def wait(self) -> Boundary:
         if not self.arrived:
-            self.work.wait()
+            for work in self.works:
+                work.wait()
             self.arrived = True
-        return self.buffer.to(self.wanted_on)
+        return {name: buffer.to(self.wanted_on) for name, buffer in self.buffers.items()}
 
 
 @dataclass(slots=True)
 class _Step:
-    """What lives during one optimizer step."""
+    """What lives during one optimizer step, or one evaluation."""
 
-    batch: Callable[[int], tuple[Tensor | None, Tensor | None]]
-    enter: Callable[[int], None]
-    loss_scale: Callable[[], float]
-    inputs: dict[int, Tensor] = field(default_factory=dict)
-    outputs: dict[int, Tensor] = field(default_factory=dict)
-    input_gradients: dict[int, Tensor] = field(default_factory=dict)
-    arriving: dict[tuple[str, int], _Arrival] = field(default_factory=dict)
+    work: Work
+    outputs: dict[Chunk, Boundary] = field(default_factory=dict)  # to be sent
+    roots: dict[Chunk, dict[str, GradientEdge]] = field(default_factory=dict)  # where a backward begins
+    found: dict[Chunk, Boundary] = field(default_factory=dict)  # gradients of a forward's inputs, once its backward has run
+    away: dict[Chunk, ChunkActivations] = field(default_factory=dict)
+    losses: dict[Chunk, Tensor] = field(default_factory=dict)
+    gradients: dict[Chunk, Boundary] = field(default_factory=dict)  # of a stage's inputs, to be sent
+    local: dict[tuple[Payload, int, int], Boundary] = field(default_factory=dict)  # for a stage of the same rank
+    put_off: dict[Chunk, WeightGradients] = field(default_factory=dict)
+    noted: dict[Chunk, list[SavedStorage]] = field(default_factory=dict)  # what they hold
+    arriving: dict[tuple[Payload, int, int], _Arrival] = field(default_factory=dict)
     sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
     loss: Tensor | None = None
+    count: Tensor | None = None
+    most_held: int = 0
     spans: list[Span] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """What came of a step on this rank: the summed loss and its number of labels (zero without the last stage), when each action
+    ran, how many chunks' activations it held at most, and the most bytes of them on the device and on the host, where they were
+    counted."""
+
+    loss: Tensor
+    count: Tensor
+    spans: list[Span]
+    most_held: int
+    most_here: int
+    most_away: int
+
+
+class _Inlet(torch.autograd.Function):
+    """What another stage made, as the begin of this stage's graph. The graph hands its gradient over and, unlike that of a leaf,
+    does not keep the tensor: who does not need its values for a backward need not hold them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, received: Tensor, name: str, found: Boundary) -> Tensor:
+        ctx.name, ctx.found = name, found
+        return received.view_as(received)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:
+        ctx.found[ctx.name] = gradient
+        return None, None, None, None
+
+
 class Pipeline:
-    """Runs optimizer steps' forward and backward passes of one stage.
+    """Runs the forward and backward passes of one rank's stages.
 
     Args:
-        stage, data: the stage and its data axis.
-        actions: this rank's list of a validated schedule.
-        shape: of a microbatch's hidden states, (batch, sequence, hidden).
-        dtype, device: of hidden states.
+        sections: of this rank, by stage.
+        boundary: name -> (shape, format) of what crosses between stages, for one microbatch.
+        residency: which activations leave the device between their forward and their backward.
     """
 
     def __init__(
-        self, stage: Stage, data: DataAxis, actions: Sequence[Action], neighbours: Neighbours, shape: tuple[int, int, int],
-        dtype: torch.dtype, device: torch.device,
+        self, sections: Mapping[int, StageSection], data: DataAxis, schedule: Schedule, groups: Groups,
+        boundary: Mapping[str, tuple[tuple[int, ...], torch.dtype]], weights: WeightGradients, clock: DropoutClock,
+        device: torch.device, residency: Residency,
     ) -> None:
-        self.stage, self.data, self.actions, self.neighbours = stage, data, actions, neighbours
-        self.shape, self.dtype, self.device = shape, dtype, device
-        self.reducing = {action.microbatch for action in actions if action.kind == "REDUCE"}
-        self.last = [action.microbatch for action in actions if action.kind == "B"][-1]
+        self.sections, self.data, self.schedule = sections, data, schedule
+        self.rank, self.channels = groups.pipeline, groups.channels
+        self.boundary, self.weights, self.clock, self.device = boundary, weights, clock, device
+        self.actions, self.residency = schedule.ranks[self.rank], residency
+        self.activations = Activations(device)
+        self._anchor = torch.empty(0, device=device, requires_grad=True)
+        self.last = len(schedule.placement) - 1
+        self.reducing = {(action.stage, action.microbatch) for action in self.actions if action.kind == "REDUCE"}
         self.perform: dict[str, Callable[[_Step, Action], None]] = {
-            "F": self._forward, "B": self._backward, "REDUCE": self._reduce,
+            "F": self._forward, "B": self._backward, "I": self._input_backward, "W": self._weight_backward,
             "SEND_F": self._send_output, "RECV_F": self._post_input,
-            "SEND_B": self._send_input_gradient, "RECV_B": self._post_output_gradient,
+            "SEND_B": self._send_gradient, "RECV_B": self._post_gradient, "REDUCE": self._reduce,
         }
 
-    def run(
-        self, batch: Callable[[int], tuple[Tensor | None, Tensor | None]], enter: Callable[[int], None],
-        loss_scale: Callable[[], float], trace: bool = False,
-    ) -> tuple[Tensor, list[Span]]:
-        """One step: all forwards and backwards. Gradients are summed over the data axis when it returns.
+    def train(self, work: Work) -> Passed:
+        """One step: all forwards and backwards. Sums over the data axis are under way when it returns."""
+        self.data.begin()
+        self.activations.begin()
+        return self._run(work, self.actions, self.residency)
 
-        Args:
-            batch: microbatch -> (ids or None, labels or None) on the device, as this stage needs them.
-            enter: called with the microbatch before its forward (sets the dropout clock).
-            loss_scale: gives the gradient of the loss, 1 / tokens of the global batch; called at backwards of the last stage.
-            trace: record when each action ran (the host waits for the computing stream around it).
+    @torch.no_grad()
+    def evaluate(self, work: Work) -> Passed:
+        """All forwards alone, without dropout, and nothing is kept for a backward. A schedule that can run as a whole can run so:
+        no forward waits for a backward, and what is left keeps its order."""
+        for section in self.sections.values():
+            section.eval()
+        try:
+            return self._run(work, [action for action in self.actions if action.kind in ("F", "SEND_F", "RECV_F")], Residency())
+        finally:
+            for section in self.sections.values():
+                section.train()
 
-        Returns:
-            The summed cross entropy of this rank's microbatches (a float64 scalar; zero but on the last stage), and spans.
-        """
-        step = _Step(batch, enter, loss_scale)
-        for action in self.actions:
-            if trace:
+    def _run(self, work: Work, actions: Sequence[Action], plan: Residency) -> Passed:
+        step = _Step(work)
+        for action in actions:
+            for chunk in plan.returns.get(action, ()):
+                step.away[chunk].come_back()
+            if work.trace:
                 self._traced(step, action)
             else:
                 self.perform[action.kind](step, action)
-        for work, _ in step.sending:
-            work.wait()
-        loss = torch.zeros((), device=self.device) if step.loss is None else step.loss
-        return loss.double(), step.spans
+        for sent, _ in step.sending:
+            sent.wait()
+        nothing = torch.zeros((), device=self.device)
+        return Passed((nothing if step.loss is None else step.loss).double(), nothing if step.count is None else step.count,
+                      step.spans, step.most_held, self.activations.most_here, self.activations.most_away)
 
     def _traced(self, step: _Step, action: Action) -> None:
         """Waiting for a message is recorded as its receive, so that computing and waiting can be told apart."""
-        awaited = {"F": "RECV_F", "B": "RECV_B"}.get(action.kind)
-        if awaited is not None and (awaited, action.microbatch) in step.arriving:
+        payload: Payload = "F" if action.kind == "F" else "B"
+        arrival = step.arriving.get((payload, action.stage, action.microbatch)) if action.kind in ("F", "B", "I") else None
+        if arrival is not None:
             start = self._now()
-            step.arriving[awaited, action.microbatch].wait()
-            step.spans.append((awaited, action.stage, action.microbatch, start, self._now()))
+            arrival.wait()
+            step.spans.append((f"RECV_{payload}", action.stage, action.microbatch, start, self._now()))
         if action.kind.startswith("RECV"):
             self.perform[action.kind](step, action)
             return
@@ -135,62 +199,136 @@ class Pipeline:
         return time.time()
 
     def _forward(self, step: _Step, action: Action) -> None:
-        m = action.microbatch
-        ids, labels = step.batch(m)
-        step.enter(m)
-        if self.stage.part.first:
-            assert ids is not None
-            x = ids
+        stage, m = chunk = action.stage, action.microbatch
+        section = self.sections[stage]
+        step.work.enter(m)
+        self.clock.set(step.work.moment(m))
+        received = self._taken(step, "F", stage, m) if stage > 0 else {}
+        if torch.is_grad_enabled():
+            found = step.found[chunk] = {}
+            received = {name: _Inlet.apply(self._anchor, tensor, name, found) for name, tensor in received.items()}
+        with section.precision.computing(), self._kept(step, chunk):
+            result = section(received, step.work.batch(stage, m))
+        if stage == self.last:
+            loss, count = cast(tuple[Tensor, Tensor], result)
+            if torch.is_grad_enabled():
+                step.losses[chunk] = loss
+            step.loss = loss.detach() if step.loss is None else step.loss + loss.detach()
+            step.count = count if step.count is None else step.count + count
         else:
-            x = step.arriving.pop(("RECV_F", m)).wait().requires_grad_()
-            step.inputs[m] = x
-        output = self.stage(x, labels) if self.stage.part.last else self.stage(x)
-        step.outputs[m] = output
-        if self.stage.part.last:
-            loss = output.detach()
-            step.loss = loss if step.loss is None else step.loss + loss
+            made = cast(Boundary, result)
+            if torch.is_grad_enabled():
+                step.roots[chunk] = {name: get_gradient_edge(tensor) for name, tensor in made.items()}
+            if self._is_here(stage + 1):
+                step.local["F", stage + 1, m] = _detached(made)
+            else:
+                step.outputs[chunk] = _detached(made)
+        step.most_held = max(step.most_held, len(step.found) + len(step.put_off))
+
+    @contextmanager
+    def _kept(self, step: _Step, chunk: Chunk) -> Iterator[None]:
+        """Around a forward: note what autograd keeps where somebody wants to know it, and send it away if it is to go."""
+        if not self._counts(step):
+            yield
+            return
+        kept = ChunkActivations(self.activations, self.sections[chunk[0]].tensors())
+        with kept.hooks():
+            yield
+        if chunk in self.residency.away:
+            kept.leave()
+            step.away[chunk] = kept
+        else:
+            kept.stay()
+
+    def _counts(self, step: _Step) -> bool:
+        """Whether the bytes of activations are counted."""
+        return torch.is_grad_enabled() and (step.work.trace or bool(self.residency.away))
 
     def _backward(self, step: _Step, action: Action) -> None:
-        m = action.microbatch
-        output = step.outputs.pop(m)
-        if self.stage.part.last:
-            gradient = torch.full_like(output, step.loss_scale())
+        if (action.stage, action.microbatch) in self.reducing:
+            self.data.announce(action.stage)
+        self._differentiate(step, action)
+        self.weights.work_off()
+
+    def _input_backward(self, step: _Step, action: Action) -> None:
+        self.weights.split = True
+        self._differentiate(step, action)
+        self.weights.split = False
+        waiting = step.put_off[action.stage, action.microbatch] = self.weights.take()
+        if self._counts(step):
+            step.noted[action.stage, action.microbatch] = self.activations.noted(waiting.tensors())
+
+    def _weight_backward(self, step: _Step, action: Action) -> None:
+        with self.sections[action.stage].precision.computing():
+            step.put_off.pop((action.stage, action.microbatch)).work_off()
+        step.noted.pop((action.stage, action.microbatch), None)
+
+    def _differentiate(self, step: _Step, action: Action) -> None:
+        stage, m = chunk = action.stage, action.microbatch
+        self.clock.set(step.work.moment(m))
+        if chunk in step.away:
+            step.away.pop(chunk).need()
+        outputs: list[Tensor] | list[GradientEdge]
+        if stage == self.last:
+            loss = step.losses.pop(chunk)
+            outputs, gradients = [loss], [step.work.loss_scale().to(loss.dtype)]
         else:
-            gradient = step.arriving.pop(("RECV_B", m)).wait()
-        self.data.before_backward(reduce=m in self.reducing, last=m == self.last)
-        torch.autograd.backward(output, gradient)
-        if not self.stage.part.first:
-            received = step.inputs.pop(m)
-            assert received.grad is not None
-            step.input_gradients[m] = received.grad
+            made, wanted = step.roots.pop(chunk), self._taken(step, "B", stage, m)
+            outputs, gradients = list(made.values()), [wanted[name] for name in made]
+        with self.sections[stage].precision.computing():
+            torch.autograd.backward(outputs, gradients)
+        found = step.found.pop(chunk)
+        if stage > 0:
+            if self._is_here(stage - 1):
+                step.local["B", stage - 1, m] = found
+            else:
+                step.gradients[chunk] = found
 
     def _reduce(self, step: _Step, action: Action) -> None:
-        self.data.reduce()
+        self.data.reduce(action.stage)
 
     def _send_output(self, step: _Step, action: Action) -> None:
-        self._send(step, step.outputs[action.microbatch].detach(), action.stage + 1, self.neighbours.forward)
+        self._send(step, step.outputs.pop((action.stage, action.microbatch)), action.stage + 1, "F")
 
-    def _send_input_gradient(self, step: _Step, action: Action) -> None:
-        self._send(step, step.input_gradients.pop(action.microbatch), action.stage - 1, self.neighbours.backward)
+    def _send_gradient(self, step: _Step, action: Action) -> None:
+        self._send(step, step.gradients.pop((action.stage, action.microbatch)), action.stage - 1, "B")
 
     def _post_input(self, step: _Step, action: Action) -> None:
-        step.arriving["RECV_F", action.microbatch] = self._receive(action.stage - 1, self.neighbours.forward)
+        step.arriving["F", action.stage, action.microbatch] = self._receive(action.stage - 1, "F")
 
-    def _post_output_gradient(self, step: _Step, action: Action) -> None:
-        step.arriving["RECV_B", action.microbatch] = self._receive(action.stage + 1, self.neighbours.backward)
+    def _post_gradient(self, step: _Step, action: Action) -> None:
+        step.arriving["B", action.stage, action.microbatch] = self._receive(action.stage + 1, "B")
 
-    def _send(self, step: _Step, tensor: Tensor, stage: int, group: dist.ProcessGroup | None) -> None:
-        tensor = tensor.contiguous()
-        if self.neighbours.through_host:
-            tensor = tensor.cpu()
-        work = dist.isend(tensor, self.neighbours.ranks[stage], group=group)
-        assert work is not None
-        step.sending = [(w, t) for w, t in step.sending if not w.is_completed()]
-        step.sending.append((work, tensor))
+    def _is_here(self, stage: int) -> bool:
+        return self.schedule.placement[stage] == self.rank
 
-    def _receive(self, stage: int, group: dist.ProcessGroup | None) -> _Arrival:
-        device = torch.device("cpu") if self.neighbours.through_host else self.device
-        buffer = torch.empty(self.shape, dtype=self.dtype, device=device)
-        work = dist.irecv(buffer, self.neighbours.ranks[stage], group=group)
-        assert work is not None
-        return _Arrival(work, buffer, self.device)
+    def _taken(self, step: _Step, payload: Payload, stage: int, microbatch: int) -> Boundary:
+        """What another stage made for this one, on this rank or another."""
+        key = payload, stage, microbatch
+        return step.local.pop(key) if key in step.local else step.arriving.pop(key).wait()
+
+    def _send(self, step: _Step, tensors: Boundary, stage: int, payload: Payload) -> None:
+        place = self.schedule.placement[stage]
+        group = self.channels.groups[self.rank, place, payload]
+        step.sending = [(work, tensor) for work, tensor in step.sending if not work.is_completed()]
+        for name in self.boundary:
+            tensor = tensors[name].detach().contiguous()
+            tensor = tensor.cpu() if self.channels.through_host else tensor
+            step.sending.append((_posted(dist.isend(tensor, self.channels.ranks[place], group=group)), tensor))
+
+    def _receive(self, stage: int, payload: Payload) -> _Arrival:
+        place = self.schedule.placement[stage]
+        group = self.channels.groups[place, self.rank, payload]
+        device = torch.device("cpu") if self.channels.through_host else self.device
+        buffers = {name: torch.empty(shape, dtype=dtype, device=device) for name, (shape, dtype) in self.boundary.items()}
+        works = [_posted(dist.irecv(buffer, self.channels.ranks[place], group=group)) for buffer in buffers.values()]
+        return _Arrival(works, buffers, self.device)
+
+
+def _detached(tensors: Boundary) -> Boundary:
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def _posted(work: Any) -> dist.Work:
+    assert work is not None
+    return cast(dist.Work, work)

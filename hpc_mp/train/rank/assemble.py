@@ -1,39 +1,39 @@
-"""What a rank trains: its tokens, its stage with optimizer and pipeline, and the values in them."""
+"""What a rank trains: its tokens, its engine, and the values in it."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape, check_pretrained, family_of, read_config, stage_layers
-from hpc_mp.layout.schedule import build as build_schedule
-from hpc_mp.layout.schedule import validate
+from hpc_mp.layout.schedule import Schedule
 from hpc_mp.rundir import find_run, newest_complete
 from hpc_mp.rundir.checkpoints import put_aside
 from hpc_mp.rundir.origin import Counters, Origin, check_resumable, counters_of, first_difference, model_fields
 from hpc_mp.rundir.staged import stage_directory, staged, staging_root
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import Damaged
-from hpc_mp.train.data import TokenSet, load_tokens, prepare_job
+from hpc_mp.train.data import TokenSet, load_tokens, prepare_held_out, prepare_job
 from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.dropout import DropoutClock
+from hpc_mp.train.engine.engine import Engine, EngineSettings
 from hpc_mp.train.engine.groups import Groups
-from hpc_mp.train.engine.optimizer import Optimizer
-from hpc_mp.train.engine.pipeline import Pipeline
-from hpc_mp.train.engine.stage import Stage, StageSpan, hugging_face_config
-from hpc_mp.train.engine.tensor import TensorGroup
-from hpc_mp.train.engine.zero import PRECISIONS, shard
+from hpc_mp.train.engine.loss_scale import Unscaled
+from hpc_mp.train.engine.optimizer import HomeMaker
+from hpc_mp.train.engine.optimizer_state import OnDevice, Streamed
+from hpc_mp.train.engine.section import CausalModel, hugging_face_config
+from hpc_mp.train.engine.state_stores import FileStore, HostStore
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import FILES_TIMEOUT
 from hpc_mp.train.rank.signals import Stopped
 
@@ -41,9 +41,10 @@ PROGRESS_S = 0.5  # between two reports of the progress of tokenizing
 
 
 def tokens_of(
-    spec: JobSpec, shape: ModelShape, context: RankContext, store: dist.Store, asked: Callable[[], str | None],
-) -> TokenSet:
-    """Rank 0 tokenizes (or finds it done), the others wait for it; they all read the same files.
+    spec: JobSpec, shape: ModelShape, context: RankContext, store: SignedKeys, asked: Callable[[], str | None],
+) -> tuple[TokenSet, TokenSet | None]:
+    """The text that is trained on, and the held-out one if the job evaluates. Rank 0 tokenizes (or finds it done), the others
+    wait for it; they all read the same files.
 
     Args:
         asked: why rank 0 must stop, now and then asked for; None: go on.
@@ -58,29 +59,31 @@ def tokens_of(
         except Stopped as stopped:
             store.set(key, json.dumps({"stopped": str(stopped)}))
             raise
-        store.set(key, json.dumps({"directory": str(tokens.directory)}))
+        store.set(key, json.dumps({"directories": [str(each.directory) for each in tokens]}))
     context.waits.behind(key, 0, lambda: store.wait([key], FILES_TIMEOUT))
     answer = json.loads(store.get(key))
     if "stopped" in answer:
         raise Stopped(answer["stopped"])
-    return load_tokens(_near(Path(answer["directory"]), spec, context, store))
+    training, *held_out = map(load_tokens, _near([Path(each) for each in answer["directories"]], spec, context, store))
+    return training, held_out[0] if held_out else None
 
 
-def _near(directory: Path, spec: JobSpec, context: RankContext, store: dist.Store) -> Path:
-    """With ``data.stage`` the copy of a token set on this node's own disk, which its first rank makes; else the set itself."""
+def _near(directories: Sequence[Path], spec: JobSpec, context: RankContext, store: SignedKeys) -> Sequence[Path]:
+    """With ``data.stage`` the copies of token sets on this node's own disk, which its first rank makes; else these sets."""
     root = staging_root() if spec.data.stage else None
     if root is None:
-        return directory
+        return directories
     key = f"staged {context.who.node}"
     if context.who.local_rank == 0:
-        stage_directory(directory, root)
+        for directory in directories:
+            stage_directory(directory, root)
         store.set(key, "")
     first = next(place.rank for place in context.placement.ranks if (place.node, place.local_rank) == (context.place.node, 0))
     context.waits.behind(key, first, lambda: store.wait([key], FILES_TIMEOUT))
-    return staged(directory, root)
+    return [staged(directory, root) for directory in directories]
 
 
-def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Callable[[], str | None]) -> TokenSet:
+def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Callable[[], str | None]) -> list[TokenSet]:
     last = [0.0]
 
     def progress(done: int, total: int) -> None:
@@ -95,36 +98,44 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
     status(context, "preparing data")
     tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress)
     context.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
-    return tokens
+    held_out = prepare_held_out(spec, shape.vocabulary, context.run.cache, progress, tokens)
+    return [tokens] if held_out is None else [tokens, held_out]
 
 
-def assemble(
-    spec: JobSpec, shape: ModelShape, groups: Groups, device: torch.device, clock: DropoutClock,
-) -> tuple[Stage, Pipeline, Optimizer]:
-    """This rank's stage, its part of the data axis, its optimizer and its pipeline; parameters have no values yet."""
-    family, precision = family_of(shape.model_type), PRECISIONS[spec.train.precision]
-    number, stages = groups.mesh["pp"].get_local_rank(), spec.parallel.pipeline
-    layers = stage_layers(spec, shape)
-    begin = sum(layers[:number])
-    part = StageSpan(range(begin, begin + layers[number]), number == 0, number == stages - 1)
-    config = hugging_face_config(read_config(spec), family, spec.train.dropout)
+def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
+    """This rank's engine; parameters have no values yet."""
+    return Engine(model_of(spec, shape), settings_of(spec, schedule, stage_layers(spec, shape)), groups, device)
 
-    stage = Stage(config, family, shape, part, TensorGroup(groups.mesh["tp"]), precision.master, clock)
-    data = shard(stage, groups.mesh, spec.parallel.zero, precision)
-    stage.to_empty(device=device)
-    data.settle()
-    optimizer = Optimizer(stage, spec.train, first_replica=groups.mesh["replicate"].get_local_rank() == 0)
 
-    schedule = build_schedule(spec.parallel.schedule, stages, spec.microbatches,
-                              reduce="each" if spec.parallel.zero >= 2 else "last")
-    validate(schedule, stages, spec.microbatches)
-    pipeline = Pipeline(stage, data, schedule[number], groups.neighbours,
-                        (spec.microbatch_size, spec.data.sequence_length, shape.hidden), precision.compute, device)
-    return stage, pipeline, optimizer
+def model_of(spec: JobSpec, shape: ModelShape) -> CausalModel:
+    family = family_of(shape.model_type)
+    config = hugging_face_config(read_config(spec), family, spec.train.dropout, spec.parallel.recompute)
+    return CausalModel(config, family, shape)
+
+
+def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> EngineSettings:
+    """``layers``: of every stage."""
+    return EngineSettings(
+        layers=layers, schedule=schedule, samples=spec.microbatch_size, sequence=spec.data.sequence_length,
+        context_method=spec.parallel.context_method, zero=spec.parallel.zero, precision=spec.train.precision,
+        seed=spec.train.seed, optimizer=spec.train, sequence_parallel=spec.parallel.sequence,
+        tensor_modules=spec.parallel.tensor_modules,
+        loss_scale=spec.train.loss_scale if spec.train.precision == "fp16" else Unscaled(), home=_home(spec),
+        recompute=spec.parallel.recompute, offload_horizon=spec.offload_horizon,
+        router_balance=spec.train.router_balance / spec.train.global_batch,
+        router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length))
+
+
+def _home(spec: JobSpec) -> HomeMaker:
+    """Where optimizer state lies between two steps."""
+    if "optimizer" not in spec.parallel.offload:
+        return OnDevice
+    directory = spec.parallel.offload_directory
+    return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
 
 
 def restore(
-    spec: JobSpec, shape: ModelShape, context: RankContext, stage: Stage, optimizer: Optimizer, groups: Groups, tokens: TokenSet,
+    spec: JobSpec, shape: ModelShape, context: RankContext, engine: Engine, groups: Groups, tokens: TokenSet,
 ) -> Counters:
     """State from the run's newest complete checkpoint, else from ``checkpoint.resume``, else first values; how far it is.
 
@@ -141,7 +152,8 @@ def restore(
         context.log.say(f"going on from {path}")
         counters = _counters(path, now, spec, context)
         try:
-            checkpoint.load(path, counters, stage, optimizer, groups)
+            checkpoint.load(path, engine.held())
+            engine.restored(counters.step - counters.skipped, counters.loss_scale if spec.train.precision == "fp16" else ())
             return counters
         except Damaged as damage:
             damaged.add(path)
@@ -152,8 +164,8 @@ def restore(
             check_pretrained(spec)
         source = initial.read(staged(Path(spec.model.pretrained), staging_root()), family)
     else:
-        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, stage.padding)
-    initial.fill(stage, source)
+        source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, engine.padding)
+    engine.start(source)
     return Counters(step=0, samples=0, tokens=0, origin=now)
 
 

@@ -9,10 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch.distributed as dist
-
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
+from hpc_mp.job.resolution import ResolvedKey, cut, resolved
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
@@ -21,6 +20,7 @@ from hpc_mp.train.rank import mpi
 from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.fencing import Fence, fence
 from hpc_mp.train.rank.logs import Log
+from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rank_env import RankEnv, at_place, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 from hpc_mp.train.rank.waits import Waits
@@ -67,7 +67,7 @@ def start(job_file: Path, environ: Mapping[str, str] = os.environ) -> Bootstrap:
         laid_out = placement or lay_out(load_job(job_file))
         with mpi.world() as comm:
             address = (record.address or None) if record else None
-            who, where = mpi.come_up(comm, laid_out, hosts, node_name(environ), where.token, address, environ)
+            who, where = mpi.come_up(comm, laid_out, hosts, node_name(environ), where.secret, address, environ)
     elif placement is not None and hosts is not None:
         if "SLURM_LOCALID" not in environ:
             raise HpcMpError("SLURM_LOCALID", "is not set", "start ranks with srun, as the script of `hpc-mp launch` does")
@@ -84,7 +84,7 @@ def known_hosts(record: AttemptRecord | None) -> tuple[str, ...] | None:
 
 def lay_out(spec: JobSpec) -> Placement:
     """The placement of a job that no launcher has laid out."""
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree)
+    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
     order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
     return place(degrees, order, spec.job.ranks_per_node, spec.parallel.rank_map)
 
@@ -110,7 +110,7 @@ def threads(environ: Mapping[str, str] = os.environ) -> int:
     return int(given)
 
 
-def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: dist.Store) -> RankContext:
+def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: SignedKeys) -> RankContext:
     """In the launched run, or for ranks started by hand in a new one that rank 0 makes."""
     run, placement = begun.run, begun.placement
     if run is None or placement is None:
@@ -118,15 +118,15 @@ def join_run(begun: Bootstrap, spec: JobSpec, shape: ModelShape, store: dist.Sto
     return begun.context(run, placement)
 
 
-def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: dist.Store) -> RunDirectory:
+def _new_run(spec: JobSpec, shape: ModelShape, who: RankEnv, store: SignedKeys) -> RunDirectory:
     key = "run directory"
     if who.rank == 0:
         run = create_run(Path(spec.job.directory), spec.job.name)
-        cut = {"parallel": spec.parallel.model_copy(update={"partition": stage_layers(spec, shape)})}
-        run.job.write_text(dump_job(spec.model_copy(update=cut)), encoding="utf-8")
+        found = cut(ResolvedKey("parallel.partition", stage_layers(spec, shape)))
+        run.job.write_text(dump_job(resolved(spec, found)), encoding="utf-8")
         write_json(run.placement, to_dict(lay_out(spec)))
         store.set(key, str(run.path))
-    return RunDirectory(Path(store.get(key).decode()))
+    return RunDirectory(Path(store.get(key)))
 
 
 def rank_start(context: RankContext, device: str) -> RankStart:

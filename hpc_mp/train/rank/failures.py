@@ -16,7 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
-from hpc_mp.train.rank.fencing import Fence
+from hpc_mp.train.rank.fencing import Fence, RunRemoved
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import RankEnv
 from hpc_mp.train.rank.waits import Waits
@@ -76,6 +76,7 @@ ERRORS: tuple[tuple[type[BaseException], str], ...] = (
     (NodeLost, "lost"),
     (Hung, "hang"),
     (PeerGone, "peer"),
+    (RunRemoved, "removed"),
     (MemoryError, "memory"),
     (torch.OutOfMemoryError, "memory"),
     (dist.DistError, "peer"),

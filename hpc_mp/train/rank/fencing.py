@@ -14,8 +14,18 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt
 
 
+class RunRemoved(Exception):
+    """The run directory is gone: what is computed could not be kept."""
+
+
 class FencedOut(Exception):
     """The run has been started again: this rank belongs to an earlier attempt."""
+
+
+def check_kept(run: RunDirectory) -> None:
+    """Raises RunRemoved. Made for every step: it costs one stat of the job file."""
+    if run.removed:
+        raise RunRemoved(f"the run directory {run.path} was removed while the run went on")
 
 
 class Fence:

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,14 +19,14 @@ import torch.distributed as dist
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelShape
-from hpc_mp.rundir import cut_metrics
+from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
+from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
-from hpc_mp.train.data import Samples
-from hpc_mp.train.engine.dropout import DropoutClock
+from hpc_mp.train.data import HeldOut, Samples
+from hpc_mp.train.engine.engine import StepResult
 from hpc_mp.train.engine.groups import build, check_coordinates
-from hpc_mp.train.engine.memory import held_bytes, limit_bytes, peak_bytes, resident_noted
-from hpc_mp.train.engine.pipeline import Span
+from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
 from hpc_mp.train.rank.bootstrap import (
@@ -40,11 +41,13 @@ from hpc_mp.train.rank.bootstrap import (
     threads,
 )
 from hpc_mp.train.rank.devices import check_devices, choose_device, device_name
+from hpc_mp.train.rank.evaluation import Evaluator, last_evaluated, not_asked
 from hpc_mp.train.rank.failures import NodeLost, PeerGone, RankContext, cause_known, die, record_failure
-from hpc_mp.train.rank.fencing import FencedOut
+from hpc_mp.train.rank.fencing import FencedOut, check_kept
 from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
+from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rank_env import check_place
 from hpc_mp.train.rank.rendezvous import meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped
@@ -127,7 +130,7 @@ def leave() -> None:
 def _check_seat(context: RankContext, spec: JobSpec) -> None:
     """Before the first word with others: host, local rank and coordinates are those of the placement."""
     check_place(context.placement, context.who, known_hosts(context.record))
-    check_coordinates(context.placement, spec.shard_degree, context.who.rank)
+    check_coordinates(context.placement, context.who.rank)
 
 
 def _introduce(context: RankContext, device: str) -> dict[int, str]:
@@ -144,13 +147,14 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
 
 
 def _train(
-    spec: JobSpec, shape: ModelShape, context: RankContext, device: torch.device, backend: str, store: dist.Store, stop: StopFlag,
+    spec: JobSpec, shape: ModelShape, context: RankContext, device: torch.device, backend: str, store: SignedKeys, stop: StopFlag,
     watchdog: Watchdog,
 ) -> TrainingEnd:
     """Everything between meeting the others and leaving them."""
     pace, given = Pace(), context.record
     conditions = StopConditions(stop, pace, context.run.stop, given.end if given else None, given.grace if given else 0.0)
-    checks = [context.fence.check, conditions.check] if context.who.rank == 0 else []
+    checks: list[Callable[[], None]] = [
+        partial(check_kept, context.run), context.fence.check, conditions.check] if context.who.rank == 0 else []
     duties = list(checks)
     if context.who.local_rank == 0 and given is not None:  # srun writes a log per node
         duties.append(partial(cap, context.run.node_log(context.who.node)))
@@ -167,36 +171,46 @@ def _train(
             raise Stopped(reason)
 
     try:
-        tokens = tokens_of(spec, shape, context, store, asked)
+        tokens, held_out = tokens_of(spec, shape, context, store, asked)
         status(context, "building model")
+        schedule = schedule_of(spec)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
         groups = context.waits.together("the making of process groups", range(context.who.world), lambda: build(
-            context.placement, spec.shard_degree, device, backend, shape.tied, timeout))
-        clock = DropoutClock(spec.train.seed)
-        stage, pipeline, optimizer = assemble(spec, shape, groups, device, clock)
+            context.placement, spec.shard_degree, device, backend, schedule, timeout, kv_copies(shape, spec.parallel.tensor),
+            expert_shards=expert_cut(spec).shards))
+        engine = assemble(spec, shape, groups, schedule, device)
         stop_if_asked()
         watchdog.now("load")
-        counters = restore(spec, shape, context, stage, optimizer, groups, tokens)
+        counters = restore(spec, shape, context, engine, groups, tokens)
         stop_if_asked()  # some read their state longer than others: they wait here, where the timeout is long
     except Stopped as stopped:
         _conclude(context, str(stopped), "before the first step of this attempt")
         return TrainingEnd(0, str(stopped))
     if context.who.rank == 0:
         context.fence.confirm()
-        cut_metrics(context.run.metrics, counters.step)
+        for file in (context.run.metrics, context.run.evaluations):
+            cut_metrics(file, counters.step)
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
-    trainer = Trainer(spec, context.run, context.attempt, context.fence, stage, pipeline, optimizer, groups, clock, samples,
-                      device, context.log, stop, duties, watchdog, pace, context.waits)
+    evaluate = not_asked if held_out is None else Evaluator(
+        spec, context, engine, HeldOut(held_out, spec.data.sequence_length), device, stop, duties, watchdog,
+        LineFile(context.run.evaluations), last_evaluated(context)).after
+    trainer = Trainer(spec, context.run, context.attempt, context.fence, engine, groups, samples, device, context.log, stop,
+                      duties, watchdog, pace, context.waits, evaluate)
 
-    def traced(step: int, spans: list[Span]) -> None:
-        memory = RankMemory(**held_bytes(optimizer), peak=peak_bytes(device), limit=limit_bytes(device, spec.job.ranks_per_node))
+    def traced(step: int, result: StepResult) -> None:
+        memory = RankMemory(**state_bytes(engine.data.units.values(), engine.optimizer), peak=peak_bytes(device),
+                            limit=limit_bytes(device, spec.job.ranks_per_node), activations=result.most_here,
+                            away=result.most_away)
+        actions = tuple(TracedAction(*span) for span in result.spans)
         write_trace(context.run.trace(context.who.rank), RankTrace(
-            context.attempt, context.who.rank, step, tuple(TracedAction(*span) for span in spans), memory, context.place.pp))
+            context.attempt, context.who.rank, step, actions, memory, context.place.pp))
 
     status(context, "training")
     context.log.say(f"training from step {counters.step + 1} to {spec.train.steps} on {device}, {backend}")
+    watchdog.now("evaluation")
+    missing = evaluate(counters.step, None)  # one that an earlier attempt put off
     watchdog.now("first step")
-    ended = trainer.train(counters, traced)
+    ended = trainer.train(counters, traced) if missing is None else TrainingEnd(counters.step, missing)
     watchdog.now("step")
     dist.barrier()
     _conclude(context, ended.stopped, f"after step {ended.step}")

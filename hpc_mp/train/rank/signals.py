@@ -53,7 +53,7 @@ class StopConditions:
     Attributes:
         trigger: the file that stops the run.
         end: unix seconds at which the scheduler ends the job; None without a limit.
-        grace: seconds before that in which to save and stop; more of them when a step and a save take longer.
+        grace: seconds before that in which to save and stop; more of them when steps and a save take longer.
     """
 
     flag: StopFlag
@@ -63,7 +63,7 @@ class StopConditions:
     grace: float = 0.0
 
     def check(self) -> None:
-        margin = max(self.grace, 2 * self.pace.save + 2 * self.pace.step)
+        margin = max(self.grace, 2 * self.pace.save + 3 * self.pace.step)  # ranks stop after the step that follows this one
         if self.trigger.exists():
             self.flag.set(STOP_FILE)
         elif self.end is not None and time.time() >= self.end - margin:

@@ -1,16 +1,22 @@
-"""The train loop of one rank."""
+"""The train loop of one rank.
+
+What a step came to is read when the next one has been launched, so that a GPU never waits for its host: the line of metrics, the
+budget of skipped steps and the reasons to stop come one step late. Before a checkpoint everything is read; so a run that is asked
+to stop does so after the step that follows the one in which ranks agreed, all of them after the same.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from numpy.typing import NDArray
 
 from hpc_mp.job import JobSpec
 from hpc_mp.rundir import LineFile, RunDirectory
@@ -18,13 +24,13 @@ from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
-from hpc_mp.train.engine.dropout import DropoutClock
+from hpc_mp.train.engine.dropout import Moment
+from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
 from hpc_mp.train.engine.groups import Groups
 from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.optimizer import Optimizer, learning_rate
-from hpc_mp.train.engine.pipeline import Pipeline, Span
-from hpc_mp.train.engine.stage import Stage
-from hpc_mp.train.engine.tensor import local
+from hpc_mp.train.engine.optimizer import learning_rate
+from hpc_mp.train.engine.readback import to_device
+from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.fencing import Fence
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
@@ -35,23 +41,51 @@ TRACED_STEP = 2  # of an attempt: the first is dominated by allocation and lazy 
 
 
 @dataclass(frozen=True, slots=True)
-class StepFacts:
-    """What all ranks agree on after a step: mean loss, gradient norm before clipping, labels that counted, why to stop
-    (None: go on), and the largest peak memory."""
-
-    loss: float
-    norm: float
-    labels: int
-    stop: str | None
-    peak_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingEnd:
     """After which step training ended, and why before the last one; None when all steps are done."""
 
     step: int
     stopped: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step whose numbers have yet to be read. ``samples``: the position of its first one; ``tokens``: that were trained on when
+    it is done."""
+
+    step: int
+    samples: int
+    tokens: int
+    result: StepResult
+
+
+@dataclass
+class MetricLines:
+    """The lines of ``metrics.jsonl``, which rank 0 writes as soon as the numbers of a step have come.
+
+    Attributes:
+        file: None on all other ranks.
+        line: that of a step.
+    """
+
+    file: LineFile | None
+    line: Callable[[Launched], str]
+    unwritten: deque[Launched] = field(default_factory=deque)
+
+    def add(self, launched: Launched) -> None:
+        self.unwritten.append(launched)
+        self.write(until=-1)
+
+    def write(self, until: int) -> None:
+        """Those that have come, and those of the steps up to this one, for which the host waits."""
+        while self.unwritten and (self.unwritten[0].step <= until or self.unwritten[0].result.readback.there):
+            launched = self.unwritten.popleft()
+            if self.file is not None:
+                self.file.write(self.line(launched))
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
 
 
 @dataclass(frozen=True)
@@ -65,17 +99,15 @@ class Trainer:
         watchdog: is told what this rank does.
         pace: kept for those duties.
         waits: gets how far the rank has come.
+        evaluate: called after each step with why the run must stop; returns why an evaluation that is due was not made.
     """
 
     spec: JobSpec
     run: RunDirectory
     attempt: int
     fence: Fence
-    stage: Stage
-    pipeline: Pipeline
-    optimizer: Optimizer
+    engine: Engine
     groups: Groups
-    clock: DropoutClock
     samples: Samples
     device: torch.device
     log: Log
@@ -84,135 +116,121 @@ class Trainer:
     watchdog: Watchdog
     pace: Pace
     waits: Waits
+    evaluate: Callable[[int, str | None], str | None]
 
-    def train(self, begin: Counters, traced: Callable[[int, list[Span]], None]) -> TrainingEnd:
+    def train(self, begin: Counters, traced: Callable[[int, StepResult], None]) -> TrainingEnd:
         """From where training has come to ``train.steps``, or to the first step after which the run must stop.
 
         Raises:
             SaveFailed: the last checkpoint could not be saved.
             FencedOut: the run has been started again.
         """
-        settings = self.spec.train
-        metrics = LineFile(self.run.metrics) if dist.get_rank() == 0 else None
+        settings, every = self.spec.train, self.spec.checkpoint.every
+        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._line)
+        tokens = settings.global_batch * self.spec.data.sequence_length
         failed: checkpoint.SaveFailed | None = None
         ended = TrainingEnd(begin.step, None)
-        reached = begin
-        tokens = settings.global_batch * self.spec.data.sequence_length  # of a step
+        reached, stop = begin, None
+        waiting: deque[Launched] = deque()
         for step in range(begin.step, settings.steps):
-            began = time.perf_counter()
             trace = step - begin.step + 1 == TRACED_STEP or settings.steps - begin.step == 1
-            facts, spans = self._step(step, reached.samples, trace)
-            seconds = self.pace.step = time.perf_counter() - began
-            if not facts.norm < float("inf"):
-                reached = self._skipped(reached, facts)
-            reached = replace(reached, step=step + 1, samples=reached.samples + settings.global_batch,
-                              tokens=reached.tokens + tokens)
-            if metrics is not None:
-                metrics.write(line_of(StepMetrics(
-                    step + 1, facts.loss, reached.tokens, seconds, tokens / seconds, facts.norm, facts.peak_bytes,
-                    learning_rate(step, settings), facts.labels, self.attempt)))
+            first = begin.samples + (step - begin.step) * settings.global_batch
+            waiting.append(Launched(step, first, begin.tokens + (step + 1 - begin.step) * tokens, self._step(step, first, trace)))
+            metrics.add(waiting[-1])
             if trace:
-                traced(step + 1, spans)
-            every = self.spec.checkpoint.every
-            stop = facts.stop
-            if stop or step + 1 == settings.steps or (every and (step + 1) % every == 0):
+                traced(step + 1, waiting[-1].result)
+            due = step + 1 == settings.steps or (every and (step + 1) % every == 0)
+            while len(waiting) > 1 or (waiting and (due or stop or evaluation_is_due(self.spec, step + 1))):
+                metrics.write(until=waiting[0].step)
+                reached, reason = self._read(waiting.popleft(), reached)
+                stop = stop or reason
+            missing = self.evaluate(step + 1, stop)
+            stop = stop or missing
+            if stop or due:
                 failed = self._save(reached)
                 self._between_steps()
                 stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
-            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else None)
+            ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
             if stop:
                 break
-        if metrics is not None:
-            metrics.close()
+        metrics.close()
         if failed is not None:
             raise checkpoint.SaveFailed(f"the last checkpoint could not be saved: {failed}")
         return ended
+
+    def _read(self, launched: Launched, reached: Counters) -> tuple[Counters, str | None]:
+        """What a step came to: how far training is behind it, and why to stop. Raises FloatingPointError when one step too many
+        was skipped."""
+        settings, numbers = self.spec.train, launched.result.numbers()
+        self.pace.step = numbers.seconds
+        reason, _ = numbers.notes
+        if not numbers.norm < float("inf"):
+            reached = self._skipped(launched, reached, numbers)
+        fp16 = settings.precision == "fp16"
+        reached = replace(reached, step=launched.step + 1, samples=launched.samples + settings.global_batch,
+                          tokens=launched.tokens, loss_scale=numbers.scale if fp16 else ())
+        return reached, REASONS.get(int(reason))
+
+    def _line(self, launched: Launched) -> str:
+        settings, numbers = self.spec.train, launched.result.numbers()
+        tokens = settings.global_batch * self.spec.data.sequence_length
+        return line_of(StepMetrics(
+            launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
+            int(numbers.notes[1]), learning_rate(launched.step, settings), numbers.labels, self.attempt, numbers.scale.scale,
+            numbers.router_loss))
 
     def _between_steps(self) -> None:
         self.watchdog.now("step")
         for duty in self.duties:
             duty()
 
-    def _skipped(self, reached: Counters, facts: StepFacts) -> Counters:
+    def _skipped(self, launched: Launched, reached: Counters, numbers: StepNumbers) -> Counters:
         """Say which step was skipped. Raises FloatingPointError when it is one too many."""
-        settings, skipped = self.spec.train, reached.skipped + 1
-        last = reached.samples + settings.global_batch - 1
-        what = (f"step {reached.step + 1}, on the samples {reached.samples} to {last}: "
-                f"the gradient norm is {facts.norm}, the loss {facts.loss}")
-        if skipped > settings.skip_steps:
+        settings = self.spec.train
+        last = launched.samples + settings.global_batch - 1
+        where = f"step {launched.step + 1}, on the samples {launched.samples} to {last}"
+        what = f"{where}: the gradient norm is {numbers.norm}, the loss {numbers.loss}"
+        reached = replace(reached, skipped=reached.skipped + 1, absorbed=reached.absorbed + numbers.absorbed)
+        counted = reached.skipped - reached.absorbed
+        if not numbers.labels:
+            self.log.say(f"{where}: none of their tokens counts in the loss; it is skipped")
+        elif numbers.absorbed:
+            self.log.say(f"{what}; it is skipped, and the loss scale is {numbers.scale.scale:g} now")
+        elif counted > settings.skip_steps:
             raise FloatingPointError(f"{what}; {settings.skip_steps} steps may be skipped (train.skip_steps). "
                                      "Lower train.learning_rate, or look at the data of this step")
-        self.log.say(f"{what}; it is skipped, {skipped} of {settings.skip_steps}")
-        return replace(reached, skipped=skipped)
-
-    def _step(self, step: int, first: int, trace: bool) -> tuple[StepFacts, list[Span]]:
-        """One optimizer step, on the samples from position ``first`` on; what all ranks agree on, and the trace if asked for."""
-        settings = self.spec.train
-        self.waits.at(step + 1)
-        mine = positions(first, global_batch=settings.global_batch, data_degree=self.spec.data_degree,
-                         data_rank=self._data_rank, microbatches=self.spec.microbatches)
-        labels = _LabelCount(self, mine)
-
-        def batch(microbatch: int) -> tuple[Tensor | None, Tensor | None]:
-            part = self.stage.part
-            if not (part.first or part.last):
-                return None, None
-            ids, shifted = self.samples.batch(mine[microbatch])
-            return (torch.from_numpy(ids).to(self.device) if part.first else None,
-                    torch.from_numpy(shifted).to(self.device) if part.last else None)
-
-        def enter(microbatch: int) -> None:
-            self.waits.at(step + 1, microbatch)
-            self.clock.set(step, tuple(mine[microbatch]))
-
-        loss, spans = self.pipeline.run(batch, enter, lambda: 1.0 / max(1, labels.all()), trace)
-        self._sum_tied_gradients()
-        began = time.time()
-        self._between_steps()
-        facts = self._agree(loss, labels.all())
-        if facts.norm < float("inf"):
-            self.optimizer.step(step, facts.norm)
         else:
-            self.optimizer.skip()
-        if trace:
-            spans.append(("OPTIMIZER", self.groups.mesh["pp"].get_local_rank(), -1, began, time.time()))
-        return facts, spans
+            self.log.say(f"{what}; it is skipped, {counted} of {settings.skip_steps}")
+        return reached
 
-    def _agree(self, loss: Tensor, labels: int) -> StepFacts:
-        """One message for all that ranks must know of each other; summed in rank order, so that all get the same bits."""
-        # Tensor ranks hold the same loss: the first one's counts.
-        mine = torch.stack((
-            self.optimizer.squared_norm(),
-            loss if self.stage.tensor.rank == 0 else torch.zeros_like(loss),
-            torch.tensor(float(self.stop.reason), dtype=torch.float64, device=self.device),
-            torch.tensor(float(peak_bytes(self.device)), dtype=torch.float64, device=self.device),
-        ))
-        everyone = mine.new_empty(dist.get_world_size(), len(mine))
-        dist.all_gather(list(everyone.unbind()), mine)
-        squares, total, _, _ = everyone.sum(0).tolist()
-        reason, peak = everyone[:, 2:].max(0).values.tolist()
-        return StepFacts(total / max(1, labels), squares**0.5, labels, REASONS.get(int(reason)), int(peak))
+    def _step(self, step: int, first: int, trace: bool) -> StepResult:
+        """Launch an optimizer step, on the samples from position ``first`` on. What all ranks agree on beside it: why to stop,
+        and the largest peak memory."""
+        self.waits.at(step + 1)
+        share = self._share(step, positions(
+            first, global_batch=self.spec.train.global_batch, data_degree=self.spec.data_degree, data_rank=self.groups.data_rank,
+            microbatches=self.spec.microbatches))
 
-    @cached_property
-    def _data_rank(self) -> int:
-        mesh = self.groups.mesh
-        return mesh["replicate"].get_local_rank() * mesh["shard"].size() + mesh["shard"].get_local_rank()
+        def notes() -> tuple[float, float]:
+            self._between_steps()
+            return float(self.stop.reason), float(peak_bytes(self.device))
 
-    @torch.no_grad()
-    def _sum_tied_gradients(self) -> None:
-        """The embedding and the head's copy of it are one weight: both get the sum of their gradients."""
-        if self.stage.shares_tied_weight:
-            weight = self.stage.get_parameter(f"{self.stage.family.embedding}.weight")
-            assert weight.grad is not None
-            dist.all_reduce(local(weight.grad), group=self.groups.tied)
+        return self.engine.step(step, share, notes, trace)
+
+    def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
+        """This replica's samples, one range of positions for each microbatch."""
+        return Microbatches(
+            batches(self.samples.batch, mine, self.spec.stages, self.device),
+            lambda microbatch: Moment(step, tuple(mine[microbatch])), sum(map(self.samples.label_count, mine)),
+            lambda microbatch: self.waits.at(step + 1, microbatch))
 
     def _save(self, counters: Counters) -> checkpoint.SaveFailed | None:
         """Save, and say how it went; the failure is returned, for training goes on."""
         began = time.perf_counter()
         self.watchdog.now("save")
         try:
-            path = checkpoint.save(self.run.checkpoints, counters, self.stage, self.optimizer, self.groups,
-                                   self.spec.checkpoint.keep, self.fence)
+            path = checkpoint.save(self.run.checkpoints, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep,
+                                   self.fence)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. Training goes on; the earlier "
                          "checkpoints are unharmed")
@@ -222,31 +240,25 @@ class Trainer:
         return None
 
 
-class _LabelCount:
-    """Tokens of a step's global batch that count in the loss. Every replica counts its own; they are summed while the first
-    microbatch is computed."""
+def batches(
+    read: Callable[[range], tuple[NDArray[np.int64], NDArray[np.int64]]], mine: Sequence[range], stages: int,
+    device: torch.device,
+) -> Callable[[int, int], Batch]:
+    """(stage, microbatch) -> what that stage needs of it. ``read``: gives inputs and labels of a microbatch's positions."""
 
-    def __init__(self, trainer: Trainer, mine: Sequence[range]) -> None:
-        own = sum(trainer.samples.label_count(part) for part in mine)
-        self._count: Tensor | int
-        self._waiting: list[dist.Work] = []
-        if not trainer.samples.masked:
-            self._count = trainer.spec.train.global_batch * trainer.spec.data.sequence_length
-            return
-        self._count = torch.tensor(own, dtype=torch.int64, device=trainer.device)
-        for axis in ("replicate", "shard"):
-            if trainer.groups.mesh[axis].size() > 1:
-                for work in self._waiting:
-                    work.wait()
-                work = dist.all_reduce(self._count, group=trainer.groups.mesh[axis].get_group(), async_op=True)
-                assert work is not None
-                self._waiting = [work]
+    def batch(stage: int, microbatch: int) -> Batch:
+        if 0 < stage < stages - 1:
+            return Batch()
+        ids, labels = (to_device(torch.from_numpy(each), device) for each in read(mine[microbatch]))
+        return Batch(ids if stage == 0 else None, labels if stage == stages - 1 else None)
 
-    def all(self) -> int:
-        for work in self._waiting:
-            work.wait()
-        self._waiting, self._count = [], int(self._count)
-        return self._count
+    return batch
+
+
+def evaluation_is_due(spec: JobSpec, step: int) -> bool:
+    """After this step, from 1."""
+    every = spec.evaluate.every
+    return bool(spec.evaluate.files) and (step == spec.train.steps or (every > 0 and step % every == 0))
 
 
 def agree(flag: StopFlag, device: torch.device) -> str | None:

@@ -1,6 +1,6 @@
 """What this rank waits for, noted before it blocks: its part of who waits for whom (``hpc_mp.rundir.waits``).
 
-All messages pass through the methods of torch's process groups and ``Work.wait``, whoever sends them: the engine, FSDP2's hooks,
+All messages pass through the methods of torch's process groups and ``Work.wait``, whoever sends them: the engine,
 the saving of a checkpoint, barriers. While ``listening``, these methods count a message before they hand it on, and note the one
 that is waited in; that costs some microseconds of memory accesses and no file. (NCCL's flight recorder counts too, but neither
 exists for gloo nor tells what the host waits for.) A thread writes the note down once the rank has stood still for a while.

@@ -16,9 +16,9 @@ from hpc_mp.train.rank.failures import Hung
 from hpc_mp.train.rank.stall_clock import StallAwareClock
 from hpc_mp.train.rank.waits import place, stack
 
-Phase = Literal["start", "load", "first step", "step", "save"]
+Phase = Literal["start", "load", "first step", "step", "evaluation", "save"]
 
-FIRST = 3  # times as long may the first step take, which allocates, connects and compiles
+FIRST = 3  # times as long may the first step take, which allocates, connects and compiles; a pass of an evaluation may be first
 TICKS = 20  # polls within a limit
 POLL_S = 5.0  # at most, between two polls: a phase may follow that has a shorter limit
 
@@ -27,6 +27,7 @@ LATE: Mapping[Phase, str] = {
     "load": "first values or a checkpoint's state were not read",
     "first step": "no step was finished",
     "step": "no step was finished",
+    "evaluation": "no pass of an evaluation was finished",
     "save": "the checkpoint was not saved",
 }
 
@@ -34,7 +35,7 @@ LATE: Mapping[Phase, str] = {
 def limits(job: Job) -> dict[Phase, float]:
     """Seconds that each phase may take; 0 = any time."""
     return {"start": job.start_timeout, "load": job.load_timeout, "first step": FIRST * job.step_timeout,
-            "step": job.step_timeout, "save": job.save_timeout}
+            "step": job.step_timeout, "evaluation": FIRST * job.step_timeout, "save": job.save_timeout}
 
 
 class Watchdog:

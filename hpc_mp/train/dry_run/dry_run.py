@@ -1,0 +1,193 @@
+"""A dry run: one rank of a layout, of up to thousands, built and stepped in this process on tensors without values.
+
+Everything is the real thing, engine, schedule and groups; tensors are torch's fake ones, which have shapes and no memory, and the
+back end of torch.distributed is its fake one, whose messages go nowhere. What the step allocates and sends is counted where it
+passes torch's dispatcher. Attention is torch's flash attention for CPUs, which keeps as many bytes for its backward as that for
+GPUs. What libraries hold for themselves (a CUDA context, workspaces, NCCL's buffers) and gaps between allocations are not
+counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
+from hpc_mp.layout.placement import Placement, RankPlace
+from hpc_mp.layout.schedule import Action, Schedule, schedule_of
+from hpc_mp.rundir.plan import StateBytes
+from hpc_mp.train.dry_run.host import Loading, OpenSockets, Saving, loading, open_sockets, saving
+from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
+from hpc_mp.train.engine.data_axis import DataAxis
+from hpc_mp.train.engine.dropout import Moment
+from hpc_mp.train.engine.engine import Engine, Microbatches
+from hpc_mp.train.engine.groups import Groups, build
+from hpc_mp.train.engine.memory import state_bytes
+from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.rank.assemble import assemble
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitElements:
+    """A unit of this rank in elements: its weights, padding and all, and the part of it that this rank updates."""
+
+    unit: str
+    padded: int
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class DryStep:
+    """What a rank holds and sends in one step.
+
+    Attributes:
+        state: parameters, gradients and optimizer state between steps.
+        rest: bytes allocated before the step: the state, and small things such as rotary tables.
+        peaks: the fullest moment of each kind of action, "optimizer" being what follows the last one.
+        messages: all of the step, by axis, kind and size.
+        in_flight: chunks (stage, microbatch) whose activations were held at once at most.
+    """
+
+    units: tuple[UnitElements, ...]
+    state: StateBytes
+    rest: int
+    peaks: dict[str, Peak]
+    messages: tuple[SentMessages, ...]
+    in_flight: int
+
+    @property
+    def peak(self) -> Peak:
+        return max(self.peaks.values(), key=lambda peak: peak.bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """What was found out of one rank.
+
+    Attributes:
+        layers: of every stage of the pipeline, and ``stages``: those of this rank.
+        groups: (axis, ranks) of every group that this rank is in.
+        seconds: how long it took.
+    """
+
+    place: RankPlace
+    world: int
+    device: str
+    layers: tuple[int, ...]
+    stages: tuple[int, ...]
+    step: DryStep
+    groups: tuple[tuple[str, int], ...]
+    sockets: OpenSockets
+    loading: Loading
+    saving: Saving
+    seconds: float
+
+
+def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -> DryRun:
+    """Build and step one rank. ``job.device`` says whether it is one with a GPU, over NCCL: all but "cpu" are."""
+    began, on_gpu = time.perf_counter(), spec.job.device != "cpu"
+    schedule = schedule_of(spec)
+    with _alone(rank, spec.ranks):
+        groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
+                       kv_copies(shape, spec.parallel.tensor), partial(_fake_group, rank), expert_cut(spec).shards)
+        with FakeTensorMode():
+            engine, step = stepped(spec, shape, groups, schedule)
+            return DryRun(
+                placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", engine.settings.layers,
+                tuple(schedule.stages_of(groups.pipeline)), step, tuple(sorted(axis for _, axis in _axes(groups))),
+                open_sockets(groups, placement, rank, spec.job.heartbeat_timeout), loading(spec, shape, engine, rank),
+                saving(engine, groups, rank, on_gpu), time.perf_counter() - began)
+
+
+def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
+    """Build this rank's engine and step it once, on whatever tensors and back end there are: real ranks can do it too."""
+    recorder = Recorder({name: axis for name, (axis, _) in _axes(groups)})
+    with recorder:
+        engine = assemble(spec, shape, groups, schedule, CPU)
+        units = engine.data.units
+        state = StateBytes(**state_bytes(units.values(), engine.optimizer))
+        recorder.gathers(unit.whole.untyped_storage() for unit in units.values() if unit.gathers)
+        recorder.slabs = partial(_slab_bytes, engine.data)
+        rest = recorder.live
+        for kind, perform in engine.pipeline.perform.items():
+            engine.pipeline.perform[kind] = partial(_noted, recorder, perform)
+        recorder.at("begin", "the beginning of the step")
+        recorder.peaks.clear()
+        result = engine.step(0, _share(spec), partial(_over, recorder))
+    return engine, DryStep(
+        tuple(UnitElements(name, unit.layout.padded, unit.layout.part) for name, unit in units.items()), state, rest,
+        recorder.peaks, tuple(recorder.sent()), result.most_held)
+
+
+def _share(spec: JobSpec) -> Microbatches:
+    """A replica's share of a step: token 0 alone."""
+    size, last = (spec.microbatch_size, spec.data.sequence_length), spec.stages - 1
+
+    def batch(stage: int, microbatch: int) -> Batch:
+        if 0 < stage < last:
+            return Batch()
+        ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
+        return Batch(ids if stage == 0 else None, labels if stage == last else None)
+
+    def moment(microbatch: int) -> Moment:
+        return Moment(0, tuple(range(microbatch * spec.microbatch_size, (microbatch + 1) * spec.microbatch_size)))
+
+    return Microbatches(batch, moment, spec.microbatches * spec.microbatch_size * spec.data.sequence_length)
+
+
+def _noted(recorder: Recorder, perform: Any, step: Any, action: Action) -> None:
+    recorder.at(action.kind, f"{action.kind} of stage {action.stage}, microbatch {action.microbatch}")
+    perform(step, action)
+
+
+def _over(recorder: Recorder) -> Sequence[float]:
+    """The last backward is over. The notes are as many as the trainer's."""
+    recorder.at("optimizer", "the optimizer")
+    return 0.0, 0.0
+
+
+def _slab_bytes(data: DataAxis) -> int:
+    taken = [unit.gradient.whole for unit in data.units.values() if not unit.gradient.kept]
+    slabs = [*data.slabs.free, *(slab for _, slab in data.slabs.running), *(each for each in taken if each is not None)]
+    return sum(slab.nbytes for slab in slabs)
+
+
+def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
+    """The name that torch gives each group of this rank, the axis, and how many ranks it has."""
+    world = dist.group.WORLD
+    assert world is not None
+    yield world.group_name, ("world", world.size())
+    axes = {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "ends", "kv", "expert")}
+    axes |= {"shard of experts": groups.experts.shard, "replicate of experts": groups.experts.replicate}
+    for name, axis in axes.items():
+        if axis.group is not None:
+            yield axis.group.group_name, (name, axis.size)
+    for (sender, receiver, payload), channel in groups.channels.groups.items():
+        assert channel is not None
+        yield channel.group_name, (f"pipeline {sender}→{receiver} {payload}", 2)
+
+
+@contextmanager
+def _alone(rank: int, world: int) -> Iterator[None]:
+    """This process is that rank of a world without others."""
+    dist.init_process_group("fake", rank=rank, world_size=world)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _fake_group(rank: int, ranks: list[int], **options: Any) -> dist.ProcessGroup | None:
+    """Called for all groups of the world; others' groups are no business of this rank."""
+    return dist.new_group(ranks, backend="fake") if rank in ranks else None

@@ -1,0 +1,117 @@
+"""What a rank opens and holds on its host: sockets, files of a checkpoint, and bytes while it loads and saves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import Family, ModelShape, family_of
+from hpc_mp.layout.models.weight_files import find, weight_files
+from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.checkpoint_index import BLOCK, INDEX
+from hpc_mp.train.checkpoint.checkpoint import SHARD, lists_stage, parts_to_write
+from hpc_mp.train.checkpoint.shard_file import shard_bytes
+from hpc_mp.train.engine.data_axis import Unit
+from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.engine.groups import Groups
+from hpc_mp.train.engine.initial import CHUNK
+
+GLOO_PIPE_AND_POLL = 3  # descriptors of a gloo group beside its sockets: both ends of a pipe, and an epoll
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSockets:
+    """Connections of a rank once all groups are made.
+
+    Attributes:
+        gloo: n of every group of n ranks that gloo connects: one to each other rank, and one that listens.
+        store: to the rendezvous; rank 0's holds one for each rank and its own.
+        heartbeat: between the nodes' first ranks and rank 0.
+        descriptors: all of these, and what gloo opens besides.
+        nccl: communicators of NCCL; what each of them opens depends on the machine.
+    """
+
+    gloo: int
+    store: int
+    heartbeat: int
+    descriptors: int
+    nccl: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """What the start of a run reads.
+
+    Attributes:
+        weights: files of ``model.pretrained`` that hold what this rank needs; None where nobody can say, for they are not there.
+        checkpoint: files of a checkpoint that this layout saved: this rank's own, and the index of every stage.
+        first_values, restored: bytes on the host at once, at most, while values are drawn or read from files, and while a
+            checkpoint is read.
+    """
+
+    weights: tuple[str, ...] | None
+    checkpoint: tuple[str, ...]
+    first_values: int
+    restored: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What this rank writes at each checkpoint: its files, the bytes of its shard, and on a GPU the bytes that are copied to the
+    host at once."""
+
+    files: tuple[str, ...]
+    bytes: int
+    host: int
+
+
+def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float) -> OpenSockets:
+    """Args:
+        timeout: of the heartbeat; 0: there is none.
+    """
+    world, nodes = len(placement.ranks), placement.nodes
+    sizes = [axis.size for axis in (groups.tensor, groups.shard, groups.replicate, groups.ends, groups.kv, groups.expert,
+                                     groups.experts.shard, groups.experts.replicate) if axis.size > 1]
+    sizes += [2] * len(groups.channels.groups)
+    by_gloo = [world, *(sizes if groups.channels.through_host else [])]  # the world's group has gloo beside NCCL
+    gloo, store = sum(by_gloo), world + 1 if rank == 0 else 1
+    beating = bool(timeout) and nodes > 1
+    first = placement.ranks[rank].local_rank == 0 and placement.ranks[rank].node != placement.ranks[0].node
+    heartbeat = (nodes - 1 if rank == 0 else int(first)) if beating else 0
+    return OpenSockets(gloo, store, heartbeat, gloo + store + heartbeat + GLOO_PIPE_AND_POLL * len(by_gloo),
+                       0 if groups.channels.through_host else 1 + len(sizes))
+
+
+def loading(spec: JobSpec, shape: ModelShape, engine: Engine, rank: int) -> Loading:
+    units = list(engine.data.units.values())
+    pieces = [piece for unit in units for piece in unit.layout.pieces(unit.shard.rank)]
+    values = torch.float32.itemsize * min(CHUNK, max((piece.size for piece in pieces), default=0))
+    largest = max((each.values.nbytes for each in engine.held()), default=0)
+    indexes = tuple(INDEX.format(stage=place) for place in range(spec.parallel.pipeline))
+    return Loading(_weights(spec, family_of(shape.model_type), units), (SHARD.format(number=rank + 1), *indexes),
+                   values, BLOCK + min(BLOCK, largest))
+
+
+def _weights(spec: JobSpec, family: Family, units: Iterable[Unit]) -> tuple[str, ...] | None:
+    if spec.model.pretrained is None:
+        return ()
+    try:
+        files = weight_files(Path(spec.model.pretrained))
+    except HpcMpError:
+        return None
+    names = {find(piece.slot.weight.name, files, family) for unit in units for piece in unit.layout.pieces(unit.shard.rank)}
+    return tuple(sorted({files[name].name for name in names if name is not None}))
+
+
+def saving(engine: Engine, groups: Groups, rank: int, on_gpu: bool) -> Saving:
+    parts = parts_to_write(engine.held())
+    size = shard_bytes(parts)
+    files = [SHARD.format(number=rank + 1)] if size else []
+    if lists_stage(groups):
+        files.append(INDEX.format(stage=groups.pipeline))
+    return Saving(tuple(files), size, max((part.values.nbytes for part in parts), default=0) if on_gpu else 0)

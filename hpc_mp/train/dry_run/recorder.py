@@ -1,0 +1,167 @@
+"""What a rank allocates and sends while a block runs, seen at torch's dispatcher: of real tensors and of fake ones alike.
+
+Memory is counted by storages: those that operations return are alive until nobody has them any more. Messages are counted where
+torch.distributed hands them to a back end, gloo, NCCL or the fake one.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+VALUE_OF = torch.ops.aten._local_scalar_dense.default
+DEVICE_OF = torch.ops.prim.device.default  # asked for so often of fake tensors that a short answer saves a third of the time
+
+
+@dataclass(frozen=True, slots=True)
+class MessageKind:
+    """An operation of torch.distributed: its name, which argument is the message, and what part of it a rank sends, of ``n``."""
+
+    name: str
+    argument: int
+    share: Callable[[int], float]
+
+
+def _each_other(n: int) -> float:
+    return (n - 1) / n
+
+
+MESSAGES: Mapping[str, MessageKind] = {
+    "c10d::allreduce_": MessageKind("all-reduce", 0, lambda n: 2 * (n - 1) / n),
+    "c10d::_allgather_base_": MessageKind("all-gather", 0, _each_other),
+    "c10d::_reduce_scatter_base_": MessageKind("reduce-scatter", 1, _each_other),
+    "c10d::alltoall_base_": MessageKind("all-to-all", 1, _each_other),
+    "c10d::alltoall_base_ with sizes": MessageKind("all-to-all with sizes", 1, lambda n: 1.0),  # what is for others alone
+    "c10d::send": MessageKind("send", 0, lambda n: 1.0),
+    "c10d::recv_": MessageKind("receive", 0, lambda n: 0.0),
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SentMessages:
+    """All messages of one kind and size on an axis.
+
+    Attributes:
+        axis: what binds the ranks together.
+        ranks: how many they are.
+        bytes: of each: what a ring reduces or gathers as a whole, or what goes from one rank to another.
+        elements: of each, as numbers.
+        count: how many there were.
+        sent: bytes that this rank sent, by a ring or directly.
+    """
+
+    axis: str
+    kind: str
+    ranks: int
+    bytes: int
+    elements: int
+    count: int
+    sent: float
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The fullest moment of what is done: bytes in all, of them gathered parameters, and what the caller's census counted."""
+
+    bytes: int = 0
+    gathered: int = 0
+    slabs: int = 0
+    where: str = ""
+
+
+class Recorder(TorchDispatchMode):
+    """Counts while it is entered. Fake tensors have no values: who asks for one gets 1.
+
+    Attributes:
+        live: bytes that are allocated now, but for ``gathered``.
+        gathered: storages that come and go by resizing, of which the dispatcher hears nothing: gathered parameters.
+        slabs: asked for the bytes of gradient slabs at every new peak.
+        peaks: the fullest moment of every kind of action.
+        messages: (axis, kind, ranks, bytes, elements) -> how many.
+    """
+
+    def __init__(self, axes: Mapping[str, str]) -> None:
+        super().__init__()
+        self.axes = axes
+        self.live = 0
+        self.gathered: Sequence[torch.UntypedStorage] = ()
+        self._resized: frozenset[int] = frozenset()
+        self.slabs: Callable[[], int] = lambda: 0
+        self.peaks: dict[str, Peak] = {}
+        self.messages: Counter[tuple[str, str, int, int, int]] = Counter()
+        self._kind, self._where, self._highest = "build", "build", 0
+        self._alive: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}  # by address of the object: its bytes
+
+    def at(self, kind: str, where: str) -> None:
+        """What is done from now on: a kind of action, and which."""
+        self._kind, self._where = kind, where
+        self._highest = self.peaks[kind].bytes if kind in self.peaks else 0
+
+    def gathers(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """These come and go by resizing from now on."""
+        self.gathered = tuple(storages)
+        self._resized = frozenset(map(id, self.gathered))
+        for storage in self.gathered:
+            self._freed(id(storage))
+
+    def sent(self) -> list[SentMessages]:
+        shares = {kind.name: kind.share for kind in MESSAGES.values()}
+        return sorted(SentMessages(axis, kind, ranks, size, elements, count, shares[kind](ranks) * size * count)
+                      for (axis, kind, ranks, size, elements), count in self.messages.items())
+
+    def __torch_dispatch__(
+        self, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function is VALUE_OF and isinstance(args[0], FakeTensor):
+            return 1.0 if args[0].dtype.is_floating_point else 1
+        if function is DEVICE_OF and isinstance(args[0], FakeTensor):
+            return args[0].fake_device
+        if function.namespace == "c10d":
+            self._count(function.name(), args)
+        result = function(*args, **(kwargs or {}))
+        self._track(result)
+        now = self.live + sum(storage.nbytes() for storage in self.gathered)
+        if now > self._highest:
+            self._highest = now
+            self.peaks[self._kind] = Peak(now, now - self.live, self.slabs(), self._where)
+        return result
+
+    def _count(self, name: str, args: Sequence[Any]) -> None:
+        sized = name == "c10d::alltoall_base_" and len(args[4]) > 0
+        kind = MESSAGES[f"{name} with sizes" if sized else name]
+        group = dist.ProcessGroup.unbox(next(arg for arg in args if isinstance(arg, torch.ScriptObject) and _is_group(arg)))
+        what = args[kind.argument]
+        for tensor in [what] if isinstance(what, Tensor) else what:
+            size, elements = tensor.nbytes, tensor.numel()
+            if sized:
+                others, rows = sum(args[4]) - args[4][group.rank()], max(1, sum(args[4]))
+                size, elements = size * others // rows, elements * others // rows
+            self.messages[self.axes[group.group_name], kind.name, group.size(), size, elements] += 1
+
+    def _track(self, result: Any) -> None:
+        if isinstance(result, Tensor):
+            storage = result.untyped_storage()
+            key = id(storage)
+            if key not in self._alive and key not in self._resized and result.device.type != "meta":
+                self._alive[key] = storage.nbytes(), weakref.ref(storage, partial(self._freed, key))
+                self.live += self._alive[key][0]
+        elif isinstance(result, list | tuple):
+            for each in result:
+                self._track(each)
+
+    def _freed(self, key: int, _: object = None) -> None:
+        self.live -= self._alive.pop(key)[0]
+
+
+def _is_group(argument: torch.ScriptObject) -> bool:
+    return "ProcessGroup" in str(argument._type())

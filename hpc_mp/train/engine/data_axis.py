@@ -1,0 +1,153 @@
+"""The data axis: who holds which part of parameters, gradients and optimizer state, and when gradients are summed.
+
+==== =========================================== ======================================== =======================================
+zero held between steps by each rank of the axis and, while a step computes               gradients are summed
+==== =========================================== ======================================== =======================================
+0    everything                                  all gradients                            once per step
+1    its part of masters and optimizer state     all parameters and gradients             once per step
+2    the same                                    all parameters, its part of gradients    after every microbatch
+     and those of the unit whose backward runs
+3    the same                                    the running unit, its part of gradients  after every microbatch
+==== =========================================== ======================================== =======================================
+
+With a shard degree, replicas of a part all-reduce it once per step, at its end. Where the masters have the format that computes,
+they lie inside the parameters; otherwise ranks hold both. The loss is divided by the number of tokens of the global batch before
+backward, so every reduction here is a plain sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import nn
+
+from hpc_mp.layout.flat import TIED, FlatLayout, ParameterSlot
+from hpc_mp.train.engine.collectives import Running, all_gather, all_reduce
+from hpc_mp.train.engine.gradients import Sink, Slabs, UnitGradient
+from hpc_mp.train.engine.groups import Axis, Groups
+from hpc_mp.train.engine.precision import Precision
+
+
+class Unit:
+    """One unit of a stage: its parameters as the modules see them, this rank's masters of them, and their gradient.
+
+    Attributes:
+        parameters: by name, views of ``whole``.
+        master: this rank's part, (part,), in the masters' format.
+    """
+
+    def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool) -> None:
+        self.layout, self.shard, self.gradient, self.gathers = layout, shard, gradient, gathers
+        device = gradient.held.device
+        self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
+        self._bytes = self.whole.untyped_storage().nbytes()
+        begin = shard.rank * layout.part
+        self._own = self.whole[begin:begin + layout.part]
+        self._inside = precision.master == precision.compute and not gathers
+        self.master = self._own if self._inside else torch.empty(layout.part, dtype=precision.master, device=device)
+        self.parameters = {slot.weight.name: self._parameter(slot) for slot in layout.slots}
+        self.sinks = {slot.weight.name: Sink(gradient, slot) for slot in layout.slots}
+        self._arriving = Running()
+        if gathers:
+            self.whole.untyped_storage().resize_(0)
+
+    def _parameter(self, slot: ParameterSlot) -> nn.Parameter:
+        """A view with a version of its own: gathering anew what autograd has saved is no change of it."""
+        return nn.Parameter(self.whole.data[slot.begin:slot.begin + slot.size].view(slot.shape))
+
+    def publish(self) -> None:
+        """The masters have new values: hand them to the ranks that compute with them, unless these ask for them themselves."""
+        if not self.gathers:
+            self._fill()
+
+    def request(self) -> None:
+        """The parameters will be needed soon."""
+        if self.gathers and self.whole.untyped_storage().nbytes() == 0:
+            self.whole.untyped_storage().resize_(self._bytes)
+            self._fill()
+
+    def need(self) -> None:
+        """The parameters are needed now."""
+        self.request()
+        self._arriving.wait()
+
+    def release(self) -> None:
+        """The parameters are not needed for a while."""
+        if self.gathers:
+            self._arriving.wait()
+            self.whole.untyped_storage().resize_(0)
+
+    @torch.no_grad()
+    def _fill(self) -> None:
+        self._arriving.wait()
+        if not self._inside:
+            self._own.copy_(self.master)
+        self._arriving = all_gather(self.whole, self._own, self.shard)
+
+
+class DataAxis:
+    """All units of a rank, and the order in which their gradients are summed.
+
+    Args:
+        layouts: the rank's units, by name.
+        stages: which units each stage of the rank has.
+        reductions: how many REDUCE actions each stage has in a step.
+        zero: 0 to 3; for a unit without other shards it makes no difference.
+        shares: the tensor ranks whose gradients of a slot are shares of a sum.
+    """
+
+    def __init__(
+        self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
+        groups: Groups, zero: int, precision: Precision, device: torch.device,
+        shares: Callable[[ParameterSlot], Axis] = lambda slot: Axis(),
+    ) -> None:
+        self.slabs = Slabs(precision.master, device)
+        self.units: dict[str, Unit] = {}
+        for name, layout in layouts.items():
+            holders = groups.holders(layout.of_experts)
+            alone = holders.shard.size == 1
+            gradient = UnitGradient(layout, holders, alone or zero <= 1, self.slabs, shares)
+            self.units[name] = Unit(layout, holders.shard, gradient, precision, zero == 3 and not alone)
+        self.stages = {stage: [self.units[name] for name in names] for stage, names in stages.items()}
+        self.reductions = reductions
+        self._waiting: dict[str, int] = {}
+
+    def begin(self) -> None:
+        """A step begins."""
+        for unit in self.units.values():
+            unit.gradient.begin()
+        self._waiting = {name: sum(count for stage, count in self.reductions.items() if unit in self.stages[stage])
+                         for name, unit in self.units.items()}
+
+    def announce(self, stage: int) -> None:
+        """The backward that begins is followed by a REDUCE of this stage. A tied weight gets several gradients in a backward:
+        it is complete at the REDUCE alone."""
+        for unit in self.stages[stage]:
+            if unit.layout.unit != TIED and (not unit.gradient.kept or self._waiting[unit.layout.unit] == 1):
+                unit.gradient.announce()
+
+    def reduce(self, stage: int) -> None:
+        """At a REDUCE action: begin to sum what has not begun of itself. A unit that ranks keep whole is summed at the last
+        one of all its stages."""
+        for unit in self.stages[stage]:
+            self._waiting[unit.layout.unit] -= 1
+            if unit.gradient.begun:
+                unit.gradient.begun = False
+            elif not unit.gradient.kept or self._waiting[unit.layout.unit] == 0:
+                unit.gradient.reduce()
+
+    def finish(self, shared: Mapping[str, Axis]) -> None:
+        """The last backward is over: when this returns, every part has the sum over the data axis. ``shared``: units that other
+        stages have too, and the ranks that do; their gradients are summed over these."""
+        self.slabs.settle()
+        for unit in self.units.values():
+            unit.gradient.reduce_replicas()
+        for name, unit in self.units.items():
+            unit.gradient.settle()
+            if name in shared:
+                all_reduce(unit.gradient.part, shared[name]).wait()
+
+    def publish(self) -> None:
+        for unit in self.units.values():
+            unit.publish()

@@ -1,0 +1,295 @@
+"""The engine: a model cut over all axes, and one optimizer step of it. It knows no job file and no run directory.
+
+One rank's use of it, whoever holds the loop::
+
+    engine = Engine(model, settings, groups, device)
+    engine.start(source)                    # first values; or fill ``engine.held()`` from a checkpoint, then ``publish``
+    for number in range(steps):
+        result = engine.step(number, work)  # all ranks call this; the host waits for no GPU
+        result.numbers()                    # are the same on all ranks; better asked for when the next step has been launched
+
+``step`` is the training of a step from top to bottom.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hpc_mp.layout.flat import TIED, Piece, rank_units, stage_spans, unit_weights
+from hpc_mp.layout.models import ExpertCut
+from hpc_mp.layout.schedule import Residency, Schedule, residency
+from hpc_mp.train.engine import initial, loss_scale
+from hpc_mp.train.engine.collectives import GATHER, all_reduce
+from hpc_mp.train.engine.context import ContextAxis
+from hpc_mp.train.engine.data_axis import DataAxis
+from hpc_mp.train.engine.dropout import DropoutClock, Moment
+from hpc_mp.train.engine.expert_axis import ExpertAxis
+from hpc_mp.train.engine.groups import Groups
+from hpc_mp.train.engine.loss_scale import ScaleRule, ScaleState, Unscaled
+from hpc_mp.train.engine.optimizer import Held, HomeMaker, Optimizer, OptimizerSettings
+from hpc_mp.train.engine.optimizer_state import OnDevice
+from hpc_mp.train.engine.pipeline import Pipeline, Span, Work
+from hpc_mp.train.engine.precision import PRECISIONS
+from hpc_mp.train.engine.projection import TensorAxis, WeightGradients
+from hpc_mp.train.engine.readback import Instant, Readback
+from hpc_mp.train.engine.router_loss import RouterLoss
+from hpc_mp.train.engine.section import HIDDEN, Batch, CausalModel, StageSection
+from hpc_mp.train.engine.sequence import SequenceAxis
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """How a model is cut and trained.
+
+    Attributes:
+        layers: of every stage.
+        schedule: which rank of a pipeline has which stages, and what it does in which order.
+        samples, sequence: of a microbatch.
+        context_method: how ranks that share samples attend to each other's tokens, a key of ``context.METHODS``.
+        zero: 0 to 3, see ``data_axis``.
+        sequence_parallel: whether tensor ranks have tokens of their own between cut layers, see ``sequence``.
+        tensor_modules: patterns of the modules that tensor ranks cut.
+        precision: a key of ``PRECISIONS``.
+        seed: of dropout.
+        loss_scale: how that of fp16 moves.
+        home: makes the place where optimizer state lies between two steps.
+        recompute: see ``recompute``.
+        router_balance, router_z: what the balance loss of a sample and the z loss of a token count, see ``router_loss``.
+        offload_horizon: activations leave for host memory, and come back so many computations before they are needed; None: they
+            stay. See ``hpc_mp.layout.schedule.residency``.
+    """
+
+    layers: tuple[int, ...]
+    schedule: Schedule
+    samples: int
+    sequence: int
+    zero: int
+    precision: str
+    seed: int
+    optimizer: OptimizerSettings
+    context_method: str = "ring"
+    sequence_parallel: bool = False
+    tensor_modules: tuple[str, ...] = ("*",)
+    loss_scale: ScaleRule = field(default_factory=Unscaled)
+    home: HomeMaker = OnDevice
+    recompute: str = "none"
+    offload_horizon: int | None = None
+    router_balance: float = 0.0
+    router_z: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Microbatches:
+    """A replica's share of a step.
+
+    Attributes:
+        batch: (stage, microbatch) -> what that stage needs of it, on the device.
+        moment: microbatch -> the step and the global positions of its samples.
+        labels: how many labels of all of them count in the loss.
+        enter: called with the microbatch before each of its forwards.
+    """
+
+    batch: Callable[[int, int], Batch]
+    moment: Callable[[int], Moment]
+    labels: int
+    enter: Callable[[int], None] = lambda microbatch: None
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """What all ranks agree on after a step.
+
+    Attributes:
+        loss: mean over the labels of the global batch that count.
+        norm: L2 norm of all gradients before clipping; not finite: nothing was updated.
+        labels: how many counted.
+        absorbed: nothing was updated, and fp16's loss scale gives way for it.
+        router_loss: what routers add to the loss that is trained, see ``router_loss``.
+        scale: fp16's loss scale after the step.
+        notes: of each the largest over all ranks.
+        seconds: that this rank's device took.
+    """
+
+    loss: float
+    norm: float
+    labels: int
+    absorbed: bool
+    router_loss: float
+    scale: ScaleState
+    notes: tuple[float, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """A step that has been launched.
+
+    Attributes:
+        spans: when each action of this rank ran, if that was asked for.
+        most_held: chunks (stage, microbatch) whose activations this rank held at once at most.
+        most_here, most_away: bytes of activations that it kept for backwards at once at most, on the device and on the host;
+            counted in steps that are traced, and of chunks that go to the host in all.
+    """
+
+    readback: Readback
+    spans: list[Span]
+    most_held: int
+    most_here: int
+    most_away: int
+
+    def numbers(self) -> StepNumbers:
+        """The host waits until the device has made them."""
+        loss, norm, labels, absorbed, router, scale, good, patience, *notes = self.readback.read()
+        return StepNumbers(loss, norm, int(labels), bool(absorbed), router, ScaleState(scale, good, patience), tuple(notes),
+                           self.readback.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What all ranks agree on after an evaluation: the loss summed over the labels of all replicas that count, and how many these
+    are. ``notes``: as in ``StepResult``."""
+
+    loss: float
+    labels: int
+    notes: tuple[float, ...]
+
+
+class Engine:
+    """This rank's stages with their optimizer and their pipeline; parameters have no values yet.
+
+    Attributes:
+        padding: embedding name -> its row that stays zero, where the model has one.
+    """
+
+    def __init__(self, model: CausalModel, settings: EngineSettings, groups: Groups, device: torch.device) -> None:
+        self.settings, self.groups, self.device = settings, groups, device
+        precision, schedule = PRECISIONS[settings.precision], settings.schedule
+        spans = stage_spans(settings.layers)
+        mine = {stage: spans[stage] for stage in schedule.stages_of(groups.pipeline)}
+        weights = WeightGradients()
+        self.context = context = ContextAxis(groups.context, settings.context_method, settings.sequence, device)
+        along = groups.tensor, groups.kv, settings.tensor_modules, weights
+        tensor = SequenceAxis(*along, len(context.positions)) if settings.sequence_parallel else TensorAxis(*along)
+        clock = DropoutClock(settings.seed)
+        expert = ExpertCut(groups.expert.size, groups.expert.rank, groups.experts.shard.size)
+        layouts = rank_units(model.family, model.shape, mine.values(), tensor.cut, groups.shard.size, expert)
+        names = {stage: list(unit_weights(model.family, model.shape, span, expert)) for stage, span in mine.items()}
+        reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
+        self.data = DataAxis(layouts, names, reductions, groups, settings.zero, precision, device, tensor.shares)
+        whole = model.skeleton()
+        experts = ExpertAxis(groups.expert, model.shape.experts)
+        self.router_loss = RouterLoss(settings.router_balance, settings.router_z, settings.samples, settings.sequence, device)
+        sections = {stage: StageSection(model, whole, span, tensor, context, precision, clock, settings.recompute, experts,
+                                        self.router_loss) for stage, span in mine.items()}
+        for stage, section in sections.items():
+            section.adopt({name: self.data.units[name] for name in names[stage]})
+        tokens = len(tensor.share(context.positions, 0))
+        boundary = {HIDDEN: ((settings.samples, tokens, model.shape.hidden), precision.compute)}
+        horizon = settings.offload_horizon
+        plan = Residency() if horizon is None else residency(schedule.ranks[groups.pipeline], horizon)
+        self.pipeline = Pipeline(sections, self.data, schedule, groups, boundary, weights, clock, device, plan)
+
+        at_both_ends = schedule.placement[0] != schedule.placement[-1] and TIED in layouts
+        copies = {TIED} if at_both_ends and 0 not in mine else set()
+        self.shared = {TIED: groups.ends} if at_both_ends else {}
+
+        def saved(unit: str, piece: Piece) -> bool:
+            """What several tensor ranks hold is saved by the first of them; the head's copy of a tied weight never."""
+            return unit not in copies and piece.slot.replica == 0
+
+        self.optimizer = Optimizer(self.data.units, settings.optimizer, saved, settings.home)
+        self.padding = next(iter(sections.values())).padding
+        self.scale = loss_scale.on_device(loss_scale.first(settings.loss_scale), device)
+
+    def start(self, source: initial.Source) -> None:
+        """Give the parameters their first values."""
+        initial.fill(self.data.units.values(), source)
+        self.data.publish()
+
+    def held(self) -> Iterator[Held]:
+        """This rank's state, to be saved, or to be filled by whoever calls ``restored`` afterwards."""
+        return self.optimizer.held()
+
+    def restored(self, updates: int, scale: Sequence[float] = ()) -> None:
+        """``held`` has been filled with a state that has so many updates behind it, and this loss scale, if it had one."""
+        self.optimizer.set_steps(updates)
+        if scale:
+            self.scale = loss_scale.on_device(scale, self.device)
+        self.data.publish()
+
+    def step(
+        self, number: int, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple, trace: bool = False,
+    ) -> StepResult:
+        """One optimizer step; all ranks call this. The host waits for no device.
+
+        Args:
+            number: of the step, from 0.
+            share: what this rank's replica trains.
+            notes: gives numbers of which all ranks get to know the largest; called when the last backward is over.
+            trace: record when each action ran.
+        """
+        began, scale = Instant.here(self.device), self.scale[0]
+        labels = _LabelCount(share.labels, self.groups, self.device)
+        self.router_loss.begin(scale)
+        passed = self.pipeline.train(self._work(share, lambda: scale / labels.all().clamp(min=1.0), trace))
+        self.data.finish(self.shared)
+        # One message for all that ranks must know of each other; summed in rank order, so that all get the same bits.
+        # Tensor ranks hold the same loss: the first one's counts.
+        loss = passed.loss if self.groups.tensor.rank == 0 else torch.zeros_like(passed.loss)
+        own = [torch.full((), note, dtype=torch.float64, device=self.device) for note in notes()]
+        mine = torch.stack([self.optimizer.squared_norm(), loss, self.router_loss.total, *own])
+        everyone = mine.new_empty(dist.get_world_size(), len(mine))
+        GATHER(everyone.view(-1), mine)
+        squares, total, router = everyone[:, :3].sum(0)
+        counted = labels.all()
+        unlabelled = counted == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
+        norm = (squares.sqrt() / scale).masked_fill(unlabelled, float("nan"))
+        self.optimizer.step(number, norm, scale)
+        advanced, absorbed = loss_scale.advanced(self.scale, norm.isfinite(), self.settings.loss_scale)
+        self.scale = torch.where(unlabelled, self.scale, advanced)
+        self.data.publish()
+        found = torch.cat((torch.stack((total / counted, norm, counted, (absorbed | unlabelled).double(), router)),
+                           self.scale, everyone[:, 3:].amax(0)))
+        return StepResult(Readback(found, began), passed.spans, passed.most_held, passed.most_here, passed.most_away)
+
+    def evaluate(self, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple) -> Evaluated:
+        """The loss of a replica's microbatches, as many as a step has, with the parameters as they are; all ranks call this. No
+        dropout, no gradient: nothing that a step begins with changes. ``notes``: as for ``step``."""
+        passed = self.pipeline.evaluate(self._work(share, lambda: self.scale[0]))
+        loss, count = (torch.zeros_like(each) if self.groups.tensor.rank else each for each in (passed.loss, passed.count))
+        mine = torch.stack([loss, count.double(), *torch.tensor(notes(), dtype=torch.float64, device=self.device)])
+        everyone = mine.new_empty(dist.get_world_size(), len(mine))
+        GATHER(everyone.view(-1), mine)
+        total, labels = everyone[:, :2].sum(0).tolist()
+        return Evaluated(total, int(labels), tuple(everyone[:, 2:].amax(0).tolist()))
+
+    def _work(self, share: Microbatches, gradient: Callable[[], Tensor], trace: bool = False) -> Work:
+        """A replica's share, of which this rank has its own tokens. ``gradient``: of the loss."""
+        return Work(lambda stage, microbatch: share.batch(stage, microbatch).of(self.context), share.moment, share.enter,
+                    gradient, trace)
+
+
+class _LabelCount:
+    """Labels of a step's global batch that count in the loss. Every replica counts its own, the first rank of each context group
+    for all of it; they are summed while the first microbatch is computed."""
+
+    def __init__(self, own: int, groups: Groups, device: torch.device) -> None:
+        own = own if groups.context.rank == 0 else 0
+        self._own = torch.full((), own, dtype=torch.float64, device=device)
+        self._replicate = groups.replicate
+        self._running = all_reduce(self._own, groups.shard)
+        self._summed = False
+
+    def all(self) -> Tensor:
+        """A float64 scalar."""
+        if not self._summed:
+            self._running.wait()
+            all_reduce(self._own, self._replicate).wait()
+            self._summed = True
+        return self._own

@@ -1,0 +1,131 @@
+"""The torch half of each family beside its table: how tokens become hidden states, what every block gets besides them, and what
+a block must know when its projections are cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.train.engine.projection import TensorAxis
+
+
+class Surroundings(Protocol):
+    """What a family's functions see of the stage that they work for.
+
+    Attributes:
+        positions: of the tokens that attention sees, in their sample, (sequence,).
+    """
+
+    config: PreTrainedConfig
+    family: Family
+    shape: ModelShape
+    tensor: TensorAxis
+    positions: Tensor
+
+    @property
+    def rotary(self) -> nn.Module | None: ...
+
+    def get_submodule(self, target: str) -> nn.Module: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TorchHalf:
+    """Functions of a family.
+
+    Attributes:
+        embed: ids (batch, sequence) -> hidden states (batch, sequence, hidden).
+        context: keyword arguments of every block, given hidden states for their format and device.
+        patch: after the projections of a block were replaced, where its attention is cut.
+        buffers: values of a block's buffers, by name inside a block; those that transformers makes on meta have none.
+    """
+
+    embed: Callable[[Surroundings, Tensor], Tensor]
+    context: Callable[[Surroundings, Tensor], dict[str, Any]]
+    patch: Callable[[Surroundings, nn.Module], None] = lambda stage, block: None
+    buffers: Callable[[Surroundings], dict[str, Tensor]] = lambda stage: {}
+
+
+def _rows(stage: Surroundings, ids: Tensor) -> Tensor:
+    hidden: Tensor = stage.get_submodule(stage.family.embedding)(ids)
+    return hidden
+
+
+def _dropped_rows(stage: Surroundings, ids: Tensor) -> Tensor:
+    assert stage.family.embedding_dropout is not None
+    dropped: Tensor = stage.get_submodule(stage.family.embedding_dropout)(_rows(stage, ids))
+    return dropped
+
+
+def _rows_and_positions(stage: Surroundings, ids: Tensor) -> Tensor:
+    assert stage.family.position is not None and stage.family.embedding_dropout is not None
+    hidden = _rows(stage, ids) + stage.get_submodule(stage.family.position)(stage.tensor.share(stage.positions, 0))
+    dropped: Tensor = stage.get_submodule(stage.family.embedding_dropout)(hidden)
+    return dropped
+
+
+def _causal(stage: Surroundings, hidden: Tensor) -> dict[str, Any]:
+    return {"attention_mask": None}  # attention is causal by itself when it gets no mask
+
+
+def _rotary(stage: Surroundings, hidden: Tensor) -> dict[str, Any]:
+    assert stage.rotary is not None
+    cosines_and_sines = stage.rotary.to(hidden.device)(hidden, stage.positions.unsqueeze(0))
+    return {"attention_mask": _window(stage), "position_embeddings": cosines_and_sines}
+
+
+def _window(stage: Surroundings) -> Tensor | None:
+    """Which tokens see which, (1, 1, sequence, sequence), where a window hides some of the earlier ones."""
+    window = stage.shape.window
+    if window is None or window >= len(stage.positions):
+        return None
+    before = stage.positions.unsqueeze(1) - stage.positions
+    return ((before >= 0) & (before < window)).expand(1, 1, -1, -1)
+
+
+def _masked_positions(stage: Surroundings, hidden: Tensor) -> dict[str, Any]:
+    """For attention that adds what it gets for a mask, and looks its positions up."""
+    future = stage.positions.unsqueeze(1) < stage.positions
+    mask = torch.zeros(future.shape, dtype=hidden.dtype, device=hidden.device)
+    return {"attention_mask": mask.masked_fill_(future, torch.finfo(mask.dtype).min).expand(1, 1, -1, -1),
+            "position_ids": stage.positions.unsqueeze(0)}
+
+
+def _sines_and_cosines(stage: Surroundings) -> dict[str, Tensor]:
+    """One table for all blocks. Of transformers' families each rank imports its own."""
+    from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+
+    table = create_sinusoidal_positions(stage.shape.positions, stage.config.rotary_dim)
+    return {"attn.embed_positions": table.to(stage.positions.device)}
+
+
+def _split_fused(stage: Surroundings, block: nn.Module) -> None:
+    """q, k and v come side by side, each as wide as this rank's heads."""
+    setattr(block.get_submodule("attn"), "split_size", stage.shape.hidden // stage.tensor.size)  # noqa: B010
+
+
+def _grouped(stage: Surroundings, block: nn.Module) -> None:
+    """This rank's query heads share this rank's key-value heads."""
+    groups = stage.shape.heads // max(stage.tensor.size, stage.shape.kv_heads)
+    setattr(block.get_submodule("self_attn"), "num_key_value_groups", groups)  # noqa: B010
+
+
+def _fewer_heads(stage: Surroundings, block: nn.Module) -> None:
+    """This rank's heads alone are split and merged."""
+    setattr(block.get_submodule("attn"), "num_attention_heads", stage.shape.heads // stage.tensor.size)  # noqa: B010
+
+
+LLAMA = TorchHalf(_rows, _rotary, _grouped)
+HALVES: Mapping[str, TorchHalf] = {
+    "gptj": TorchHalf(_dropped_rows, _masked_positions, _fewer_heads, _sines_and_cosines),
+    "mixtral": LLAMA,
+    "gpt2": TorchHalf(_rows_and_positions, _causal, _split_fused),
+    "llama": LLAMA,
+    "qwen2": LLAMA,
+}
+

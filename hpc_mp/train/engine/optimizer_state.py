@@ -1,0 +1,192 @@
+"""Where optimizer state lies between two steps: on the device, in the host's memory, or in a file on a disk.
+
+A home gives the optimizer turns. A turn is what is updated at once, with views of the state as it will be there by then. On the
+device there is one turn with everything. Elsewhere a turn has at most ``CHUNK`` elements, and the state streams through two
+buffers: while one chunk is updated, the one before is written back and the next one is fetched. A chunk of a stretch begins at a
+multiple of ``CHUNK`` from where the stretch begins, so that vector instructions meet the same elements as without: the update is
+equal to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hpc_mp.layout.offload import BUFFERS, CHUNK, buffer_elements
+
+Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part of it
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Elements ``begin`` to ``end`` of a rank's part of a unit; ``spared`` from weight decay."""
+
+    unit: str
+    begin: int
+    end: int
+    spared: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """What is to be kept: ``slots`` numbers of ``dtype`` for each element of ``lengths``, a rank's parts of its units."""
+
+    lengths: Mapping[str, int]
+    slots: tuple[str, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.lengths.values()) * len(self.slots) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytesAt:
+    """Bytes of optimizer state by where they lie, buffers among those on the device."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+
+Turn = Sequence[tuple[Stretch, Mapping[str, Tensor]]]  # what is updated at once, each with its slots
+
+
+class StateHome(Protocol):
+    """Optimizer state of a rank."""
+
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """In the order in which ``each`` calls for them."""
+
+    @property
+    def nbytes(self) -> StateBytesAt: ...
+
+    def each(self, update: Callable[[int], None]) -> None:
+        """Call ``update`` with the number of every turn, whose state is there meanwhile."""
+
+    def arrays(self) -> Arrays:
+        """All state, to be read or filled between two steps."""
+
+    def release(self) -> None:
+        """What has been read or filled in ``arrays`` need not stay in memory."""
+
+
+class OnDevice:
+    """All state where parameters are."""
+
+    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device) -> None:
+        self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device) for slot in shape.slots}
+                        for unit, length in shape.lengths.items()}
+        self.nbytes = StateBytesAt(device=shape.nbytes)
+        self.turns = [[(each, {slot: whole[each.begin:each.end] for slot, whole in self._arrays[each.unit].items()})
+                       for each in stretches]]
+
+    def each(self, update: Callable[[int], None]) -> None:
+        update(0)
+
+    def arrays(self) -> Arrays:
+        return self._arrays
+
+    def release(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Elements ``begin`` to ``end`` of a rank's part of a unit, and what it consists of."""
+
+    unit: str
+    begin: int
+    end: int
+    stretches: tuple[Stretch, ...]
+
+
+def chunks(stretches: Iterable[Stretch]) -> Iterator[Chunk]:
+    """Stretches, cut at multiples of ``CHUNK`` from their beginnings; neighbours in a unit that fit are together."""
+    held: list[Stretch] = []
+    for stretch in stretches:
+        for begin in range(stretch.begin, stretch.end, CHUNK):
+            cut = replace(stretch, begin=begin, end=min(begin + CHUNK, stretch.end))
+            if held and (held[0].unit != cut.unit or cut.end - held[0].begin > CHUNK):
+                yield _chunk(held)
+                held = []
+            held.append(cut)
+    if held:
+        yield _chunk(held)
+
+
+def _chunk(stretches: Sequence[Stretch]) -> Chunk:
+    return Chunk(stretches[0].unit, stretches[0].begin, stretches[-1].end, tuple(stretches))
+
+
+class Store(Protocol):
+    """Memory or a disk, from which chunks come and to which they go back."""
+
+    @property
+    def nbytes(self) -> StateBytesAt: ...
+
+    def fetch(self, number: int, into: Tensor) -> None:
+        """Fill the beginning of a buffer, (slots, elements), with a chunk."""
+
+    def keep(self, number: int, source: Tensor) -> None:
+        """Put it back."""
+
+    def arrays(self) -> Arrays: ...
+
+    def release(self) -> None: ...
+
+
+class Streamed:
+    """State elsewhere. Each buffer has its own stream on a GPU, which fetches, updates and puts back in this order; the two run
+    beside each other.
+
+    Args:
+        open_store: makes the store of these chunks, which go through these buffers, (slots, elements).
+    """
+
+    def __init__(
+        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
+        open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store],
+    ) -> None:
+        self._chunks = list(chunks(stretches))
+        elements = buffer_elements(shape.lengths.values())
+        self._buffers = [torch.zeros(len(shape.slots), elements, dtype=shape.dtype, device=device) for _ in range(BUFFERS)]
+        self._store = open_store(shape, self._chunks, self._buffers)
+        self._device = device
+        self._streams = [torch.cuda.Stream(device) for _ in self._buffers] if device.type == "cuda" else []
+        self.turns = [[(each, {slot: row[each.begin - chunk.begin:each.end - chunk.begin]
+                               for slot, row in zip(shape.slots, self._buffers[number % BUFFERS], strict=True)})
+                       for each in chunk.stretches] for number, chunk in enumerate(self._chunks)]
+
+    @property
+    def nbytes(self) -> StateBytesAt:
+        return replace(self._store.nbytes, device=sum(buffer.nbytes for buffer in self._buffers))
+
+    def each(self, update: Callable[[int], None]) -> None:
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(self._device))
+        for number in range(len(self._chunks)):
+            buffer = self._buffers[number % BUFFERS]
+            with self._beside(number % BUFFERS):
+                self._store.fetch(number, buffer)
+                update(number)
+                self._store.keep(number, buffer)
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+
+    def arrays(self) -> Arrays:
+        for stream in self._streams:
+            stream.synchronize()
+        return self._store.arrays()
+
+    def release(self) -> None:
+        self._store.release()
+
+    def _beside(self, number: int) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(self._streams[number]) if self._streams else nullcontext()

@@ -1,0 +1,52 @@
+"""Number formats: which one the masters have, which one computes, and an fp64 that stays fp64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """``master``: parameters as they are updated, gradient sums and optimizer state; ``compute``: activations, matrix products,
+    and the parameters they are made with."""
+
+    master: torch.dtype
+    compute: torch.dtype
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """What every forward and backward runs in."""
+        return StaysDouble() if self.compute == torch.float64 else nullcontext()
+
+
+PRECISIONS: dict[str, Precision] = {
+    "fp64": Precision(torch.float64, torch.float64),  # for proofs
+    "fp32": Precision(torch.float32, torch.float32),
+    "bf16": Precision(torch.float32, torch.bfloat16),
+    "fp16": Precision(torch.float32, torch.float16),
+}
+
+
+class StaysDouble(TorchFunctionMode):
+    """``with`` it, ``tensor.float()``, ``tensor.to(torch.float32)`` and ``dtype=torch.float32`` mean fp64.
+
+    Modules of transformers compute norms, rotary tables and the softmax of attention in fp32 whatever they are given, which is
+    right for bf16 and takes away half of the digits of fp64: a difference of one rounding then shows as one of 1e-9.
+    """
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if function == torch.Tensor.float:
+            function = torch.Tensor.double
+        return function(*map(_widened, args), **{name: _widened(value) for name, value in (kwargs or {}).items()})
+
+
+def _widened(value: Any) -> Any:
+    return torch.float64 if value is torch.float32 else value

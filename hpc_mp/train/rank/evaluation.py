@@ -1,0 +1,113 @@
+"""Evaluation: the loss on held-out text between two steps, of which training notices nothing.
+
+It is made before the checkpoint of its step. Who asks the run to stop does not wait for it: it is given up, the state is saved,
+and the next attempt begins with it. A run is done when its last evaluation is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hpc_mp.base.text import duration, loss_words
+from hpc_mp.job import JobSpec
+from hpc_mp.rundir import LineFile
+from hpc_mp.rundir.records import Evaluation, line_of, read_records
+from hpc_mp.train.data import HeldOut, passes
+from hpc_mp.train.engine.dropout import Moment
+from hpc_mp.train.engine.engine import Engine, Microbatches
+from hpc_mp.train.rank import facts
+from hpc_mp.train.rank.bootstrap import status
+from hpc_mp.train.rank.failures import RankContext
+from hpc_mp.train.rank.signals import REASONS, StopFlag
+from hpc_mp.train.rank.trainer import batches, evaluation_is_due
+from hpc_mp.train.rank.watchdog import Watchdog
+
+
+@dataclass
+class Evaluator:
+    """Evaluates on all ranks, when it is due.
+
+    Attributes:
+        held_out: the whole text; this rank's replica takes its part of it.
+        duties: what else this rank does between two passes: check for reasons to stop, keep logs short …
+        watchdog: is told of every pass.
+        lines: rank 0 writes them.
+        last: the step after which the newest evaluation of the run was made; 0 for none.
+    """
+
+    spec: JobSpec
+    context: RankContext
+    engine: Engine
+    held_out: HeldOut
+    device: torch.device
+    stop: StopFlag
+    duties: Sequence[Callable[[], None]]
+    watchdog: Watchdog
+    lines: LineFile
+    last: int
+
+    def after(self, step: int, stop: str | None) -> str | None:
+        """Evaluate, if that is due after this step (from 1). Returns why an evaluation that is due was not made, None if none is
+        missing. All ranks call this.
+
+        Args:
+            stop: why the run must stop.
+        """
+        if step <= self.last or not evaluation_is_due(self.spec, step):
+            return None
+        stop = stop or self._evaluate(step)
+        if stop is not None:
+            self.context.log.say(f"the evaluation after step {step} is put off: {stop}")
+        self.last = step if stop is None else self.last
+        return stop
+
+    def _evaluate(self, step: int) -> str | None:
+        """Returns why it was given up."""
+        began = time.perf_counter()
+        status(self.context, "evaluating", f"after step {step}")
+        size, microbatches, data = self.spec.microbatch_size, self.spec.microbatches, self.engine.groups.data_rank
+        loss, labels, reason = 0.0, 0, None
+        for mine in passes(len(self.held_out), microbatch=size, microbatches=microbatches, data_degree=self.spec.data_degree,
+                           data_rank=data):
+            if reason is not None:
+                return reason
+            found = self.engine.evaluate(self._share(step, mine), self._notes)
+            loss, labels, reason = loss + found.loss, labels + found.labels, REASONS.get(int(found.notes[0]))
+        self.watchdog.now("step")
+        self._say(Evaluation(step, loss / labels, labels, time.perf_counter() - began, self.context.attempt))
+        return None
+
+    def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
+        return Microbatches(
+            batches(self.held_out.batch, mine, self.spec.stages, self.device),
+            lambda microbatch: Moment(step, tuple(mine[microbatch])), 0,
+            lambda microbatch: self.context.waits.at(step, microbatch))
+
+    def _notes(self) -> tuple[float]:
+        self.watchdog.now("evaluation")
+        for duty in self.duties:
+            duty()
+        return float(self.stop.reason),
+
+    def _say(self, found: Evaluation) -> None:
+        status(self.context, "training")
+        if self.context.who.rank == 0:
+            self.lines.write(line_of(found))
+        self.context.log.say(f"evaluation after step {found.step}: {loss_words(found.loss)} over "
+                             f"{found.label_tokens:,} tokens in {duration(found.seconds)}")
+
+
+def last_evaluated(context: RankContext) -> int:
+    """The step of the newest evaluation that the run directory holds, 0 for none. All ranks call this."""
+    mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
+    found: int = facts.broadcast(mine[-1].step if mine else 0)
+    return found
+
+
+def not_asked(step: int, stop: str | None) -> str | None:
+    """In the place of ``Evaluator.after`` in a run that does not evaluate."""
+    return None
