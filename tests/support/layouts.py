@@ -6,21 +6,22 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from ranks import run_ranks, train
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.layout.models import family_of, read_config, read_shape
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import RunDirectory, create_run, newest_complete, read_lines, write_json
+from hpc_mp.rundir.checkpoint_index import read_indexes
+from hpc_mp.train.checkpoint.shard_file import LocalPart, ShardReader
 from hpc_mp.train.data import IGNORE, Samples, load_tokens
 from hpc_mp.train.engine import initial
-from hpc_mp.train.engine.stays_double import StaysDouble
+from hpc_mp.train.engine.precision import StaysDouble
 
 # Sizes that nothing divides evenly: 5 layers, a vocabulary of 307, an intermediate size of 102; 8 heads over 4 key-value heads.
 MODELS: dict[str, str] = {
@@ -31,6 +32,10 @@ MODELS: dict[str, str] = {
     "llama": 'model_type = "llama", num_hidden_layers = 5, hidden_size = 32, num_attention_heads = 8, num_key_value_heads = 4, '
              "intermediate_size = 102, vocab_size = 307, max_position_embeddings = 32",
 }
+MODELS["gptj"] = ('model_type = "gptj", n_layer = 5, n_embd = 64, n_head = 8, n_inner = 102, vocab_size = 307, n_positions = 32, '
+                  "rotary_dim = 6")
+MODELS["mixtral"] = MODELS["llama"].replace("llama", "mixtral") + (
+    ", num_local_experts = 5, num_experts_per_tok = 2, sliding_window = 7")  # of 24 tokens
 MODELS["llama-tied"] = MODELS["llama"] + ", tie_word_embeddings = true"
 MODELS["gpt2-untied"] = MODELS["gpt2"] + ", tie_word_embeddings = false"
 # What else a config may ask of the same code: biases, a head size of its own, a padding row, scaled rotary positions …
@@ -41,6 +46,15 @@ VARIANTS: dict[str, str] = {
     "llama with a padding row": LLAMA + ", pad_token_id = 5",
     "llama with scaled positions": LLAMA + ', rope_parameters = { rope_type = "linear", factor = 2.0, rope_theta = 5000.0 }',
     "llama without groups": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 8"),
+    "llama with two key-value heads": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 2"),
+    "llama with one key-value head": LLAMA.replace("num_key_value_heads = 4", "num_key_value_heads = 1"),
+    "gptj, tied": MODELS["gptj"] + ", tie_word_embeddings = true",
+    "gptj with positions on whole heads": MODELS["gptj"].replace("rotary_dim = 6", "rotary_dim = 8"),
+    "mixtral, tied": MODELS["mixtral"] + ", tie_word_embeddings = true",
+    "mixtral without groups or window": MODELS["mixtral"].replace("num_key_value_heads = 4", "num_key_value_heads = 8").replace(
+        ", sliding_window = 7", ""),
+    "mixtral with one choice of many experts": MODELS["mixtral"].replace("num_local_experts = 5, num_experts_per_tok = 2",
+                                                                         "num_local_experts = 40, num_experts_per_tok = 1"),
     "gpt2 scaled by layer": MODELS["gpt2"] + ", scale_attn_by_inverse_layer_idx = true",
     "gpt2 with relu": MODELS["gpt2"] + ', activation_function = "relu"',
 }
@@ -70,17 +84,19 @@ seed = 7
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: loss and gradient norm of every step, parameters at the end (engine shapes)."""
+    """What a run came to: loss and gradient norm of every step, None in one without labels, and parameters at the end (engine
+    shapes)."""
 
-    losses: tuple[float, ...]
-    norms: tuple[float, ...]
+    losses: tuple[Any, ...]
+    norms: tuple[Any, ...]
     parameters: dict[str, Tensor]
 
     def distance(self, other: Result) -> float:
         """The largest difference of any loss, norm or parameter."""
         assert self.parameters.keys() == other.parameters.keys()
         pairs = [*zip(self.losses, other.losses, strict=True), *zip(self.norms, other.norms, strict=True)]
-        numbers = max(abs(a - b) for a, b in pairs)
+        assert all((a is None) == (b is None) for a, b in pairs)
+        numbers = max((abs(a - b) for a, b in pairs if a is not None), default=0.0)
         tensors = max(float((self.parameters[name] - other.parameters[name]).abs().max()) for name in self.parameters)
         return max(numbers, tensors)
 
@@ -110,10 +126,10 @@ def job(directory: Path, model: str, overrides: Sequence[str] = ()) -> JobSpec:
     return load_job(path, overrides)
 
 
-def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, **more: object) -> list[str]:
+def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, context: int = 1, **more: object) -> list[str]:
     """Overrides of a job: the degrees, and further keys of ``[parallel]``."""
-    settings = {"tensor": tensor, "pipeline": pipeline} | more
-    return [f"job.ranks_per_node={tensor * pipeline * data}",
+    settings = {"tensor": tensor, "pipeline": pipeline, "context": context} | more
+    return [f"job.ranks_per_node={tensor * pipeline * data * context}",
             *(f"parallel.{key}={value}" for key, value in settings.items())]
 
 
@@ -121,7 +137,7 @@ def start(spec: JobSpec) -> RunDirectory:
     """A run directory as ``launch`` writes it."""
     run = create_run(Path(spec.job.directory), spec.job.name)
     order = "cluster" if spec.parallel.order == "auto" else spec.parallel.order
-    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree)
+    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, spec.parallel.context, spec.parallel.expert)
     run.job.write_text(dump_job(spec))
     write_json(run.placement, to_dict(place(degrees, order, spec.job.ranks_per_node)))
     return run
@@ -143,11 +159,21 @@ def run_engine(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Ru
     return Result(tuple(line["loss"] for line in lines), tuple(line["grad_norm"] for line in lines), parameters(spec, checkpoint))
 
 
+def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str]) -> Result:
+    """What ``launch --resume`` writes before it starts the ranks again, and what they then come to."""
+    spec = job(directory, model, overrides)
+    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree, expert=spec.parallel.expert)
+    run.job.write_text(dump_job(spec))
+    write_json(run.placement, to_dict(place(degrees, "cluster", spec.job.ranks_per_node)))
+    return run_engine(spec, run=run)
+
+
 def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
     shape = read_shape(spec)
-    weights = family_of(shape.model_type).stage_weights(shape, range(shape.layers), first=True, last=True)
+    weights = family_of(shape.model_type).all_weights(shape)
     state = {w.name: torch.full(w.shape, float("nan"), dtype=torch.float64) for w in weights}
-    dcp.load(state, storage_reader=HuggingFaceStorageReader(str(checkpoint)), no_dist=True)
+    whole = [LocalPart(w.name, w.shape, tuple(slice(0, size) for size in w.shape), state[w.name]) for w in weights]
+    ShardReader(checkpoint, read_indexes(checkpoint)).read(whole)
     return state
 
 
@@ -160,14 +186,43 @@ def run_plain(spec: JobSpec, skipped: Collection[int] = ()) -> Result:
     return run_ranks(1, _plain, spec, skipped)[0]
 
 
+def plain_model(spec: JobSpec, checkpoint: Path) -> PreTrainedModel:
+    """Plain transformers' model with the parameters of a checkpoint."""
+    model, state = _built(spec), parameters(spec, checkpoint)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(state[name].reshape(parameter.shape))
+    return model
+
+
+def _built(spec: JobSpec) -> PreTrainedModel:
+    config = read_config(spec)
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    with StaysDouble():
+        hugging_face = AutoConfig.for_model(config["model_type"], **values)
+        hugging_face._experts_implementation = "eager"  # the others of transformers know no fp64
+        return AutoModelForCausalLM.from_config(hugging_face).double()
+
+
+def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """What routers add to the loss of a global batch: of each layer and sample by itself, by the papers' formulas."""
+    total, length = torch.zeros((), dtype=torch.float64), spec.data.sequence_length
+    for logits, chosen in choices:
+        for of_sample, taken in zip(logits.split(length), chosen.split(length), strict=True):
+            experts = logits.shape[1]
+            load = torch.stack([(taken == expert).sum() for expert in range(experts)]).double() * experts / taken.numel()
+            probability = torch.softmax(of_sample, 1).mean(0)
+            z = torch.log(torch.exp(of_sample).sum(1)).square().mean()
+            total = total + spec.train.router_balance * (load * probability).sum() + spec.train.router_z * z
+    return total / spec.train.global_batch
+
+
 def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
     torch.set_num_threads(1)
     shape, config = read_shape(spec), read_config(spec)
     family = family_of(shape.model_type)
-    weights = {w.name: w for w in family.stage_weights(shape, range(shape.layers), first=True, last=True)}
-    values = {key: value for key, value in config.items() if key != "model_type"}
-    with StaysDouble():
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family.model_type, **values)).double()
+    weights = {w.name: w for w in family.all_weights(shape)}
+    model = _built(spec)
     padding = {f"{family.embedding}.weight": config["pad_token_id"]} if "pad_token_id" in config else {}
     source = initial.drawn(spec.train.seed, shape.layers, shape.initializer_range, padding)
     with torch.no_grad():
@@ -175,7 +230,7 @@ def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
             whole = source(weights[name], tuple(slice(0, size) for size in weights[name].shape))
             parameter.copy_(whole.reshape(parameter.shape))
     cache = Path(spec.job.directory) / ".cache"
-    tokens = next(path for path in cache.glob("tokens-*") if (path / "meta.json").exists())
+    tokens = next(path.parent for path in cache.glob("tokens-*/meta.json") if "/text.jsonl" in path.read_text())
     samples = Samples(load_tokens(tokens), spec.data.sequence_length, spec.train.seed)
     assert samples.masked, "some labels must not count"
     settings = spec.train
@@ -187,15 +242,25 @@ def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
             groups, lr=settings.learning_rate, betas=settings.betas, eps=settings.eps, foreach=False)
     else:
         optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
-    losses, norms = [], []
+    losses: list[float | None] = []
+    norms: list[float | None] = []
+    choices: list[tuple[Tensor, Tensor]] = []  # of the routers: logits, and the experts chosen
+    for router in (module for name, module in model.named_modules() if name.endswith(".mlp.gate")):
+        router.register_forward_hook(lambda _, inputs, output: choices.append((output[0], output[2])))
     for step in range(settings.steps):
         batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
         ids, labels = map(torch.from_numpy, samples.batch(batch))
         with StaysDouble():
             logits = model(ids).logits
+        added, choices = _router_losses(spec, choices), []
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-        loss = total / max(1, int((labels != IGNORE).sum()))
-        loss.backward()
+        counted = int((labels != IGNORE).sum())
+        if counted == 0:  # there is nothing to learn from: the engine leaves the parameters as they are
+            losses.append(None)
+            norms.append(None)
+            continue
+        loss = total / counted
+        (loss + added).backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip or float("inf"))))
         if step not in skipped:
             optimizer.step()

@@ -66,6 +66,24 @@ def test_seed_and_name_make_other_numbers() -> None:
     assert len(set(first)) == len(first)
 
 
+@pytest.mark.parametrize("chunk", [1, 7, 30, 100, 10_000])
+def test_a_part_is_filled_in_chunks(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of experts one matrix at a time, of a matrix some rows, never fewer than one."""
+    monkeypatch.setattr(initial, "CHUNK", chunk)
+    weight, box = Weight("w", (3, 2, 10, 6), cut=2), (slice(1, 3), slice(0, 2), slice(3, 8), slice(0, 6))
+    everything = torch.arange(360.0).view(weight.shape)
+    asked: list[int] = []
+
+    def source(_: Weight, there: tuple[slice, ...]) -> torch.Tensor:
+        asked.append(everything[there].numel())
+        return everything[there]
+
+    part = torch.full((2, 2, 5, 6), float("nan"))
+    initial.fill_part(part, weight, box, source)
+    assert torch.equal(part, everything[box])
+    assert max(asked) <= max(chunk, 6) and sum(asked) == part.numel()
+
+
 def grown(gibibytes: float) -> float:
     """By how many times its size this process grows when it makes a tensor of a part's size."""
     rows, columns = int(gibibytes * 2**18), 1024

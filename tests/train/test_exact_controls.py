@@ -3,94 +3,265 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from exact import LAYOUTS, WRONG, Reference
+import torch
+from exact import LAYOUTS, WRONG, Engine, Reference
 from layouts import job, run_engine
 
-from hpc_mp.train.engine import pipeline, tensor, zero
-from hpc_mp.train.rank import trainer as loop
+from hpc_mp.train.engine import (
+    collectives,
+    context,
+    data_axis,
+    dropout,
+    engine,
+    experts,
+    families,
+    gradients,
+    groups,
+    optimizer,
+    pipeline,
+    projection,
+    ring_attention,
+    section,
+    sequence,
+)
+from hpc_mp.train.engine.engine import _LabelCount
 
 
 def unsummed_tensor_gradient() -> None:
-    tensor._Enter.backward = staticmethod(lambda ctx, grad: (grad, None))
+    projection._Enter.backward = staticmethod(lambda ctx, gradient: (gradient, None))
+
+
+def unsummed_router_gradient() -> None:
+    """Every tensor rank trains its router with its own share of the experts' outputs."""
+    projection.TensorAxis.shares = lambda self, slot: groups.Axis()
+
+
+def expert_of_another() -> None:
+    """Two experts get each other's tokens, and their outputs come back to the right ones."""
+    dispatch = experts.dispatch
+    experts.dispatch = lambda index, count: dispatch(torch.where(index < 2, 1 - index, index), count)
+
+
+def forgotten_choice() -> None:
+    tokens = experts.Dispatch.tokens
+    experts.Dispatch.tokens = lambda self, rows, weights: tokens(self, rows, weights.mean(1, keepdim=True).expand_as(weights))
+
+
+def unseen_window() -> None:
+    families._window = lambda stage: None
+
+
+def window_off_by_one() -> None:
+    window = families._window
+
+    def wider(stage: Any) -> Any:
+        stage.shape = replace(stage.shape, window=stage.shape.window + 1)
+        return window(stage)
+
+    families._window = wider
+
+
+def cut_heads_all_alike() -> None:
+    """Every tensor rank drops attention weights as if its heads were the first ones."""
+    init = dropout.HashDropout.__init__
+    dropout.HashDropout.__init__ = lambda self, p, site, clock, rows: init(self, p, site, clock, (
+        rows - rows.min() if site.startswith("attention.") else rows))
 
 
 def unsummed_tensor_output() -> None:
-    tensor._Leave.forward = staticmethod(lambda ctx, x, group: x.view_as(x))
+    projection.all_reduce = lambda values, axis: collectives.Running()
+
+
+def unsummed_shares_of_tokens() -> None:
+    """Norms and row biases keep the gradient of this rank's tokens."""
+    sequence.SequenceAxis.shares = projection.TensorAxis.shares
+
+
+def unsummed_kv_heads() -> None:
+    projection.TensorAxis.shares = lambda self, slot: groups.Axis()
+
+
+def lost_weight_gradients() -> None:
+    """A W that forgets what its I has put off."""
+    projection.WeightGradients.take = lambda self: (self._waiting.clear(), projection.WeightGradients())[1]
 
 
 def doubled_loss_scale() -> None:
-    run = pipeline.Pipeline.run
-    pipeline.Pipeline.run = lambda self, batch, enter, scale, trace=False: run(self, batch, enter, lambda: 2 * scale(), trace)
+    train = pipeline.Pipeline.train
+    pipeline.Pipeline.train = lambda self, work: train(self, replace(work, loss_scale=lambda: 2 * work.loss_scale()))
 
 
 def untied_gradients() -> None:
-    loop.Trainer._sum_tied_gradients = lambda self: None
+    finish = data_axis.DataAxis.finish
+    data_axis.DataAxis.finish = lambda self, shared: finish(self, {})
 
 
 def unsummed_replicas() -> None:
-    zero.Replicated.reduce = lambda self: None
+    gradients.all_reduce = lambda values, axis: collectives.Running()
 
 
-def averaged_replicas() -> None:
-    def shard(self: zero.Sharded, *args: object) -> None:
-        original(self, *args)
-        for unit in self.units:
-            unit.set_gradient_divide_factor(2.0)
+def unsummed_shards() -> None:
+    gradients.reduce_scatter = lambda into, whole, axis: collectives.Running()
 
-    original = zero.Sharded.__init__
-    zero.Sharded.__init__ = shard
+
+def averaged_shards() -> None:
+    finish = data_axis.DataAxis.finish
+
+    def averaged(self: data_axis.DataAxis, shared: object) -> None:
+        finish(self, shared)
+        for unit in self.units.values():
+            unit.gradient.part.div_(unit.shard.size)
+
+    data_axis.DataAxis.finish = averaged
+
+
+def stale_parameters() -> None:
+    """Ranks compute on with the parameters that others have updated since."""
+    publish, calls = data_axis.Unit.publish, []
+
+    def sometimes(self: data_axis.Unit) -> None:
+        calls.append(self)
+        if calls.count(self) != 2:
+            publish(self)
+
+    data_axis.Unit.publish = sometimes
+
+
+def kept_gathered() -> None:
+    """ZeRO-3 that forgets to give whole parameters back, and so never asks for new ones."""
+    data_axis.Unit.release = lambda self: None
+
+
+def early_reduction() -> None:
+    """A unit that two stages of a rank have is summed after the first of them."""
+    begin = data_axis.DataAxis.begin
+
+    def soon(self: data_axis.DataAxis) -> None:
+        begin(self)
+        self._waiting = dict.fromkeys(self._waiting, 1)
+
+    data_axis.DataAxis.begin = soon
 
 
 def mean_of_means() -> None:
     """Each microbatch's own mean, averaged: what many trainers did until 2024."""
-    loop._LabelCount.all = lambda self: 24 * 24  # of the global batch, all that there are
+    _LabelCount.all = lambda self: torch.tensor(24.0 * 24)  # of the global batch, all that there are
 
 
 def forgotten_microbatch() -> None:
-    backward = pipeline.Pipeline._backward
+    differentiate = pipeline.Pipeline._differentiate
 
     def skip(self: pipeline.Pipeline, step: pipeline._Step, action: pipeline.Action) -> None:
+        kept = step.work
         if action.microbatch == 0:
-            step.loss_scale, kept = (lambda: 0.0), step.loss_scale
-            backward(self, step, action)
-            step.loss_scale = kept
-        else:
-            backward(self, step, action)
+            step.work = replace(kept, loss_scale=lambda: torch.zeros(()))
+        differentiate(self, step, action)
+        step.work = kept
 
-    pipeline.Pipeline._backward = skip
+    pipeline.Pipeline._differentiate = skip
 
 
 def shifted_positions() -> None:
-    loop.Trainer._data_rank = property(lambda self: 0)
+    groups.Groups.data_rank = property(lambda self: 0, lambda self, value: None)
 
 
 def norm_counts_copies() -> None:
-    from hpc_mp.train.engine import optimizer
-    optimizer._saved = lambda stage, name: True
+    original = optimizer.Optimizer.__init__
+
+    def all_counted(self: optimizer.Optimizer, *given: Any) -> None:
+        original(self, *given)
+        self.weights.fill_(1.0)
+
+    optimizer.Optimizer.__init__ = all_counted
+
+
+def forgotten_block() -> None:
+    """A ring of which each rank leaves the last part out."""
+    blocks = ring_attention._blocks
+    ring_attention._blocks = lambda ring, turn, tokens: iter(()) if turn == ring.axis.size - 1 else blocks(ring, turn, tokens)
+
+
+def one_way_exchange() -> None:
+    context._AllToAll.backward = staticmethod(lambda ctx, gradient: (gradient, None))
+
+
+def labels_counted_by_all() -> None:
+    """Every context rank counts the labels of whole samples."""
+    count = engine._LabelCount.__init__
+    alone = groups.Axis()
+    engine._LabelCount.__init__ = lambda self, own, mine, device: count(self, own, replace(mine, context=alone), device)
+
+
+def positions_from_zero() -> None:
+    """Every context rank takes its tokens for the first ones of their sample."""
+    section.StageSection.positions = property(
+        lambda self: torch.arange(len(self.context_axis.positions)), lambda self, value: None)
 
 
 CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
     "tensor: gradient of a shared input is not summed": ("tp2", unsummed_tensor_gradient, "llama"),
     "tensor: row outputs are not summed": ("tp4", unsummed_tensor_output, "gpt2"),
     "tensor: whole parameters counted twice in the norm": ("tp2", norm_counts_copies, "llama"),
+    "tensor: shared key-value heads are not summed": ("tp4", unsummed_kv_heads, "llama with two key-value heads"),
+    "sequence: norms are not summed": ("sp2", unsummed_shares_of_tokens, "llama"),
+    "sequence: norms and row biases are not summed (zero 3)": ("sp2 dp2 zero3", unsummed_shares_of_tokens, "gpt2"),
+    "experts: the router's gradient is not summed": ("tp2", unsummed_router_gradient, "mixtral"),
+    "experts: two are taken for each other": ("dp2 zero3", expert_of_another, "mixtral"),
+    "experts: choices count alike": ("dp2 zero3", forgotten_choice, "mixtral"),
+    "window: all earlier tokens are seen": ("pp2 layers 1+4", unseen_window, "mixtral"),
+    "window: one token more is seen": ("dp2 zero3", window_off_by_one, "mixtral"),
     "pipeline: a microbatch is forgotten": ("pp2 1f1b M3", forgotten_microbatch, "gpt2"),
     "pipeline: gpipe, a microbatch is forgotten": ("pp4 gpipe M6", forgotten_microbatch, "llama"),
     "pipeline: tied gradients are not summed": ("pp2 1f1b M2", untied_gradients, "gpt2"),
     "pipeline: tied gradients are not summed (llama)": ("pp4 1f1b M4", untied_gradients, "llama-tied"),
+    "stages without layers: tied gradients are not summed": ("pp3 dp2 zero1 layers 0+5+0", untied_gradients, "gpt2"),
+    "stages without layers: parameters are not gathered anew": ("pp3 dp2 zero3 layers 0+5+0", kept_gathered, "llama"),
+    "stages without layers: shards are averaged": ("pp2 dp2 zero3 zero_bubble_v layers 0+2+3+0", averaged_shards, "llama"),
     "zero 0: replicas are not summed": ("dp2 zero0", unsummed_replicas, "gpt2"),
-    "zero 1: replicas are averaged": ("dp2 zero1", averaged_replicas, "gpt2"),
-    "zero 2: replicas are averaged": ("dp4 zero2", averaged_replicas, "llama"),
-    "zero 3: replicas are averaged": ("dp2 zero3", averaged_replicas, "llama"),
+    "pipeline: weight gradients put off are lost": ("pp2 zero_bubble M3", lost_weight_gradients, "llama"),
+    "pipeline: a tied weight of two stages is summed too early": ("tp2 pp2 dp2 zero1 zero_bubble_v", early_reduction, "gpt2"),
+    "zero 1: shards are averaged": ("dp2 zero1", averaged_shards, "gpt2"),
+    "zero 1: parameters are not handed on": ("dp2 zero1", stale_parameters, "gpt2"),
+    "zero 2: shards are not summed": ("dp4 zero2", unsummed_shards, "llama"),
+    "zero 3: shards are averaged": ("dp2 zero3", averaged_shards, "llama"),
+    "zero 3: parameters are not gathered anew": ("dp2 zero3", kept_gathered, "llama"),
+    "shard degree: replicas are not summed": ("dp4 zero1 shard2", unsummed_replicas, "gpt2"),
     "replicas train the same samples": ("dp2 zero1", shifted_positions, "gpt2"),
+    "context: a ring forgets a block": ("cp4 ring", forgotten_block, "llama-tied"),
+    "context: gradients are not exchanged": ("cp2 ulysses", one_way_exchange, "gpt2"),
+    "context: labels are counted by every rank": ("dp2 cp2 zero1 shard2", labels_counted_by_all, "llama-tied"),
+    "context: positions begin anew on every rank": ("cp2 ulysses", positions_from_zero, "gpt2"),
+    "context: positions of a ring are not those of its chunks": ("cp2 ring", positions_from_zero, "qwen2"),
     "ignored labels are counted": ("tp2 pp2 dp2 zero1", mean_of_means, "llama"),
     "gradient scale is doubled": ("tp2 pp2 dp2 zero3", doubled_loss_scale, "gpt2"),
 }
 
 
-@pytest.mark.parametrize("control", CONTROLS)
+# One of each kind in ``make test``; the others are proofs.
+QUICK = {
+    "tensor: gradient of a shared input is not summed", "tensor: whole parameters counted twice in the norm",
+    "tensor: shared key-value heads are not summed", "sequence: norms are not summed",
+    "experts: the router's gradient is not summed",
+    "window: one token more is seen", "pipeline: a microbatch is forgotten", "pipeline: tied gradients are not summed",
+    "pipeline: weight gradients put off are lost", "zero 0: replicas are not summed", "zero 1: parameters are not handed on",
+    "zero 2: shards are not summed", "zero 3: parameters are not gathered anew", "replicas train the same samples",
+    "context: a ring forgets a block", "context: labels are counted by every rank", "ignored labels are counted",
+}
+assert CONTROLS.keys() >= QUICK
+
+
+@pytest.mark.parametrize("control", [pytest.param(name, marks=() if name in QUICK else pytest.mark.prove) for name in CONTROLS])
 def test_a_broken_layout_is_seen(place: Path, reference: Reference, control: str) -> None:
     name, sabotage, model = CONTROLS[control]
     assert run_engine(job(place, model, LAYOUTS[name]), before=sabotage).distance(reference(model)) > WRONG
+
+
+def test_masks_of_other_heads_are_seen(place: Path, engine: Engine) -> None:
+    one, _ = engine("gptj", "train.dropout=0.2")
+    spec = job(place, "gptj", ["train.dropout=0.2", *LAYOUTS["tp2"]])
+    assert run_engine(spec, before=cut_heads_all_alike).distance(one) > WRONG

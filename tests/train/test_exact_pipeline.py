@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from exact import EXACT, LAYOUTS, PIPELINE, UNTIED, Engine, Reference, pairs
+from exact import ENDS, EXACT, LAYOUTS, PIPELINE, UNTIED, Engine, Reference, pairs
 
 
 @pairs(PIPELINE)
 def test_a_pipeline_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+
+
+@pairs(ENDS)
+def test_stages_without_layers_equal_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
     assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
 
 

@@ -85,16 +85,16 @@ def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:
         from hpc_mp.train.rank import main
         build, seen = main.build, []
 
-        def looked(*arguments: Any) -> Any:
-            made = build(*arguments)
-            for group in (made.mesh["pp"].get_group(), made.mesh["tp"].get_group(), made.neighbours.backward, made.tied):
+        def looked(*arguments: Any, **more: Any) -> Any:
+            made = build(*arguments, **more)
+            for group in (made.ends.group, *made.channels.groups.values()):
                 seen.append(group._get_backend(torch.device("cpu")).options._timeout.total_seconds())
             return made
 
         main.build = looked
         return train(run.job), seen
 
-    assert run_ranks(2, rank) == [(0, [21.0] * 4)] * 2
+    assert run_ranks(2, rank) == [(0, [21.0] * 3)] * 2
 
 
 def test_a_long_log_is_capped_while_its_writer_goes_on(tmp_path: Path) -> None:

@@ -71,10 +71,10 @@ def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
     for who in (RankEnv(0, 4, 1, "a", "x"), RankEnv(0, 4, 0, "b", "x")):
         with pytest.raises(RuntimeError, match="says local rank"):
             check_place(placement, who, ["a", "b"])
-    groups.check_coordinates(placement, 4, 2)
+    groups.check_coordinates(placement, 2)
     wrong = dataclasses.replace(placement, ranks=(*placement.ranks[:2], dataclasses.replace(placement.ranks[2], dp=1)))
-    with pytest.raises(RuntimeError, match="dp 1 tp 0, its order DPT pp 0 dp 2"):
-        groups.check_coordinates(wrong, 4, 2)
+    with pytest.raises(RuntimeError, match="dp 1 cp 0 tp 0, its order DPT pp 0 dp 2"):
+        groups.check_coordinates(wrong, 2)
 
 
 # --- fences ----------------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
 def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> AttemptRecord:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    record = AttemptRecord(token, 3, ("b", "a"), "127.0.0.1", port, **more)
+    record = AttemptRecord(token, 3, ("b", "a"), "127.0.0.1", port, "s", **more)
     write_attempt(run.attempt_record, record)
     return record
 
@@ -218,8 +218,8 @@ def test_the_lookout_sees_file_and_clock(tmp_path: Path) -> None:
         now = time.time()
         assert reason(None, 0) == reason(now + 100, 50) == 0
         assert reason(now + 100, 101) == TIME_LIMIT
-        assert reason(now + 100, 50, Pace(step=20, save=29)) == 0
-        assert reason(now + 100, 50, Pace(step=20, save=31)) == TIME_LIMIT
+        assert reason(now + 100, 50, Pace(step=13, save=29)) == 0
+        assert reason(now + 100, 50, Pace(step=13, save=31)) == TIME_LIMIT
         assert reason(now + 100, 101, trigger="stop") == STOP_FILE
         flag = StopFlag()
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -255,7 +255,7 @@ def test_the_trigger_file_stops_a_run_between_steps(place_: Path) -> None:
         return train(run.job)
 
     steps, detail, last = ended(spec, run, rank)
-    assert steps in (2, 3) and detail == "stop file" and f"stopped after step {steps}: stop file" in last
+    assert steps == 4 and detail == "stop file" and f"stopped after step {steps}: stop file" in last
     assert newest_complete(run.checkpoints)[0] == run.checkpoints / f"step-{steps:08d}"
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-import torch
 from exact import EXACT, Engine
 from layouts import job, layout, run_engine, run_plain, start
+from planting import plant
 from ranks import run_ranks, train
 
 from hpc_mp.job import dump_job
 from hpc_mp.rundir import read_json, read_lines
+from hpc_mp.train.data import IGNORE, Samples
 
 LAYOUTS = {
     "1": layout(), "tp2 pp2 dp2 zero1": layout(2, 2, 2, zero=1, microbatches=3),
@@ -24,29 +26,9 @@ LAYOUTS = {
 }
 
 
-def plant(value: float, rank: int, step: int) -> Callable[[], None]:
-    """Have one number of one gradient of a rank be this after a step (from 0)."""
-
-    def planted() -> None:
-        from hpc_mp.train.engine.optimizer import Optimizer
-        from hpc_mp.train.engine.tensor import local
-        squared, calls = Optimizer.squared_norm, []
-
-        def spoilt(self: Optimizer) -> torch.Tensor:
-            calls.append(1)
-            if len(calls) == step + 1 and int(os.environ["SLURM_PROCID"]) == rank:
-                held = next(held for held in self.held if held.counted and held.parameter.grad is not None)
-                local(held.parameter.grad).view(-1)[0] = value  # type: ignore[arg-type]
-            return squared(self)
-
-        Optimizer.squared_norm = spoilt  # type: ignore[method-assign]
-
-    return planted
-
-
 @pytest.mark.parametrize(("name", "model", "rank", "value"), [
     ("1", "gpt2", 0, math.nan), ("tp2 pp2 dp2 zero1", "llama-tied", 1, math.inf), ("dp4 zero3", "llama", 3, math.inf),
-    ("dp2 zero0", "gpt2", 0, math.nan),
+    ("dp2 zero0", "gpt2", 1, math.nan),
 ])
 def test_a_skipped_step_changes_nothing(place: Path, engine: Engine, name: str, model: str, rank: int, value: float) -> None:
     engine(model)  # makes the tokens
@@ -87,4 +69,34 @@ def test_one_too_many_ends_the_run(place: Path, engine: Engine) -> None:
     assert run_ranks(1, rank) == [1]
     message = read_json(run.failure(1, 0))["message"]
     assert "step 2, on the samples 24 to 47: the gradient norm is nan" in message and "0 steps may be skipped" in message
-    assert [line["step"] for line in read_lines(run.metrics)] == [1]
+    assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
+
+
+def without_labels(step: int) -> Callable[[], None]:
+    """None of the tokens of a step (from 0) counts."""
+
+    def forgotten() -> None:
+        batch, count = Samples.batch, Samples.label_count
+        theirs = range(step * 24, (step + 1) * 24)
+
+        def ignored(self: Samples, positions: range) -> Any:
+            ids, labels = batch(self, positions)
+            return ids, np.full_like(labels, IGNORE) if positions[0] in theirs else labels
+
+        Samples.batch = ignored  # type: ignore[method-assign]
+        Samples.label_count = lambda self, positions: (  # type: ignore[method-assign]
+            0 if positions[0] in theirs else count(self, positions))
+
+    return forgotten
+
+
+@pytest.mark.parametrize(("name", "model"), [("1", "gpt2"), ("tp2 pp2 dp2 zero1", "llama")])
+def test_a_step_without_labels_changes_nothing(place: Path, engine: Engine, name: str, model: str) -> None:
+    engine(model)  # makes the tokens
+    spec = job(place, model, [*LAYOUTS[name], "train.skip_steps=0"])
+    run = start(spec)
+    found = run_engine(spec, before=without_labels(1), run=run)
+    plain = run_plain(job(place, model), skipped=(1,))
+    assert math.isnan(found.losses[1]) if found.losses[1] is not None else True
+    assert replace(found, norms=plain.norms, losses=plain.losses).distance(plain) < EXACT
+    assert "none of their tokens counts in the loss; it is skipped" in run.main_log.read_text()

@@ -1,0 +1,111 @@
+"""Features together: a covering set of combinations in which every pair of values of any two features stands, each compared with
+one process in fp64, to 1e-12."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from allpairspy import AllPairs
+from exact import EXACT, Engine, Reference
+from layouts import MODELS, job, layout
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec
+from hpc_mp.layout.models import check_layout, read_shape
+
+FEATURES: dict[str, list[Any]] = {
+    "model": ["gpt2", "gptj", "llama", "llama-tied", "mixtral", "qwen2"],
+    "schedule": ["gpipe", "1f1b", "zero_bubble", "interleaved_1f1b", "breadth_first", "zero_bubble_v"],
+    "tensor": [1, 2], "sequence": ["false", "true"], "pipeline": [1, 2], "context": [1, 2], "context_method": ["ring", "ulysses"],
+    "expert": [1, 2], "data": [1, 2, 4], "zero": [0, 1, 2, 3], "shards": ["all", "half"],
+    "recompute": ["none", "full", "selective", "every-2"], "offload": ["none", "optimizer", "activations", "both"],
+    "microbatches": [2, 4, 6], "order": ["DPT", "TPD", "PDT"], "dropout": [0.0, 0.2],
+}
+SEEDS = range(4)  # with the values in another order most combinations are others
+OFFLOADS = {"none": [], "optimizer": ["optimizer"], "activations": ["activations"], "both": ["optimizer", "activations"]}
+QUICK = 3  # of them are in ``make test``
+
+
+def possible(values: Sequence[Any]) -> bool:
+    """Whether some features may stand together; ``values`` are the first of a combination."""
+    c = dict(zip(FEATURES, values, strict=False))
+    world = c.get("tensor", 1) * c.get("pipeline", 1) * c.get("context", 1) * c.get("data", 1)
+    return not any((
+        world > 8,
+        c.get("sequence") == "true" and c["tensor"] == 1,
+        c.get("context", 1) > 1 and c["model"] in ("gptj", "mixtral"),
+        c.get("context_method") == "ulysses" and c["context"] == 1,
+        c.get("expert", 1) > 1 and c["model"] != "mixtral",
+        c.get("expert", 1) > 1 and "data" in c and c["data"] * c["context"] < 2,
+        c.get("shards") == "half" and (c["zero"] == 0 or c["data"] < 4),
+        c.get("recompute") == "selective" and c["model"] == "gptj",
+    ))
+
+
+def combinations() -> list[dict[str, Any]]:
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for seed in SEEDS:
+        shuffled = OrderedDict((name, Random(seed).sample(values, len(values))) for name, values in FEATURES.items())
+        for row in AllPairs(shuffled, filter_func=possible):
+            found[tuple(row)] = dict(zip(FEATURES, row, strict=True))
+    return list(found.values())
+
+
+def overrides(c: dict[str, Any], disk: Path) -> list[str]:
+    """The keys of a job."""
+    more: dict[str, Any] = {"order": f'"{c["order"]}"', "context": c["context"], "sequence": c["sequence"], "zero": c["zero"],
+                            "expert": c["expert"], "recompute": f'"{c["recompute"]}"', "schedule": c["schedule"],
+                            "microbatches": c["microbatches"]}
+    if c["schedule"] in ("interleaved_1f1b", "breadth_first"):
+        more["virtual_stages"] = 2
+    if c["context"] > 1:
+        more["context_method"] = f'"{c["context_method"]}"'
+        more["order"] = f'"{c["order"].replace("T", "CT")}"'
+    if c["shards"] == "half":
+        more["shard_degree"] = c["data"] // 2
+    if offload := OFFLOADS[c["offload"]]:
+        more["offload"] = offload
+        more |= {"offload_directory": f'"{disk}"'} if "optimizer" in offload else {}
+        more |= {"offload_horizon": 0} if "activations" in offload else {}
+    return layout(c["tensor"], c["pipeline"], c["data"], **more)
+
+
+def accepted(place: Path, c: dict[str, Any], given: list[str]) -> JobSpec | None:
+    """None for a combination that a job may not have: it says so."""
+    try:
+        spec = job(place, c["model"], given)
+        check_layout(read_shape(spec), spec)
+    except HpcMpError:
+        return None
+    return spec
+
+
+COMBINATIONS = combinations()
+
+
+def name_of(c: dict[str, Any]) -> str:
+    return " ".join(f"{feature[:3]}={value}" for feature, value in c.items())
+
+
+@pytest.mark.parametrize("c", [
+    pytest.param(c, id=name_of(c), marks=() if number < QUICK else pytest.mark.prove) for number, c in enumerate(COMBINATIONS)])
+def test_a_combination_is_exact(place: Path, engine: Engine, reference: Reference, tmp_path: Path, c: dict[str, Any]) -> None:
+    given = overrides(c, tmp_path)
+    if accepted(place, c, given) is None:
+        pytest.skip("a job may not have this combination, and says why")
+    drops = [f"train.dropout={c['dropout']}"] if c["dropout"] else []
+    expected = engine(c["model"], *drops)[0] if drops else reference(c["model"])
+    assert engine(c["model"], *drops, *given)[0].distance(expected) < EXACT
+
+
+def test_most_combinations_are_accepted(place: Path, tmp_path: Path) -> None:
+    """At least eighty run, and every value of every feature stands in one of them."""
+    run = [c for c in COMBINATIONS if accepted(place, c, overrides(c, tmp_path)) is not None]
+    assert len(run) >= 80
+    assert {name: {c[name] for c in run} for name in FEATURES} == {name: set(values) for name, values in FEATURES.items()}
+    assert {c["model"] for c in run} <= set(MODELS)

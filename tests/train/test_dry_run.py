@@ -1,0 +1,221 @@
+"""A dry run says of every rank to the byte what a real one holds, sends, opens and writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from click.testing import CliRunner
+from layouts import job, layout
+from ranks import run_ranks
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.train import command
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.layout.models import expert_cut, read_shape, stage_layers
+from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.planner.memory import state_bytes
+from hpc_mp.planner.traffic import rank_traffic
+from hpc_mp.train.checkpoint import checkpoint
+from hpc_mp.train.checkpoint.shard_file import write_shard
+from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
+from hpc_mp.train.engine.data_axis import DataAxis
+from hpc_mp.train.engine.groups import build
+from hpc_mp.train.rank.bootstrap import lay_out
+from hpc_mp.train.rank.rank_env import identity
+from hpc_mp.train.rank.rendezvous import meet, rendezvous
+
+CPU = torch.device("cpu")
+BF16 = 'train.precision="bf16"'
+ON_CPU = 'job.device="cpu"'
+
+# name -> (model, overrides); what a rank of each does is compared for some ranks in ``make test``, for all in ``make prove``
+CASES: dict[str, tuple[str, list[str]]] = {
+    "tp2 pp2 dp2 zero1 bf16": ("llama-tied", [BF16, *layout(2, 2, 2, zero=1, microbatches=3)]),
+    "tp2 pp2 dp2 zero3 bf16": ("gpt2", [BF16, *layout(2, 2, 2, zero=3, microbatches=2)]),
+    "pp2 dp2 zero2 zero_bubble_v": ("llama-tied", layout(pipeline=2, data=2, zero=2, microbatches=3, schedule="zero_bubble_v")),
+    "dp4 zero3 shard2": ("qwen2", layout(data=4, zero=3, shard_degree=2, microbatches=2)),
+    "tp2 pp2 zero0 dropout": ("gpt2", ["train.dropout=0.1", *layout(2, 2, zero=0, microbatches=2)]),
+    "one rank": ("llama", layout()),
+}
+SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,)}
+
+
+@dataclass(frozen=True)
+class Real:
+    """What a real rank did: its step, the descriptors that meeting the others has opened, and the file that it saved."""
+
+    step: DryStep
+    opened: int
+    saved: tuple[str, int]
+
+
+def real_rank(spec: JobSpec, directory: Path) -> Real:
+    before = len(os.listdir("/proc/self/fd"))
+    meet(identity(os.environ), rendezvous(None), "gloo")
+    schedule = schedule_of(spec)
+    groups = build(lay_out(spec), spec.shard_degree, CPU, "gloo", schedule, None, expert_shards=expert_cut(spec).shards)
+    dist.barrier()
+    opened = len(os.listdir("/proc/self/fd")) - before
+    engine, step = stepped(spec, read_shape(spec), groups, schedule)
+    shard = directory / checkpoint.SHARD.format(number=dist.get_rank() + 1)
+    write_shard(shard, checkpoint.parts_to_write(engine.held()))
+    return Real(step, opened, (shard.name, shard.stat().st_size))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [
+    *(pytest.param(name, ranks, id=name, marks=() if name.startswith("tp2") else pytest.mark.prove)
+      for name, ranks in SOME.items()),
+    *(pytest.param(name, None, id=f"{name}, all ranks", marks=pytest.mark.prove) for name in CASES)])
+def test_a_dry_run_is_what_ranks_do(tmp_path: Path, name: str, ranks: tuple[int, ...] | None) -> None:
+    model, overrides = CASES[name]
+    spec = job(tmp_path, model, [ON_CPU, *overrides])
+    real = run_ranks(spec.ranks, real_rank, spec, tmp_path)
+    for rank in ranks or range(spec.ranks):
+        dry = dry_run(spec, read_shape(spec), lay_out(spec), rank)
+        assert dry.step == real[rank].step, f"rank {rank}"
+        assert (dry.saving.files[0], dry.saving.bytes) == real[rank].saved
+        if rank > 0:  # rank 0 holds the store too, which has threads and files of its own
+            assert dry.sockets.descriptors == real[rank].opened
+
+
+def test_a_message_more_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: an engine that publishes twice, and keeps an array that it need not, is no longer the same."""
+    spec = job(tmp_path, "llama", [ON_CPU, *layout(data=2)])
+    honest = dry_run(spec, read_shape(spec), lay_out(spec), 1).step
+    publish, begin, kept = DataAxis.publish, DataAxis.begin, []
+
+    def twice(self: DataAxis) -> None:
+        publish(self)
+        publish(self)
+
+    def greedy(self: DataAxis) -> None:
+        kept.append(torch.zeros(1000))
+        begin(self)
+
+    monkeypatch.setattr(DataAxis, "publish", twice)
+    monkeypatch.setattr(DataAxis, "begin", greedy)
+    wasteful = dry_run(spec, read_shape(spec), lay_out(spec), 1).step
+    assert wasteful.messages != honest.messages
+    assert wasteful.peak.bytes == honest.peak.bytes + 4000
+
+
+# --- what the planner says -------------------------------------------------------------------------------------------
+
+
+def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
+    """Traffic of every axis and bytes of state are those of the planner."""
+    shape = read_shape(spec)
+    layers = stage_layers(spec, shape)
+    found = dry_run(spec, shape, lay_out(spec), rank)
+    planned = rank_traffic(spec, shape, layers, found.place.pp)
+    sent: defaultdict[str, float] = defaultdict(float)
+    for message in found.step.messages:
+        if message.elements > 1 and message.axis != "world":  # but for the labels' number, and the last word
+            sent[message.axis] += message.sent
+    assert sent["tensor"] == pytest.approx(planned.tp, rel=1e-12)
+    forward, backward = (sum(size for axis, size in sent.items() if axis.startswith("pipeline") and axis.endswith(payload))
+                         for payload in "FB")
+    assert max(forward, backward) == planned.pp
+    ring = "shard" if spec.shard_degree > 1 else "replicate"
+    assert sent[ring] == pytest.approx(planned.dp, rel=1e-12)
+    assert sent["ends"] == planned.tied
+    assert sent["expert"] == pytest.approx((spec.parallel.expert - 1) * planned.ep, rel=1e-12)
+    assert sent["shard of experts"] + sent["replicate of experts"] == planned.expert_dp + planned.expert_replicas
+    assert sent["context"] == planned.cp + (spec.parallel.context - 1) * planned.cp_pairs
+    held = state_bytes(shape, spec, layers)[found.place.pp, found.place.tp]
+    assert found.step.state.optimizer == held.optimizer
+    if spec.parallel.zero <= 1:
+        assert found.step.state == held
+    return found
+
+
+@pytest.mark.parametrize(("model", "overrides", "rank"), [
+    ("llama-tied", layout(2, 2, 2, zero=1, microbatches=1), 6),
+    ("gpt2", layout(1, 3, 2, zero=3, microbatches=2, partition=[0, 5, 0]), 4),
+    ("llama", layout(2, 2, context=2, microbatches=1, recompute="full"), 6),
+    # as many rows for each expert as for any other
+    ("mixtral with one choice of many experts", ["train.global_batch=40", *layout(data=4, expert=2, microbatches=2)], 2),
+    ("llama", layout(2, context=4, context_method='"ulysses"', recompute="every-2"), 6),
+    pytest.param("gpt2", layout(1, 2, 2, zero=3, microbatches=2), 0, marks=pytest.mark.prove)])
+def test_the_planner_says_the_same(tmp_path: Path, model: str, overrides: list[str], rank: int) -> None:
+    check_against_the_plan(job(tmp_path, model, [ON_CPU, BF16, *overrides]), rank)
+
+
+LARGE = """
+[job]
+ranks_per_node = 8
+[model]
+config = { model_type = "llama", %s, num_key_value_heads = 8, vocab_size = 128256, max_position_embeddings = 8192 }
+[data]
+files = ["not there"]
+sequence_length = 8192
+[parallel]
+tensor = 8
+[train]
+steps = 1
+precision = "bf16"
+"""
+SIZES = {
+    "70B": "num_hidden_layers = 80, hidden_size = 8192, intermediate_size = 28672, num_attention_heads = 64",
+    "405B": "num_hidden_layers = 126, hidden_size = 16384, intermediate_size = 53248, num_attention_heads = 128",
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("size", "nodes", "pipeline", "batch", "rank", "seconds"), [
+    ("70B", 128, 4, 512, 0, 30), ("70B", 128, 4, 512, 300, 30), ("70B", 128, 4, 512, 1023, 30),
+    ("405B", 2048, 16, 2048, 0, 60), ("405B", 2048, 16, 2048, 9000, 60), ("405B", 2048, 16, 2048, 16383, 60),
+])
+def test_large_models_take_seconds(
+    tmp_path: Path, size: str, nodes: int, pipeline: int, batch: int, rank: int, seconds: int,
+) -> None:
+    """The command as a user gives it, in seconds of the processor, for other tests run beside this one."""
+    path = tmp_path / "job.toml"
+    path.write_text(LARGE % SIZES[size])
+    overrides = [f"job.nodes={nodes}", f"parallel.pipeline={pipeline}", f"train.global_batch={batch}"]
+    before = os.times()
+    words = [word for each in overrides for word in ("--set", each)]
+    answer = subprocess.run([sys.executable, "-m", "hpc_mp", "train", path, "--dry-run", "--rank", str(rank), "--json", *words],
+                            check=True, capture_output=True, text=True)
+    after = os.times()
+    found = json.loads(answer.stdout)
+    taken = after.children_user + after.children_system - before.children_user - before.children_system
+    peak = found["peak"]["bytes"] / 2**30
+    print(f"{size}, rank {rank} of {found['world']}: {taken:.1f} s of the processor, peak {peak:.1f} GiB")
+    assert taken < seconds
+    check_against_the_plan(load_job(path, overrides), rank)
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command(tmp_path: Path) -> None:
+    job(tmp_path, "gpt2")
+    path = str(tmp_path / "gpt2.toml")
+    overrides = [BF16, 'job.device="cuda"', *layout(2, 2, 2), "job.nodes=256", "train.global_batch=512", "parallel.order=cluster"]
+    sizes = [word for each in overrides for word in ("--set", each)]
+    shown = CliRunner().invoke(command, [path, "--dry-run", "--rank", "3", *sizes])
+    assert shown.exit_code == 0, shown.output
+    for word in ("rank 3 of 2,048 on cuda over NCCL: dp 0, pp 1, tp 1", "optimizer", "all-gather", "draws random values",
+                 "shard-00004-model.safetensors"):
+        assert word in shown.output
+    assert not list(tmp_path.glob("runs*"))  # nothing is written
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    (["--dry-run", "--rank", "1"], "the job has the ranks 0 to 0"), (["--rank", "1"], "Add --dry-run"),
+    (["--json"], "Add --dry-run"), (["--set", "train.steps=1"], "Add --dry-run"),
+])
+def test_what_cannot_be_is_refused(tmp_path: Path, options: list[str], words: str) -> None:
+    job(tmp_path, "gpt2")
+    with pytest.raises(HpcMpError, match=words):
+        CliRunner().invoke(command, [str(tmp_path / "gpt2.toml"), *options], catch_exceptions=False)

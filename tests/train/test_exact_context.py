@@ -1,0 +1,48 @@
+"""Ranks that share the tokens of every sample equal one process of plain transformers, in fp64 to 1e-12."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from exact import CONTEXT, EXACT, GPT2, LAYOUTS, LLAMA, Engine, Reference, pairs
+from layouts import job, layout, run_engine
+
+from hpc_mp.rundir import newest_complete
+from hpc_mp.train.engine import context, ring_attention
+from hpc_mp.train.engine.groups import Axis
+
+
+@pairs(CONTEXT)
+def test_a_context_layout_equals_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+
+
+def few_queries() -> None:
+    """The queries of a chunk in several stretches, the last of them shorter."""
+    ring_attention.QUERIES = 5
+
+
+@pytest.mark.parametrize("overrides", [
+    pytest.param((), id="plain"), pytest.param(("train.dropout=0.2",), id="dropout", marks=pytest.mark.prove)])
+def test_queries_in_several_stretches(place: Path, engine: Engine, overrides: tuple[str, ...]) -> None:
+    one, _ = engine(LLAMA, *overrides)
+    assert run_engine(job(place, LLAMA, [*overrides, *LAYOUTS["cp2 ring"]]), before=few_queries).distance(one) < EXACT
+
+
+def test_a_checkpoint_goes_on_with_other_context_ranks(place: Path, engine: Engine) -> None:
+    """Two steps on D1 C4 (ring), the third one on T2 D2: as three steps on any layout."""
+    one, _ = engine(GPT2)
+    _, half = engine(GPT2, "train.steps=2", *LAYOUTS["cp4 ring"])
+    assert newest_complete(half.checkpoints)[0] is not None
+    rest = run_engine(job(place, GPT2, [f'checkpoint.resume="{half.path}"', *layout(2, data=2, zero=3)]))
+    assert len(rest.losses) == 1
+    assert max(float((rest.parameters[name] - one.parameters[name]).abs().max()) for name in one.parameters) < EXACT
+
+
+def test_chunks_are_balanced() -> None:
+    """The two chunks of a rank see as many tokens together as those of any other, and all ranks have all tokens once."""
+    axes = [context.ContextAxis(Axis(4, rank), "ring", 24, torch.device("cpu")) for rank in range(4)]
+    assert {int((axis.positions + 1).sum()) for axis in axes} == {25 * 24 // 2 // 4}
+    assert torch.cat([axis.positions for axis in axes]).sort().values.tolist() == list(range(24))

@@ -1,0 +1,265 @@
+"""Experts that ranks share out, and the losses of routers: every layout equals one process, in fp64 to 1e-12."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from exact import EXACT, EXPERT, LAYOUTS, MIXTRAL, WRONG, Engine, Reference, pairs
+from layouts import Result, job, layout, relaunch, run_engine, run_plain, start
+from ranks import run_ranks
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.models import check_layout, expert_cut, read_shape, stage_layers
+from hpc_mp.planner.memory import state_bytes, units_of
+from hpc_mp.rundir import read_json, read_lines
+from hpc_mp.train.engine import expert_axis, gradients, groups, router_loss
+from hpc_mp.train.rank.rank_env import identity
+from hpc_mp.train.rank.rendezvous import meet, rendezvous
+
+QUICK = ("ep2 zero0", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 zero_bubble")
+
+
+@pairs(EXPERT, (MIXTRAL,), dict.fromkeys(QUICK, (MIXTRAL,)))
+def test_shared_out_experts_equal_one_process(engine: Engine, reference: Reference, model: str, name: str) -> None:
+    assert engine(model, *LAYOUTS[name])[0].distance(reference(model)) < EXACT
+
+
+MANY = "mixtral with one choice of many experts"
+WHOLE = "mixtral without groups or window"
+MORE: dict[str, tuple[str, list[str]]] = {
+    "ep4 dp4 zero3": (MANY, layout(data=4, expert=4, zero=3, microbatches=2)),
+    "ep4 tp2 zero1": (MANY, layout(2, data=4, expert=4, zero=1)),
+    "ep2 cp2": (WHOLE, layout(context=2, expert=2, microbatches=2)),
+    "ep2 cp2 dp2 zero3": (WHOLE, layout(data=2, context=2, expert=2, zero=3, microbatches=2)),
+}
+
+
+@pytest.mark.parametrize("name", ["ep2 cp2", *(
+    pytest.param(name, marks=pytest.mark.prove) for name in ("ep4 dp4 zero3", "ep4 tp2 zero1", "ep2 cp2 dp2 zero3"))])
+def test_one_choice_of_many_and_cut_sequences(engine: Engine, reference: Reference, name: str) -> None:
+    model, overrides = MORE[name]
+    assert engine(model, *overrides)[0].distance(reference(model)) < EXACT
+
+
+# --- losses of routers -----------------------------------------------------------------------------------------------
+
+LOSSES = ["train.router_balance=0.5", "train.router_z=0.05"]
+ROUTED = {
+    "one": [], "tp2": LAYOUTS["tp2"], "ep2 zero3": LAYOUTS["ep2 zero3"], "pp2 zero_bubble": LAYOUTS["pp2 ep2 zero_bubble"],
+    "sp2 whole": LAYOUTS["sp2 ep2 experts whole"], "tp2 pp2 full": layout(2, 2, microbatches=3, recompute="full"),
+    "sp2": LAYOUTS["sp2"], "tp2 attention": layout(2, tensor_modules=["*.self_attn"], microbatches=2),
+    "tp2 pp2 ep2 zero3": LAYOUTS["tp2 pp2 ep2 zero3"], "cp2": layout(context=2, microbatches=2),
+    "cp2 ulysses ep2": layout(context=2, expert=2, context_method="ulysses"),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(place: Path, engine: Engine) -> Callable[[str], Result]:
+    """One process of plain transformers with the same losses."""
+    found: dict[str, Result] = {}
+
+    def compute(model: str) -> Result:
+        if model not in found:
+            engine(model)  # fills the token cache
+            found[model] = run_plain(job(place, model, LOSSES))
+        return found[model]
+
+    return compute
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in (
+    "ep2 zero3", "sp2 whole") else pytest.mark.prove) for name in ROUTED])
+def test_losses_of_routers_equal_those_of_plain_transformers(engine: Engine, plain: Callable[[str], Result], name: str) -> None:
+    model = WHOLE if name.startswith("cp") else MIXTRAL
+    result, run = engine(model, *LOSSES, *ROUTED[name])
+    assert result.distance(plain(model)) < EXACT
+    _, own = engine(model, *LOSSES)
+    assert [line["router_loss"] for line in read_lines(run.metrics)] == pytest.approx(
+        [line["router_loss"] for line in read_lines(own.metrics)], rel=1e-12)
+    assert result.distance(engine(model)[0]) > WRONG, "they must change what is trained"
+
+
+def test_an_even_choice_has_a_balance_of_one_in_each_layer(engine: Engine) -> None:
+    _, run = engine(MIXTRAL, "train.router_balance=1.0")
+    first = read_lines(run.metrics)[0]["router_loss"] / 5
+    assert 1.0 < first < 1.05, "small random weights choose almost evenly"
+
+
+def test_fp16_scales_the_losses_of_routers_too(place: Path, engine: Engine) -> None:
+    """With another loss scale the same is trained, up to rounding."""
+    common = ['train.precision="fp16"', *LOSSES, "train.eps=1.0"]
+    small, large = (engine(MIXTRAL, *common, f"train.loss_scale={{ initial = {scale}, window = 0 }}")[0] for scale in (1, 1024))
+    assert abs(small.norms[0] - large.norms[0]) < 1e-2 * small.norms[0]
+
+
+# --- state -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ep2 zero0", *(
+    pytest.param(name, marks=pytest.mark.prove)
+    for name in ("ep2 dp4 zero1", "ep2 zero1", "ep2 dp4 zero1 shard2", "ep2 dp4 zero3 shard2"))])
+def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, name: str) -> None:
+    spec = job(place, MIXTRAL, LAYOUTS[name])
+    _, run = engine(MIXTRAL, *LAYOUTS[name])
+    shape = read_shape(spec)
+    fullest = state_bytes(shape, spec, stage_layers(spec, shape))[0, 0]
+    held = read_json(run.trace(0))["memory"]
+    assert held["optimizer"] == fullest.optimizer
+    if spec.parallel.zero <= 1:
+        assert (held["parameters"], held["gradients"]) == (fullest.parameters, fullest.gradients)
+
+
+@pytest.mark.parametrize(("overrides", "sizes", "shards"), [
+    (layout(data=4, expert=2), [3, 2], 2), (layout(data=4, expert=2, shard_degree=2), [3, 2], 2),
+    (layout(data=6, expert=2, shard_degree=2), [3, 2], 1), (layout(data=6, expert=3, zero=0), [2, 2, 1], 1),
+    (layout(data=2, expert=2), [3, 2], 1)])
+def test_who_holds_which_experts(place: Path, overrides: list[str], sizes: list[int], shards: int) -> None:
+    spec = job(place, MIXTRAL, overrides)
+    cuts = [expert_cut(spec, rank) for rank in range(spec.parallel.expert)]
+    assert [cut.part(5).stop - cut.part(5).start for cut in cuts] == sizes and cuts[0].shards == shards
+    units = units_of(read_shape(spec), spec, (5,), 0, 0)
+    assert {unit.shards for unit in units.values() if unit.of_experts} == {shards}
+    assert sum(unit.of_experts for unit in units.values()) == 5
+
+
+CHANGES = {
+    "ep2 to tp2 pp2": (LAYOUTS["ep2 dp4 zero3"], layout(2, 2, microbatches=3)),
+    "tp2 pp2 to ep2": (layout(2, 2, microbatches=3), LAYOUTS["ep2 dp4 zero1"]),
+    "ep2 to ep3": (LAYOUTS["ep2 zero0"], LAYOUTS["ep3 zero1"]),
+}
+
+
+@pytest.mark.parametrize("change", ["ep2 to tp2 pp2", "tp2 pp2 to ep2", pytest.param("ep2 to ep3", marks=pytest.mark.prove)])
+def test_a_checkpoint_goes_on_on_another_layout(place: Path, engine: Engine, change: str) -> None:
+    before, after = CHANGES[change]
+    spec = job(place, MIXTRAL, before)
+    run = start(spec)
+    run_engine(spec, run=run)
+    assert relaunch(run, place, MIXTRAL, [*after, "train.steps=5"]).distance(engine(MIXTRAL, "train.steps=5")[0]) < EXACT
+
+
+# --- negative controls -----------------------------------------------------------------------------------------------
+
+
+def summed_over(other: Callable[[groups.Groups], groups.Axis]) -> None:
+    """Gradients of experts are summed over other ranks than those with the same ones."""
+    reduce, holders, seen = gradients.UnitGradient.reduce, groups.Groups.holders, []
+
+    def noted(self: groups.Groups, of_experts: bool) -> groups.StateAxes:
+        seen.append(self)
+        return holders(self, of_experts)
+
+    def wrong(self: gradients.UnitGradient) -> None:
+        own = self.replicate
+        self.replicate = other(seen[0]) if self.layout.of_experts else own
+        reduce(self)
+        self.replicate = own
+
+    groups.Groups.holders, gradients.UnitGradient.reduce = noted, wrong
+
+
+def summed_over_all() -> None:
+    summed_over(lambda made: made.replicate)
+
+
+def unsummed_experts() -> None:
+    summed_over(lambda made: groups.Axis())
+
+
+def to_another_place() -> None:
+    """Rows come back in another order than they left."""
+    back = expert_axis.Journey.to_tokens
+    expert_axis.Journey.to_tokens = lambda self, rows: back(self, rows).roll(1, 0)
+
+
+def unsorted_rows() -> None:
+    """Rows of other ranks are computed by whichever expert is next."""
+    exchanged = expert_axis._exchanged
+    expert_axis.Journey.to_experts = lambda self, rows: exchanged(rows, self.sent, self.come, self.axis)
+
+
+def loss_on_every_tensor_rank() -> None:
+    of = router_loss.RouterLoss.of
+    router_loss.RouterLoss.of = lambda self, *given: 2 * of(self, *given)
+
+
+def own_tokens_alone() -> None:
+    """Each rank balances its own tokens of a sample."""
+    of = router_loss.RouterLoss.of
+    router_loss.RouterLoss.of = lambda self, logits, chosen, experts, sharers: of(self, logits, chosen, experts, ())
+
+
+CONTROLS: dict[str, tuple[Callable[[], None], str, list[str]]] = {
+    "gradients are summed over ranks with other experts": (summed_over_all, MANY, LAYOUTS["ep2 zero0"]),  # as many on each
+    "gradients of experts are not summed": (unsummed_experts, MANY, LAYOUTS["ep2 dp4 zero0"]),
+    "tokens come back to another place": (to_another_place, MIXTRAL, LAYOUTS["ep2 zero0"]),
+    "rows are not sorted by expert": (unsorted_rows, MIXTRAL, LAYOUTS["ep2 zero0"]),
+}
+
+
+@pytest.mark.parametrize("control", CONTROLS)
+def test_a_broken_expert_axis_is_seen(place: Path, reference: Reference, control: str) -> None:
+    sabotage, model, overrides = CONTROLS[control]
+    assert run_engine(job(place, model, overrides), before=sabotage).distance(reference(model)) > WRONG
+
+
+@pytest.mark.parametrize(("sabotage", "name"), [(loss_on_every_tensor_rank, "tp2"), (own_tokens_alone, "sp2 whole")])
+def test_a_broken_loss_of_routers_is_seen(
+    place: Path, plain: Callable[[str], Result], sabotage: Callable[[], None], name: str,
+) -> None:
+    assert run_engine(job(place, MIXTRAL, [*LOSSES, *ROUTED[name]]), before=sabotage).distance(plain(MIXTRAL)) > WRONG
+
+
+# --- the journey by itself -------------------------------------------------------------------------------------------
+
+
+def there_and_back(counts: list[list[int]]) -> tuple[list[float], tuple[int, ...], list[float], list[float]]:
+    """One rank's rows, numbered by rank, expert and row, at their experts and back; and the gradient of a sum."""
+    meet(identity(os.environ), rendezvous(None), "gloo")
+    rank = torch.distributed.get_rank()
+    axis = groups.Axis(2, rank, torch.distributed.group.WORLD, True)
+    mine = counts[rank]
+    rows = torch.tensor([[100.0 * rank + 10 * expert + row] for expert, count in enumerate(mine) for row in range(count)],
+                        dtype=torch.bfloat16).reshape(-1, 1).requires_grad_()
+    journey = expert_axis.ExpertAxis(axis, 3).journey(mine, torch.device("cpu"))
+    there = journey.out(rows)
+    back = journey.back(2 * there)
+    back.backward(torch.arange(len(back), dtype=torch.bfloat16).unsqueeze(1))
+    assert rows.grad is not None
+    return there.flatten().tolist(), journey.counts, back.flatten().tolist(), rows.grad.flatten().tolist()
+
+
+@pytest.mark.parametrize(("counts", "there"), [
+    ([[2, 0, 1], [1, 1, 1]], [[0.0, 1.0, 100.0, 110.0], [20.0, 120.0]]),
+    ([[0, 0, 3], [0, 0, 0]], [[], [20.0, 21.0, 22.0]]),  # a rank without a row, and one that sends all away
+])
+def test_rows_lie_by_expert_there_and_come_back_to_their_places(counts: list[list[int]], there: list[list[float]]) -> None:
+    for rank, found in enumerate(run_ranks(2, there_and_back, counts)):
+        own = [100.0 * rank + 10 * expert + row for expert, count in enumerate(counts[rank]) for row in range(count)]
+        assert found[0] == there[rank] and sum(found[1]) == len(there[rank])
+        assert found[2] == [2 * value for value in own]
+        assert found[3] == [2.0 * place for place in range(len(own))]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[str, list[str], str]] = {
+    "not a divisor": (MIXTRAL, layout(data=3, expert=2), "does not divide data(3) × context(1) = 3"),
+    "ranks without an expert": (MIXTRAL, layout(data=4, expert=4), "so that 1 ranks of a group get none"),
+    "no experts": ("llama", layout(data=2, expert=2), "llama has no experts"),
+    "no router": ("llama", ["train.router_z=0.1"], "has no effect: llama has no experts"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_shared_out_is_refused(place: Path, name: str) -> None:
+    model, overrides, words = REFUSED[name]
+    with pytest.raises(HpcMpError) as refusal:
+        spec: Any = job(place, model, overrides)
+        check_layout(read_shape(spec), spec)
+    assert words in str(refusal.value)

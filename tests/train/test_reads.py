@@ -1,0 +1,91 @@
+"""Of a checkpoint each byte is read once at a resume, by all ranks together."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from layouts import VARIANTS, job, start, write_text
+from ranks import run_ranks, train
+
+from hpc_mp.job import dump_job
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.rundir import RunDirectory, newest_complete, write_json
+
+PP2DP2 = ["job.ranks_per_node=4", "parallel.pipeline=2", "parallel.zero=0", "parallel.microbatches=2"]
+DP4Z3 = ["job.ranks_per_node=4", "parallel.zero=3", "parallel.microbatches=2"]
+Read = tuple[str, int, int]  # file, first byte, bytes
+
+
+def trained(run: RunDirectory, ranks: int, before: Callable[[], None] = lambda: None) -> None:
+    def rank() -> int:
+        before()
+        return train(run.job)
+
+    assert run_ranks(ranks, rank, timeout=900) == [0] * ranks
+
+
+def reads_of_resume(
+    directory: Path, model: str, before: Sequence[str], after: Sequence[str],
+) -> tuple[list[Read], dict[str, int]]:
+    """What ranks read of the files of tensors as they go on, and the sizes of these files."""
+    first = job(directory, model, [*before, "train.steps=1"])
+    run = start(first)
+    trained(run, first.ranks)
+    saved, _ = newest_complete(run.checkpoints)
+    assert saved is not None
+    spec = job(directory, model, [*after, "train.steps=2"])
+    run.job.write_text(dump_job(spec))
+    degrees = Degrees(spec.parallel.tensor, spec.parallel.pipeline, spec.data_degree)
+    write_json(run.placement, to_dict(place(degrees, "cluster", spec.job.ranks_per_node)))
+    sizes = {path.name: path.stat().st_size for path in saved.glob("*.safetensors")}
+    notes = directory / "notes"
+    notes.mkdir()
+
+    def note() -> None:
+        plain = os.pread
+
+        def noted(descriptor: int, count: int, begin: int) -> bytes:
+            content = plain(descriptor, count, begin)
+            with (notes / str(os.getpid())).open("a") as file:
+                file.write(json.dumps([Path(os.readlink(f"/proc/self/fd/{descriptor}")).name, begin, len(content)]) + "\n")
+            return content
+
+        os.pread = noted
+
+    trained(run, spec.ranks, note)
+    lines = [line for path in notes.iterdir() for line in path.read_text().splitlines()]
+    return [(name, begin, count) for name, begin, count in map(json.loads, lines) if name in sizes], sizes
+
+
+@pytest.mark.parametrize("layout", [PP2DP2, DP4Z3], ids=["pp2dp2", "dp4zero3"])
+def test_every_byte_is_read_once(layout: list[str], tmp_path: Path) -> None:
+    write_text(tmp_path)
+    reads, sizes = reads_of_resume(tmp_path, "gpt2-untied", layout, layout)
+    assert max(Counter(reads).values()) == 1
+    assert {name: sum(count for file, _, count in reads if file == name) for name in sizes} == sizes
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+def test_every_byte_of_gibibytes_is_read_once_by_eight_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and two moments in fp32: 3.8 GiB, and three times as much in memory. It goes on with half as many tensor ranks:
+    a block is read again where one part ends and another begins, or where it holds what tensor ranks have in common."""
+    if shutil.disk_usage(tmp_path).free < 12 << 30:
+        pytest.skip("needs 12 GiB of disk")
+    write_text(tmp_path)
+    large = ('model_type = "gpt2", n_layer = 2, n_embd = 1024, n_head = 8, vocab_size = 300000, n_positions = 32, '
+             "resid_pdrop = 0.0, embd_pdrop = 0.0, attn_pdrop = 0.0")
+    monkeypatch.setitem(VARIANTS, "large", large)
+    common = ["job.ranks_per_node=8", 'train.precision="fp32"', "train.global_batch=2", "data.sequence_length=8"]
+    reads, sizes = reads_of_resume(tmp_path, "large", [*common, "parallel.tensor=8"],
+                                   [*common, "parallel.tensor=4", "parallel.zero=1"])
+    total, read = sum(sizes.values()), sum(count for _, _, count in reads)
+    print(f"{total / 2**30:.2f} GiB in {len(sizes)} files, {read / 2**30:.2f} GiB read")
+    assert total > 3 << 30
+    assert total <= read + len(sizes) * 2**20 and read < 1.1 * total

@@ -1,0 +1,89 @@
+"""``hpc-mp train --profile`` measures what embedding, block and head take, and ``partition = "profile"`` cuts by it."""
+
+from __future__ import annotations
+
+import json
+import time
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from layouts import job, layout
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.train import command
+from hpc_mp.job import load_job
+from hpc_mp.layout.flat import StageSpan, unit_weights
+from hpc_mp.layout.models import family_of, read_profile, read_shape, stage_layers
+from hpc_mp.train.engine.section import StageSection
+from hpc_mp.train.rank.unit_profile import measure
+
+UNITS = {"embedding": StageSpan(range(0), True, False), "block": StageSpan(range(1), False, False),
+         "head": StageSpan(range(0), False, True)}
+CPU = 'job.device="cpu"'
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama-tied", "mixtral"])
+def test_bytes_are_those_of_the_units(tmp_path: Path, model: str) -> None:
+    def measured(*overrides: str) -> Any:
+        spec = job(tmp_path, model, [CPU, *overrides])
+        return measure(spec, read_shape(spec), 1)
+
+    shape = read_shape(job(tmp_path, model))
+    full, bf16 = measured('parallel.recompute="full"'), measured('train.precision="bf16"')
+    for name, span in UNITS.items():
+        weights = unit_weights(family_of(shape.model_type), shape, span).values()
+        elements = sum(-(-sum(prod(weight.shape) for weight in unit) // 8) * 8 for unit in weights)
+        assert (getattr(full, name).parameters, getattr(bf16, name).parameters) == (8 * elements, 2 * elements)
+        assert getattr(full, name).seconds > 0
+    tokens = 12 * 24  # of a microbatch: without a pipeline all 24 sequences fit into one, 8,192 tokens at most
+    spec = job(tmp_path, model)
+    assert full.block.activations == spec.microbatch_size * 24 * shape.hidden * 8, "the input of the block"
+    assert full.head.activations == measured().head.activations > tokens * shape.vocabulary * 8 / 2
+
+
+def test_seconds_are_those_of_the_unit_that_takes_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = StageSection._block
+
+    def slow(self: StageSection, *given: Any) -> Any:
+        time.sleep(0.25)
+        return forward(self, *given)
+
+    monkeypatch.setattr(StageSection, "_block", slow)
+    spec = job(tmp_path, "llama", [CPU])
+    found = measure(spec, read_shape(spec), 1)
+    assert found.block.seconds > 0.25 > found.embedding.seconds + found.head.seconds
+
+
+def test_a_profile_is_written_and_cuts_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job(tmp_path, "llama")
+    path = str(tmp_path / "llama.toml")
+    words = [word for each in (*layout(pipeline=3), "parallel.microbatches=4", 'parallel.partition="profile"')
+             for word in ("--set", each)]
+    shown = CliRunner().invoke(command, [path, "--profile", *words], catch_exceptions=False)
+    assert shown.exit_code == 0 and "norm and head" in shown.output and "stages of equal measured" in shown.output
+    overrides = words[1::2]
+    spec = load_job(Path(path), overrides)
+    assert spec.profile == tmp_path / "runs/.cache/profile-exact.json"
+    shape = read_shape(spec)
+    found = read_profile(spec, shape)
+    assert found.repetitions == 10 and found.device == "cpu" and found.measured["sequences of a microbatch"] == 6
+    assert sum(stage_layers(spec, shape)) == 5
+    tree = json.loads(spec.profile.read_text())
+    tree["head"]["seconds"] = 100 * tree["block"]["seconds"]
+    spec.profile.write_text(json.dumps(tree))
+    assert stage_layers(load_job(Path(path), [*overrides, "parallel.memory_weight=0"]), shape)[-1] == 0
+    other = load_job(Path(path), [*overrides, "parallel.microbatches=2"])
+    with pytest.raises(HpcMpError, match="sequences of a microbatch = 6, and the job has 12"):
+        stage_layers(other, shape)
+
+
+@pytest.mark.parametrize(("words", "answer"), [
+    (["--profile", "--dry-run"], "--profile"), (["--profile", "--rank", "1"], "--rank"), (["--json"], "--json")])
+def test_options_that_do_not_go_together(tmp_path: Path, words: list[str], answer: str) -> None:
+    job(tmp_path, "llama")
+    with pytest.raises(HpcMpError) as refused:
+        CliRunner().invoke(command, [str(tmp_path / "llama.toml"), *words], catch_exceptions=False, standalone_mode=False)
+    assert refused.value.value == answer
