@@ -14,6 +14,8 @@ import psutil
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import memory_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu, find_gpus
+from hpc_mp.job.spec import Parallel
+from hpc_mp.job.values import toml_value
 
 Asked = Literal["auto", "cpu", "cuda"]
 
@@ -85,6 +87,14 @@ def check_memory(state: Sequence[int], device: Device) -> None:
                 f" on {pool.name}",
                 f"is more than its {memory_size(pool.size)} of memory",
                 "use a smaller model, parallel.zero = 3, optimizer = \"sgd\", a narrower precision or a larger machine")
+
+
+def check_offload(parallel: Parallel, device: Device) -> None:
+    """Refuse to offload into the memory in which everything lies already. Raises HpcMpError."""
+    if "optimizer" in parallel.offload and parallel.offload_directory is None and device.kind == "cpu":
+        raise HpcMpError(f"parallel.offload = {toml_value(parallel.offload)}",
+                         "has no effect on CPUs: their memory is the host's",
+                         "name a disk of the nodes with parallel.offload_directory, or leave it out")
 
 
 def torch_has_cuda() -> bool:

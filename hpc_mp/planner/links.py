@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise, permutations
 from typing import TypeVar
 
 from hpc_mp.layout.placement import Placement
@@ -18,6 +18,11 @@ Edges = Iterator[tuple[int, int]]
 def _ring(group: Group) -> Edges:
     """Every rank sends to the next, the last to the first."""
     return zip(group, group[1:] + group[:1], strict=True)
+
+
+def _pairs(group: Group) -> Edges:
+    """Every rank sends to every other one."""
+    return permutations(group, 2)
 
 
 def _chain(group: Group) -> Edges:
@@ -35,7 +40,7 @@ def _ends(group: Group) -> Edges:
 
 
 def _shards(group: Group, shards: int | None) -> Edges:
-    """Shard groups are blocks of the data axis."""
+    """Shard groups are blocks of data × context."""
     size = shards or len(group)
     for begin in range(0, len(group), size):
         yield from _ring(group[begin:begin + size])
@@ -48,13 +53,23 @@ def _replicas(group: Group, shards: int | None) -> Edges:
 
 
 # axis -> the groups of the placement that it lives in, and who sends to whom in one of them
-AXES: dict[str, tuple[str, Callable[[Group, int | None], Edges]]] = {
+AXES: dict[str, tuple[str, Callable[[Group, Traffic], Edges]]] = {
     "tp": ("tp", lambda group, _: _ring(group)),
+    "cp": ("cp", lambda group, _: _ring(group)),
+    "cp_pairs": ("cp", lambda group, _: _pairs(group)),
     "pp": ("pp", lambda group, _: _chain(group)),
-    "dp": ("dp", _shards),
-    "replicas": ("dp", _replicas),
+    "ep": ("ep", lambda group, _: _pairs(group)),
+    "dp": ("dp", lambda group, traffic: _shards(group, traffic.shards)),
+    "replicas": ("dp", lambda group, traffic: _replicas(group, traffic.shards)),
+    "expert_dp": ("edp", lambda group, traffic: _shards(group, traffic.expert_shards)),
+    "expert_replicas": ("edp", lambda group, traffic: _replicas(group, traffic.expert_shards)),
     "tied": ("pp", lambda group, _: _ends(group)),
 }
+
+
+def _groups(placement: Placement, kind: str) -> Iterable[Group]:
+    """State and gradients travel among the ranks of data × context."""
+    return placement.state_groups if kind == "dp" else placement.groups.get(kind, ())
 
 
 def node_loads(placement: Placement, traffic: Traffic) -> tuple[Traffic, ...]:
@@ -104,4 +119,4 @@ def nodes_of(placement: Placement) -> list[int]:
 def _edges(placement: Placement, traffic: Traffic) -> Iterator[tuple[str, int, int]]:
     """Every (axis, sender, receiver)."""
     return ((axis, a, b) for axis, (kind, edges) in AXES.items()
-            for group in placement.groups[kind] for a, b in edges(group, traffic.shards))
+            for group in _groups(placement, kind) for a, b in edges(group, traffic))

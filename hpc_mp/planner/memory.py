@@ -1,68 +1,89 @@
-"""Bytes of model state per rank: parameters, gradients and optimizer state; activations are not counted here."""
+"""Bytes of model state per rank: parameters, gradients and optimizer state; activations are not counted here.
+
+With P parameters on a rank of the tensor and pipeline axes, d shards, m bytes of a master and of a gradient sum, c bytes of a
+parameter as it is computed with, and s numbers of optimizer state per parameter, a rank holds
+
+==== ==================================== ======================== =============
+zero parameters                           gradients                optimizer
+==== ==================================== ======================== =============
+0    c P (+ m P where the formats differ) m P                      s m P
+1    c P (+ m P/d)                        m P                      s m P/d
+2    c P (+ m P/d)                        m P/d + one unit's m U   s m P/d
+3    m P/d + two units' c U               m P/d + one unit's m U   s m P/d
+==== ==================================== ======================== =============
+
+With recompute ``every-N`` N + 1 units are gathered in place of two. Where ranks share out experts, each of a block's two units
+has its own d, and U is both of them: they come and go together. So bf16 over fp32 masters with AdamW: ZeRO-1 6 + 12/d bytes
+per parameter, ZeRO-2 2 + 16/d and a unit, ZeRO-3 16/d and units. The units are those of ``layout/flat.py``, which the engine
+allocates, padding and all: the counts are equal to the byte.
+
+Where optimizer state is offloaded it counts as bytes of the host or of the disk, and the rank holds the buffers of
+``layout/offload.py`` instead.
+"""
 
 from __future__ import annotations
 
-from math import prod
+from collections import Counter
 
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import Family, ModelShape, Weight, chunk_sizes, family_of
+from hpc_mp.layout.flat import FlatLayout, blocks_together, rank_units, stage_spans
+from hpc_mp.layout.models import ModelShape, TensorCut, expert_cut, family_of
+from hpc_mp.layout.offload import BUFFERS, buffer_elements
+from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 
-# precision -> bytes of a master parameter, of a parameter as computed with, of a gradient as it is accumulated
-BYTES = {"fp64": (8, 8, 8), "fp32": (4, 4, 4), "bf16": (4, 2, 4)}
+# precision -> bytes of a master parameter and of a gradient sum, and of a parameter as computed with
+BYTES = {"fp64": (8, 8), "fp32": (4, 4), "bf16": (4, 2), "fp16": (4, 2)}
 SLOTS = {"adamw": 2, "sgd": 0}  # tensors of optimizer state per parameter, in the master's format
 
 
 def state_bytes(shape: ModelShape, spec: JobSpec, layers: tuple[int, ...]) -> dict[tuple[int, int], StateBytes]:
-    """State of the ranks at (pipeline, tensor) coordinates; ranks of the data axis hold as much as their first one.
-
-    Stage by stage as ``engine/zero.py`` holds it: with ZeRO-0 everything once; with ZeRO-1 to 3 the rank's part of
-    masters and optimizer state, besides the whole parameters (ZeRO-3: the largest block and the outer weights) and
-    gradients of the stage (ZeRO-2 and 3: of the unit whose backward runs) while a step computes.
+    """State of the ranks at (pipeline, tensor) coordinates at the fullest moment of a step, whatever their data coordinate.
 
     Args:
         layers: of every stage.
     """
-    family = family_of(shape.model_type)
-    result = {}
-    for stage in range(spec.parallel.pipeline):
-        begin = sum(layers[:stage])
-        first, last = stage == 0, stage == spec.parallel.pipeline - 1
-        weights = family.stage_weights(shape, range(begin, begin + layers[stage]), first, last)
-        for tensor in range(spec.parallel.tensor):
-            result[stage, tensor] = _rank_bytes(family, weights, spec, tensor)
-    return result
+    return {(pipeline, tensor): _bytes(spec, list(units_of(shape, spec, layers, pipeline, tensor).values()))
+            for pipeline in range(spec.parallel.pipeline) for tensor in range(spec.parallel.tensor)}
 
 
-def _rank_bytes(family: Family, weights: tuple[Weight, ...], spec: JobSpec, tensor: int) -> StateBytes:
-    master, computed, gradient = BYTES[spec.train.precision]
+def cut_of(spec: JobSpec, rank: int = 0) -> TensorCut:
+    """What a rank of the tensor axis has."""
+    return TensorCut(spec.parallel.tensor, rank, spec.parallel.tensor_modules)
+
+
+def units_of(
+    shape: ModelShape, spec: JobSpec, layers: tuple[int, ...], pipeline: int, tensor: int,
+) -> dict[str, FlatLayout]:
+    """The flat units of a rank at these coordinates, by name."""
+    spans = stage_spans(layers)
+    held = [spans[stage] for stage, holder in enumerate(schedule_of(spec).placement) if holder == pipeline]
+    return rank_units(family_of(shape.model_type), shape, held, cut_of(spec, tensor), spec.shard_degree,
+                      expert_cut(spec))
+
+
+def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
+    master, computed = BYTES[spec.train.precision]
     slots = SLOTS[spec.train.optimizer] + (spec.train.optimizer == "sgd" and spec.train.momentum > 0)
-    shards = spec.shard_degree
-    whole = sum(elements(w, spec, tensor, 1) for w in weights)
-    part = sum(elements(w, spec, tensor, shards) for w in weights)
-    if master == computed and (spec.parallel.zero == 0 or spec.data_degree == 1):
-        return StateBytes(whole * master, whole * gradient, whole * slots * master)
-    units: dict[str, int] = {}
-    for weight in weights:
-        units.setdefault(_unit(family, weight), 0)
-        units[_unit(family, weight)] += elements(weight, spec, tensor, 1)
-    outer = units.pop("", 0)
-    largest = max(units.values(), default=0)
-    gathered = outer + largest if spec.parallel.zero == 3 else whole
-    flowing = whole if spec.parallel.zero <= 1 else outer + largest
-    return StateBytes(part * master + gathered * computed, part * master + flowing * gradient, part * slots * master)
+    part = sum(unit.part for unit in units)
+    cut = [unit for unit in units if unit.shards > 1]
+    parted, gathered = (cut if spec.parallel.zero >= least else [] for least in (2, 3))
+    together = 1 + (blocks_together(spec.parallel.recompute) or 1)
+    inside = sum(unit.part for unit in units if unit not in gathered) if master == computed else 0  # masters in parameters
+    parameters = (part - inside) * master + _whole(units, gathered, together) * computed
+    gradients = (sum(unit.part for unit in parted) + _whole(units, parted, 1)) * master
+    optimizer = part * slots * master
+    if "optimizer" not in spec.parallel.offload:
+        return StateBytes(parameters, gradients, optimizer)
+    buffers = BUFFERS * buffer_elements(unit.part for unit in units) * slots * master
+    if spec.parallel.offload_directory is None:
+        return StateBytes(parameters, gradients, buffers, host=optimizer)
+    return StateBytes(parameters, gradients, buffers, disk=optimizer)
 
 
-def _unit(family: Family, weight: Weight) -> str:
-    """The block that a weight belongs to, "" for embedding, norm and head."""
-    prefix = f"{family.blocks}."
-    return weight.name.removeprefix(prefix).split(".")[0] if weight.name.startswith(prefix) else ""
-
-
-def elements(weight: Weight, spec: JobSpec, tensor: int, shards: int) -> int:
-    """Elements of a weight on a tensor rank and on the first, the fullest, of ``shards`` ranks along the data axis."""
-    shape = list(weight.shape)
-    if weight.cut is not None:
-        shape[weight.cut] = chunk_sizes(shape[weight.cut], spec.parallel.tensor)[tensor]
-    shape[0] = chunk_sizes(shape[0], shards)[0]
-    return prod(shape)
+def _whole(units: list[FlatLayout], passing: list[FlatLayout], most: int) -> int:
+    """Elements of units that a rank has whole at once, of those that pass of no more blocks than ``most``."""
+    blocks: Counter[str] = Counter()
+    for unit in passing:
+        blocks[unit.block] += unit.padded
+    return sum(unit.padded for unit in units if unit not in passing) + sum(size for _, size in blocks.most_common(most))

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from hpc_mp.base.text import data_rate, data_size, duration
 from hpc_mp.cluster.bandwidth import LinkRates
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.placement import ORDERS, Degrees, Placement, RankMap, normalize_order, place
-from hpc_mp.planner.links import AXES, edges_out, load_of, node_loads, nodes_of
-from hpc_mp.planner.traffic import degrees_of, library_of
+from hpc_mp.layout.placement import ORDERS, ORDERS_WITH_CONTEXT, Degrees, RankMap, normalize_order, place
+from hpc_mp.planner.links import node_loads
+from hpc_mp.planner.traffic import degrees_of
 from hpc_mp.rundir.plan import Traffic
 
 DEFAULT_BANDWIDTH = 25e9
@@ -20,8 +20,7 @@ DEFAULT_BANDWIDTH = 25e9
 class OrderCost:
     """One order: its busiest node, the bytes per axis that leave it in a step, the bytes a step waits for, and how long.
 
-    ``waited`` is the busiest node's load where stages use the links side by side. Where they take turns it is the
-    largest load of tensor and pipeline traffic, plus every stage's largest load of data traffic.
+    ``waited`` is the busiest node's load: reductions run beside the backwards, so that stages use the links side by side.
     """
 
     order: str
@@ -44,7 +43,6 @@ def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | Non
     """``parallel.order = "auto"`` takes the order in which a step waits least.
 
     Args:
-        spec: with ``job.device`` chosen: ranks on CPUs talk through gloo, those on GPUs through NCCL.
         traffic: of the job.
         measured: what the doctor has measured on this cluster; the median rate counts, for nobody knows the nodes yet.
     """
@@ -53,8 +51,7 @@ def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | Non
         return RankOrder(normalize_order(asked, p.context), f"parallel.order = {asked}")
     usual = measured.usual if measured is not None and measured.recent() else None
     order, costs = cheapest_order(degrees_of(spec), traffic, spec.job.ranks_per_node,
-                                  DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=p.rank_map,
-                                  stages_in_turn=library_of(spec).in_turn and p.zero > 0)
+                                  DEFAULT_BANDWIDTH if usual is None else usual * 1e9, rank_map=p.rank_map)
     if spec.job.nodes == 1:
         return RankOrder(order, "one node: no traffic leaves it")
     waited = [cost.waited for cost in costs]
@@ -67,27 +64,19 @@ def choose_rank_order(spec: JobSpec, traffic: Traffic, measured: LinkRates | Non
 
 def cheapest_order(
     degrees: Degrees, traffic: Traffic, ranks_per_node: int, bandwidth: float = DEFAULT_BANDWIDTH,
-    rank_map: RankMap = "block", stages_in_turn: bool = False,
+    rank_map: RankMap = "block",
 ) -> tuple[str, list[OrderCost]]:
     """The order in which a step waits least for the links between nodes, and the cost of every order.
 
-    ``bandwidth`` is in bytes per second; ``stages_in_turn`` tells whether stages use the links for the data axis one
-    after another. Costs stand in the order of ``ORDERS``; of equal ones the first wins, so that ties go to DPT.
-    Latency, overlap with computing and the context axis are not counted.
+    ``bandwidth`` is in bytes per second. Costs stand in the order of ``ORDERS``, or where there is a context axis of
+    ``ORDERS_WITH_CONTEXT``; of equal ones the first wins: ties go to DPT, or DPCT. Latency and overlap with computing are not
+    counted.
     """
     costs = []
-    for order in ORDERS:
+    for order in ORDERS if degrees.context == 1 else ORDERS_WITH_CONTEXT:
         placement = place(degrees, order, ranks_per_node, rank_map)
         loads = node_loads(placement, traffic)
         node = max(range(len(loads)), key=lambda node: loads[node].total)
-        waited = _waited_in_turn(placement, traffic) if stages_in_turn else loads[node].total
-        costs.append(OrderCost(placement.order, node, loads[node], waited, waited / bandwidth))
+        costs.append(OrderCost(placement.order, node, loads[node], loads[node].total, loads[node].total / bandwidth))
     return min(costs, key=lambda cost: cost.seconds).order, costs
 
-
-def _waited_in_turn(placement: Placement, traffic: Traffic) -> float:
-    edges = edges_out(placement, traffic, nodes_of(placement))
-    nodes, stages = range(placement.nodes), range(placement.degrees.pipeline)
-    loads = [[load_of(traffic, {axis: edges[axis, stage, node] for axis in AXES}) for node in nodes] for stage in stages]
-    together = (sum(loads[stage][node].total - loads[stage][node].data for stage in stages) for node in nodes)
-    return max(together) + sum(max(load.data for load in stage) for stage in loads)

@@ -1,59 +1,56 @@
 """How many bytes the ranks of a job send each other in an optimizer step, by axis, as the engine sends them.
 
-With m microbatches, A the bytes of one activation (microbatch × sequence × hidden), T, D the tensor and data degrees, s the
-shard degree and R = D / s, a rank sends:
+With m microbatches, T and C the tensor and context degrees, A the bytes of one activation (microbatch × sequence / C × hidden), K
+those of the keys and values of a rank's tokens and heads, Q those of its queries, D the ranks of data × context, s the shard
+degree and R = D / s, a rank sends:
 
 ======== ============================ ==========================================================================================
 axis     to                           bytes per step
 ======== ============================ ==========================================================================================
 tp       its neighbour in a ring      2 (T−1)/T × m × (4 per layer, 1 for the embedding, 1 for the head) × A, and 3 numbers per
-                                      token for the loss: all-reduces forward and backward
-pp       the next and previous stage  m × A each
-dp       its neighbour in the ring of without shards 2 (D−1)/D × the stage's gradients; with them (s−1) × its part of the stage ×
+                                      token for the loss: all-reduces forward and backward, or, with sequence parallelism,
+                                      an all-gather and a reduce-scatter in place of each; 2 more per layer that is
+                                      computed again (recompute full or every-N); and gradients, see below
+cp       its neighbour in a ring      m × layers × (2 (C−1) × K forward and backward, C × K of gradients in at least fp32),
+                                      (C−1) × K more for a layer that is computed again
+cp_pairs each other rank of its       m × layers × 4 (Q + K) / C, with ulysses instead: tokens for heads and back, forward and
+         context group                backward; 2 (Q + K) / C more where computed again. K counts heads that are repeated
+pp       the next and previous stage  m × A each, for every stage of the rank; A/T with sequence parallelism
+dp       its neighbour in the ring of without shards 2 (D−1)/D × the rank's gradients; with them (s−1) × its part of its units ×
          its shard group              (all-gathers in the compute format + reduce-scatters in the master format)
 replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format
          ranks with the same part
+ep       each other rank of its       m × (4 per layer, 2 more where computed again) × K A / E for K experts of each token, 8
+         expert group                 bytes for each of the receiver's experts. An expectation: routers decide
+expert_  as dp and replicas, among    the same of the units of experts
+dp, …    the ranks with the same ones
 tied     the other end of a pipeline  its part of the embedding's gradient, where the head is a copy of it
 ======== ============================ ==========================================================================================
 
-All-gathers and reduce-scatters per step: ZeRO-0 and 1 have one of each, ZeRO-2 one and m, ZeRO-3 2 m and m. Under bf16 the
-master format is fp32, so ZeRO-1 moves 2 + 4 bytes per parameter and ZeRO-0, which all-reduces, 8. Parts are those of the first
-shard, the largest: FSDP2 pads the others to it. tests/planner/test_traffic.py counts the same bytes in running ranks.
+All-gathers and reduce-scatters per step: ZeRO-0 and 1 have one of each, ZeRO-2 one and m, ZeRO-3 2 m and m; the embedding's
+parameters are gathered m times, for its backward does not need them. Under bf16 the master format is fp32, so ZeRO-1 moves 2 + 4
+bytes per parameter and ZeRO-0, which all-reduces, 8. Parts are those of ``layout/flat.py``, padding and all. Tensor ranks sum the
+gradients of key-value heads that they share, and with sequence parallelism those of all weights that they hold whole, once per
+step or, with ZeRO-2 and 3, per microbatch. Modules that are not cut send nothing, but for attention with sequence parallelism,
+whose tokens are gathered.
+tests/planner/test_traffic.py counts the same bytes in running ranks.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
 
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models import ModelShape, family_of
+from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
+from hpc_mp.layout.models import ModelShape, expert_cut, family_of
 from hpc_mp.layout.placement import Degrees
-from hpc_mp.planner.memory import BYTES, elements
+from hpc_mp.layout.schedule import schedule_of
+from hpc_mp.planner.memory import BYTES, cut_of, units_of
 from hpc_mp.rundir.plan import Traffic
 
-AXES = ("tp", "pp", "dp", "replicas", "tied")
+AXES = ("tp", "cp", "cp_pairs", "pp", "ep", "dp", "replicas", "expert_dp", "expert_replicas", "tied")
+COUNT = 8  # bytes of the number of rows for an expert
 LOSS_NUMBERS = 3  # per token and microbatch: the greatest logit, the sum of exponentials, the label's logit
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveLibrary:
-    """How a communication library treats the data axis.
-
-    Attributes:
-        reduce_scatter: the bytes of a reduce-scatter, relative to a ring's.
-        in_turn: a reduction holds up the backward it belongs to, and with it the stages before: stages use the links
-            one after another. Otherwise they do so side by side.
-    """
-
-    reduce_scatter: int
-    in_turn: bool
-
-
-NCCL = CollectiveLibrary(reduce_scatter=1, in_turn=False)
-GLOO = CollectiveLibrary(reduce_scatter=2, in_turn=True)
-"""torch's gloo makes a reduce-scatter of an all-reduce, and FSDP2 has no streams on CPUs. Both were measured on four
-nodes at 200 Mbit/s: 11.4 MB left each node per step, where a ring reduce-scatter makes 7.9; and the data axis took
-twice as long where a node holds two ranks of one stage as where it holds one rank of each of two stages."""
 
 
 def degrees_of(spec: JobSpec) -> Degrees:
@@ -61,51 +58,132 @@ def degrees_of(spec: JobSpec) -> Degrees:
     return Degrees(tensor=p.tensor, pipeline=p.pipeline, data=spec.data_degree, context=p.context, expert=p.expert)
 
 
-def library_of(spec: JobSpec) -> CollectiveLibrary:
-    """That of the ranks of a job whose device is chosen: those on CPUs talk through gloo, those on GPUs through NCCL."""
-    return GLOO if spec.job.device == "cpu" else NCCL
+def traffic_of(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> Traffic:
+    """Of every axis what the place in the pipeline sends that sends most. ``layers``: of every stage."""
+    places = [rank_traffic(spec, shape, layers, place) for place in range(spec.parallel.pipeline)]
+    return Traffic(**{axis: max(getattr(place, axis) for place in places) for axis in AXES}, shards=places[0].shards,
+                   expert_shards=places[0].expert_shards)
 
 
-def traffic_of(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], library: CollectiveLibrary | None = None) -> Traffic:
-    """Of every axis what the stage sends that sends most. ``layers``: of every stage; ``library``: default that of the job."""
-    stages = [stage_traffic(spec, shape, layers, stage, library or library_of(spec)) for stage in range(len(layers))]
-    return Traffic(**{axis: max(getattr(stage, axis) for stage in stages) for axis in AXES}, shards=stages[0].shards)
-
-
-def stage_traffic(
-    spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], stage: int, library: CollectiveLibrary,
-) -> Traffic:
-    """What the first rank of a stage sends along each axis."""
+def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipeline: int) -> Traffic:
+    """What the first rank at a place of the pipeline sends along each axis."""
     p, m = spec.parallel, spec.microbatches
-    master, computed, _ = BYTES[spec.train.precision]
-    first, last = stage == 0, stage == len(layers) - 1
-    tokens = spec.microbatch_size * spec.data.sequence_length
-    activation = tokens * shape.hidden * computed
-    begin = sum(layers[:stage])
-    family = family_of(shape.model_type)
-    weights = family.stage_weights(shape, range(begin, begin + layers[stage]), first, last)
-    embedding = [weight for weight in weights if weight.name == f"{family.embedding}.weight"]
-    copied = shape.tied and p.pipeline > 1 and (first or last)
-    reduced = (4 * layers[stage] + first + last) * activation + (LOSS_NUMBERS * tokens * max(4, computed) if last else 0)
-    dp, replicas = _data_axis(spec, sum(elements(w, spec, 0, 1) for w in weights),
-                              sum(elements(w, spec, 0, spec.shard_degree) for w in weights), library)
+    master, computed = BYTES[spec.train.precision]
+    spans, placement = stage_spans(layers), schedule_of(spec).placement
+    held = [stage for stage, holder in enumerate(placement) if holder == pipeline]
+    first, last = 0 in held, len(spans) - 1 in held
+    tokens = spec.data.sequence_length // p.context
+    shares = p.tensor if p.sequence else 1  # of the tokens of a rank, between cut layers
+    activation = spec.microbatch_size * -(-tokens // shares) * shape.hidden * computed
+    units = units_of(shape, spec, layers, pipeline, 0)
+    tensor = _tensor_axis(spec, shape, [spans[stage] for stage in held], shares * activation)
+    onward = sum(stage + 1 < len(spans) and placement[stage + 1] != pipeline for stage in held)
+    back = sum(stage > 0 and placement[stage - 1] != pipeline for stage in held)
+    copied = TIED in units and not (first and last)
+    same, expert = spec.state_degree // p.expert, expert_cut(spec)
+    here = [spans[stage] for stage in held]
+    dp, replicas = _data_axis(spec, _kind(units, False), spec.state_degree, spec.shard_degree, first, last)
+    expert_dp, expert_replicas = _data_axis(spec, _kind(units, True), same, expert.shards, False, False)
+    cp, cp_pairs = _context_axis(spec, shape, here)
     return Traffic(
-        tp=_ring_all_reduce(p.tensor) * m * reduced,
-        pp=float(m * activation) if p.pipeline > 1 else 0.0,
-        dp=dp, replicas=replicas,
-        tied=float(sum(elements(w, spec, 0, spec.shard_degree) for w in embedding) * master) if copied else 0.0,
-        shards=spec.shard_degree if 1 < spec.shard_degree < spec.data_degree else None)
+        tp=tensor + _shared_gradients(spec, units), cp=cp, cp_pairs=cp_pairs, pp=float(m * activation * max(onward, back)),
+        ep=_expert_axis(spec, shape, here), dp=dp, replicas=replicas, expert_dp=expert_dp, expert_replicas=expert_replicas,
+        tied=float(units[TIED].part * master) if copied else 0.0,
+        shards=_of_all(spec.shard_degree, spec.state_degree), expert_shards=_of_all(expert.shards, same))
 
 
-def _data_axis(spec: JobSpec, whole: int, part: int, library: CollectiveLibrary) -> tuple[float, float]:
-    """Bytes of ``dp`` and of ``replicas`` for a stage of which a rank holds ``part`` of ``whole`` parameters."""
-    master, computed, _ = BYTES[spec.train.precision]
-    zero, m, shards = spec.parallel.zero, spec.microbatches, spec.shard_degree
+def _tensor_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan], activation: int) -> float:
+    """What a tensor rank of these stages sends for activations, their gradients and the loss. ``activation``: bytes of one."""
+    family, cut = family_of(shape.model_type), cut_of(spec)
+    ends = heads = 0  # of cut layers: each has an all-reduce, or an all-gather and a reduce-scatter
+    again = 0.0
+    for span in spans:
+        for place, path in enumerate(f"{family.blocks}.{layer}" for layer in span.layers):
+            entered = sum(cut.cuts(f"{path}.{inner}") or (spec.parallel.sequence and inner == family.attention)
+                          for inner in family.enters)
+            left = sum(how == "row" and cut.cuts(family.module_of(f"{path}.{inner}.weight"))
+                       for inner, how in family.projections.items())
+            mixed = family.experts is not None and cut.cuts(family.module_of(f"{path}.{family.experts}.weight"))
+            left += mixed
+            ends += entered + left
+            if (together := blocks_together(spec.parallel.recompute)) is not None:  # the forward's half of it all
+                ends_group = (place + 1) % together == 0 or place + 1 == len(span.layers)
+                left -= mixed and ends_group  # a sum that nothing behind it needs is not made again
+                again += (entered + left) / 2 if spec.parallel.sequence else left
+        ends += span.first and cut.cuts(family.embedding)
+        heads += span.last and cut.cuts(family.embedding if shape.tied else family.head)
+    loss = LOSS_NUMBERS * spec.microbatch_size * spec.data.sequence_length // spec.parallel.context * max(
+        4, BYTES[spec.train.precision][1])
+    return _ring_all_reduce(cut.size) * spec.microbatches * ((ends + again + heads) * activation + heads * loss)
+
+
+def _shared_gradients(spec: JobSpec, units: dict[str, FlatLayout]) -> float:
+    """What a tensor rank sends to sum gradients of which several ranks hold shares: of key-value heads that they share, and with
+    sequence parallelism of all that is whole, whenever the data axis sums."""
+    slots = [(spec.microbatches if spec.parallel.zero >= 2 and unit.shards > 1 else 1, slot)
+             for unit in units.values() for slot in unit.slots if slot.partial or spec.parallel.sequence]
+    return BYTES[spec.train.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
+
+
+def _kind(units: dict[str, FlatLayout], of_experts: bool) -> dict[str, FlatLayout]:
+    return {name: unit for name, unit in units.items() if unit.of_experts == of_experts}
+
+
+def _of_all(shards: int, ranks: int) -> int | None:
+    """How many of the ranks a ring of shards has; None: all of them, or there are no shards."""
+    return shards if 1 < shards < ranks else None
+
+
+def _expert_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> float:
+    """What a rank of these stages sends each other rank of its expert group, if routers choose all experts alike."""
+    p, family, cut = spec.parallel, family_of(shape.model_type), cut_of(spec)
+    if p.expert == 1:
+        return 0.0
+    again = blocks_together(p.recompute) is not None
+    sent = 0.0
+    for layer in (layer for span in spans for layer in span.layers):
+        whole = not cut.cuts(family.module_of(f"{family.blocks}.{layer}.{family.experts}.weight"))
+        shares = p.context * (p.tensor if p.sequence and whole else 1)  # of the tokens of a sample
+        tokens = spec.microbatch_size * -(-spec.data.sequence_length // shares)
+        rows = tokens * shape.experts_per_token * shape.hidden * BYTES[spec.train.precision][1]
+        sent += (4 + 2 * again) * rows + (1 + again) * COUNT * shape.experts
+    return spec.microbatches * sent / p.expert
+
+
+def _data_axis(
+    spec: JobSpec, units: dict[str, FlatLayout], ranks: int, shards: int, first: bool, last: bool,
+) -> tuple[float, float]:
+    """Bytes of ``dp`` and of ``replicas`` for a rank that holds a part of these units, perhaps the first and the last stage.
+
+    Args:
+        ranks: that train the same parameters.
+    """
+    master, computed = BYTES[spec.train.precision]
+    zero, m = spec.parallel.zero, spec.microbatches
+    part = sum(unit.part for unit in units.values())
     if shards == 1:
-        return _ring_all_reduce(spec.data_degree) * whole * master, 0.0
-    gathers, scatters = {1: (1, 1), 2: (1, m), 3: (2 * m, m)}[zero]
-    sharded = (gathers * computed + scatters * library.reduce_scatter * master) * (shards - 1) * part
-    return float(sharded), _ring_all_reduce(spec.data_degree // shards) * part * master
+        return _ring_all_reduce(ranks) * part * master, 0.0
+    embedded = sum(units[name].part for name in (EMBEDDING, TIED) if name in units) if first else 0  # in the forward alone
+    passes = 2 * (part - embedded) + embedded + (2 * units[TIED].part if first and last and TIED in units else 0)
+    gathered = {1: part, 2: part, 3: m * passes}[zero]
+    scattered = {1: part, 2: m * part, 3: m * part}[zero]
+    sharded = (shards - 1) * (gathered * computed + scattered * master)
+    return float(sharded), _ring_all_reduce(ranks // shards) * part * master
+
+
+def _context_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
+    """Bytes of ``cp`` and of ``cp_pairs`` for a rank of these stages."""
+    p, computed = spec.parallel, BYTES[spec.train.precision][1]
+    family, cut = family_of(shape.model_type), cut_of(spec)
+    passes = 2 if blocks_together(p.recompute) is None else 3  # forward and backward, or the forward twice
+    ring = pairs = 0.0  # for each token
+    for layer in (layer for span in spans for layer in span.layers):
+        tensor = cut.size if cut.cuts(f"{family.blocks}.{layer}.{family.attention}") else 1
+        heads, kv_heads = shape.heads // tensor, max(1, shape.kv_heads // tensor)
+        ring += 2 * kv_heads * shape.head_dim * (passes * (p.context - 1) * computed + p.context * max(4, computed))
+        pairs += 2 * passes * (heads + math.lcm(kv_heads, p.context)) * shape.head_dim * computed / p.context
+    tokens = spec.microbatches * spec.microbatch_size * spec.data.sequence_length // p.context * (p.context > 1)
+    return (tokens * ring, 0.0) if p.context_method == "ring" else (0.0, tokens * pairs)
 
 
 def _ring_all_reduce(ranks: int) -> float:

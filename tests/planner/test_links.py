@@ -85,15 +85,11 @@ def test_the_map_changes_the_choice() -> None:
     assert cheapest_order(Degrees(tensor=2, data=2), heavy_tensor, 2, rank_map=(0, 1, 0, 1))[0] == "PTD"
 
 
-def test_stages_that_take_turns_wait_longer() -> None:
+def test_the_busiest_node_counts() -> None:
     """T2 P2 D2 on 4 × 2 ranks. DPT: a node holds both tensor ranks of one stage, DTP one rank of each of two stages."""
-    def waited(in_turn: bool) -> dict[str, float]:
-        costs = cheapest_order(Degrees(2, 2, 2), Traffic(tp=0, pp=1, dp=10), 2, bandwidth=1.0, stages_in_turn=in_turn)[1]
-        assert all(cost.waited == cost.seconds for cost in costs)
-        return {cost.order: cost.waited for cost in costs}
-
-    assert waited(False) == {"DPT": 22, "DTP": 20, "PDT": 22, "PTD": 2, "TDP": 20, "TPD": 2}
-    assert waited(True) == {"DPT": 42, "DTP": 20, "PDT": 42, "PTD": 2, "TDP": 20, "TPD": 2}
+    costs = cheapest_order(Degrees(2, 2, 2), Traffic(tp=0, pp=1, dp=10), 2, bandwidth=1.0)[1]
+    assert all(cost.waited == cost.seconds for cost in costs)
+    assert {cost.order: cost.waited for cost in costs} == {"DPT": 22, "DTP": 20, "PDT": 22, "PTD": 2, "TDP": 20, "TPD": 2}
 
 
 def test_shard_groups_and_replicas_have_rings_of_their_own() -> None:
@@ -105,6 +101,28 @@ def test_shard_groups_and_replicas_have_rings_of_their_own() -> None:
     assert [(load.dp, load.replicas) for load in pairs] == [(0, 2)] * 4
     fours = node_loads(placement, Traffic(dp=1, replicas=1, shards=4))
     assert [(load.dp, load.replicas) for load in fours] == [(1, 2)] * 4
+
+
+def test_context_ranks_send_around_a_ring_or_to_each_other() -> None:
+    """Four context ranks on two nodes: one edge of the ring leaves a node, and four of twelve pairs."""
+    loads = node_loads(place(Degrees(context=4), "DPCT", ranks_per_node=2), Traffic(cp=1, cp_pairs=1))
+    assert [(load.cp, load.cp_pairs) for load in loads] == [(1, 4)] * 2
+
+
+def test_state_is_shared_out_over_data_and_context() -> None:
+    """D2 C2 with a rank on each node: one ring of four ranks, whichever of the two letters comes first."""
+    for order in ("DPCT", "CPDT"):
+        placement = place(Degrees(data=2, context=2), order, ranks_per_node=1)
+        assert placement.state_groups == ((0, 1, 2, 3),)
+        assert [load.dp for load in node_loads(placement, Traffic(dp=1))] == [1] * 4
+
+
+def test_context_may_stay_inside_a_node_instead_of_tensor() -> None:
+    """T2 C2 on two nodes of two ranks: the heavier of the two axes does."""
+    degrees = Degrees(tensor=2, context=2)
+    assert cheapest_order(degrees, Traffic(tp=9, cp=1), 2)[0] == "DPCT"
+    assert cheapest_order(degrees, Traffic(tp=1, cp=9), 2)[0] == "DPTC"
+    assert cheapest_order(degrees, Traffic(tp=1, cp_pairs=9), 2)[0] == "DPTC"
 
 
 def test_a_tied_weight_crosses_from_end_to_end() -> None:

@@ -14,9 +14,11 @@ from layouts import job, layout, run_engine, start, write_text
 
 from hpc_mp.job import JobSpec, resolve
 from hpc_mp.layout.models import read_shape, stage_layers
-from hpc_mp.planner.traffic import GLOO, NCCL, stage_traffic, traffic_of
+from hpc_mp.planner.memory import BYTES
+from hpc_mp.planner.traffic import rank_traffic, traffic_of
 from hpc_mp.rundir.plan import Traffic
-from hpc_mp.train.rank.trainer import Trainer
+from hpc_mp.train.engine import collectives
+from hpc_mp.train.engine.engine import Engine
 
 COUNTED = 1  # the step whose bytes are counted: the first one also connects and allocates
 
@@ -69,13 +71,6 @@ def test_a_shard_degree_sends_less_around_a_ring_and_some_across() -> None:
     assert cut.dp < whole.dp < cut.data
 
 
-def test_gloo_makes_a_reduce_scatter_of_an_all_reduce() -> None:
-    spec, layers = large(2, 8), (20, 20, 20, 20)
-    shape = read_shape(spec)
-    nccl, gloo = (traffic_of(spec, shape, layers, library).dp for library in (NCCL, GLOO))
-    assert gloo / nccl == pytest.approx((2 + 2 * 8 * 4) / (2 + 8 * 4))
-
-
 def test_axes_of_degree_one_carry_nothing(tmp_path: Path) -> None:
     write_text(tmp_path)
     spec = job(tmp_path, "llama-tied")
@@ -109,25 +104,35 @@ def count(folder: Path) -> None:
         return args[place] if len(args) > place else more[name]
 
     ring("all_reduce", lambda n, args, more: 2 * (n - 1) / n * payload(tensor(args, more, 0, "tensor")))
-    for gather in {"all_gather_into_tensor", "all_gather_single"} & set(dir(dist)):  # torch 2.13's name, and the earlier one
-        ring(gather, lambda n, args, more: (n - 1) * tensor(args, more, 1, "input_tensor").nbytes)
-    for scatter in {"reduce_scatter_tensor", "reduce_scatter_single"} & set(dir(dist)):
-        ring(scatter, lambda n, args, more: (n - 1) * tensor(args, more, 0, "output").nbytes)
-    ring("isend", lambda n, args, more: tensor(args, more, 0, "tensor").nbytes)
-    step = Trainer._step
+    # With sizes all that is sent goes to a neighbour; without them a part to each rank: a reduce-scatter, or Ulysses' exchange.
+    ring("all_to_all_single", lambda n, args, more: (1 if len(args) > 2 else (n - 1) / n) * tensor(args, more, 1, "input").nbytes)
+    gather = collectives.GATHER
 
-    def counted(self: Trainer, number: int, *rest: Any) -> Any:
-        mesh, neighbours = self.groups.mesh, self.groups.neighbours
-        axes.update({mesh[axis].get_group(): axis for axis in ("tp", "shard", "replicate")})
-        axes.update({group: axis for group, axis in ((neighbours.forward, "next"), (neighbours.backward, "previous"),
-                                                     (self.groups.tied, "tied")) if group is not None})
+    def gathering(whole: Any, part: Any, group: Any = None, async_op: bool = False) -> Any:
+        if group in axes:
+            sending[axes[group]] += (dist.get_world_size(group) - 1) * part.nbytes
+        return gather(whole, part, group=group, async_op=async_op)
+
+    collectives.GATHER = gathering
+    ring("isend", lambda n, args, more: tensor(args, more, 0, "tensor").nbytes)
+    step = Engine.step
+
+    def counted(self: Engine, number: int, *rest: Any) -> Any:
+        groups = self.groups
+        named = {"tp": groups.tensor, "shard": groups.shard, "replicate": groups.replicate, "tied": groups.ends,
+                 "cp": groups.context, "ep": groups.expert, "expert shard": groups.experts.shard,
+                 "expert replicate": groups.experts.replicate}
+        axes.update({axis.group: name for name, axis in named.items() if axis.group})
+        axes.update({groups.kv.group: "tp"} if groups.kv.group else {})
+        ways = {"F": "next", "B": "previous"}
+        axes.update({group: ways[payload] for (_, _, payload), group in groups.channels.groups.items()})
         sending.clear()
         result = step(self, number, *rest)
         if number == COUNTED:
             (folder / f"sent-{dist.get_rank()}.json").write_text(json.dumps(sending))
         return result
 
-    Trainer._step = counted  # type: ignore[method-assign]
+    Engine.step = counted  # type: ignore[method-assign]
 
 
 def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, float], dict[str, float]]]:
@@ -139,12 +144,13 @@ def run(place: Path, model: str, overrides: list[str]) -> list[tuple[dict[str, f
     layers = stage_layers(spec, shape)
     found = []
     for line in map(json.loads, began.ranks.read_text().splitlines()):
-        if line["tp"] or line["dp"]:
+        if line["tp"] or line["dp"] or line["cp"]:
             continue
-        t = stage_traffic(spec, shape, layers, line["pp"], NCCL)
+        t = rank_traffic(spec, shape, layers, line["pp"])
         ring = "shard" if spec.shard_degree > 1 else "replicate"
         first, last = line["pp"] == 0, line["pp"] == spec.parallel.pipeline - 1
-        predicted = {"tp": t.tp, "next": 0 if last else t.pp, "previous": 0 if first else t.pp, "tied": t.tied, ring: t.dp}
+        predicted = {"tp": t.tp, "next": 0 if last else t.pp, "previous": 0 if first else t.pp, "tied": t.tied, ring: t.dp,
+                     "cp": t.cp + (spec.parallel.context - 1) * t.cp_pairs}
         if ring == "shard":
             predicted["replicate"] = t.replicas
         sent = json.loads((began.path / f"sent-{line['rank']}.json").read_text())
@@ -168,24 +174,84 @@ CASES = {
        for zero in (1, 2, 3)},
     "dp2 zero2 shard1 bf16": (['train.precision="bf16"'], layout(data=2, zero=2, shard_degree=1, microbatches=2)),
     "tp2 pp2 dp2 zero1 bf16": (['train.precision="bf16"'], layout(tensor=2, pipeline=2, data=2, zero=1, microbatches=2)),
+    "tp2 cp2 ring bf16": (['train.precision="bf16"'], layout(tensor=2, context=2, microbatches=2)),
+    "tp4 cp2 shared heads ulysses": ([], layout(4, context=2, context_method='"ulysses"')),
+    "tp2 cp2 mlp alone sequence": ([], layout(2, context=2, sequence="true", tensor_modules=["*.mlp"])),
+    "cp4 ring fp64": ([], layout(context=4)),
+    "pp2 dp2 cp2 ulysses bf16": (['train.precision="bf16"'], layout(pipeline=2, data=2, context=2, zero=2, microbatches=2,
+                                                                   shard_degree=2, context_method='"ulysses"')),
+    "tp2 pp2 dp2 zero2 sequence": (
+        ['train.precision="bf16"'], layout(2, 2, 2, zero=2, microbatches=2, sequence="true")),
+    "tp4 shared heads zero1": ([], layout(4, data=2, zero=1, microbatches=2)),
+    "tp4 shared heads sequence": (["data.sequence_length=22"], layout(4, 2, microbatches=2, sequence="true")),
+    "tp2 pp2 mlp alone": ([], layout(2, 2, microbatches=2, tensor_modules=["*.mlp"])),
+    "tp2 pp2 mlp alone sequence": ([], layout(2, 2, microbatches=2, sequence="true", tensor_modules=["*.mlp"])),
+    "tp2 pp2 ends and attention sequence": ([], layout(2, 2, microbatches=2, sequence="true",
+                                                       tensor_modules=["*.embed_tokens", "*.self_attn"])),
+    "tp2 pp2 dp2 zero3 layers 0+5 bf16": (['train.precision="bf16"'], layout(2, 2, 2, zero=3, microbatches=2, partition=[0, 5])),
+    "pp3 dp2 zero3 layers 0+5+0": ([], layout(1, 3, 2, zero=3, microbatches=2, partition=[0, 5, 0])),
     "tp2 pp2 zero0 fp64": ([], layout(tensor=2, pipeline=2, zero=0, microbatches=4)),
+    "tp2 full": (['parallel.recompute="full"'], layout(tensor=2, microbatches=2)),
+    "tp2 pp2 zero_bubble every-2": (['parallel.recompute="every-2"'],
+                                    layout(tensor=2, pipeline=2, schedule="zero_bubble", microbatches=2)),
+    "tp2 selective": (['parallel.recompute="selective"'], layout(tensor=2, microbatches=2)),
+    "dp2 zero3 every-2": (['parallel.recompute="every-2"'], layout(data=2, zero=3, microbatches=2)),
 }
 
 
-# Every ZeRO stage meets bf16, where gradients and parameters differ; of the formats without that difference one case each.
-PROVE = {f"dp2 zero{zero} {precision}" for zero in range(4) for precision in ("fp64", "fp32")} - {
-    "dp2 zero1 fp64", "dp2 zero3 fp32"} | {"dp4 zero1 shard2 bf16", "dp4 zero2 shard2 bf16"}
+# Every ZeRO stage meets bf16, where gradients and parameters differ; of what else is sent one case each.
+QUICK = {*(f"dp2 zero{zero} bf16" for zero in range(4)), "dp2 zero3 fp32", "dp4 zero3 shard2 bf16", "tp2 pp2 dp2 zero1 bf16",
+         "pp2 dp2 cp2 ulysses bf16", "tp2 pp2 dp2 zero2 sequence", "tp4 shared heads zero1", "tp2 pp2 zero_bubble every-2"}
+assert CASES.keys() >= QUICK
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.prove if name in PROVE else ()) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.prove) for name in CASES])
 def test_ranks_send_what_was_predicted(place: Path, name: str) -> None:
     precision, degrees = CASES[name]
-    for predicted, sent in run(place, "llama-tied" if "pp2" in name else "gpt2", [*precision, *degrees]):
+    model = "llama with two key-value heads" if "shared" in name else "llama-tied" if "pp" in name else "gpt2"
+    for predicted, sent in run(place, model, [*precision, *degrees]):
         assert sent == pytest.approx(predicted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("model", "precision"), [
+    ("mixtral", "bf16"), ("gptj", "bf16"), pytest.param("mixtral", "fp64", marks=pytest.mark.prove)])
+def test_families_with_other_blocks_send_what_was_predicted(place: Path, model: str, precision: str) -> None:
+    for predicted, sent in run(place, model, [f'train.precision="{precision}"', *layout(tensor=2, pipeline=2, microbatches=2)]):
+        assert sent == pytest.approx(predicted, rel=1e-12)
+
+
+EXPERTS = {
+    "ep2 dp4 zero1": layout(data=4, expert=2, zero=1, microbatches=2),
+    "ep2 dp4 zero3 shard2": layout(data=4, expert=2, zero=3, shard_degree=2, microbatches=2),
+    "ep2 dp4 zero0": layout(data=4, expert=2, zero=0, microbatches=2),
+    "tp2 ep2 full": layout(2, data=2, expert=2, zero=2, microbatches=2, recompute="full"),
+    "sp2 ep2 experts whole": layout(2, data=2, expert=2, microbatches=2, sequence="true", tensor_modules=["*.self_attn"]),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in ("ep2 dp4 zero1", "tp2 ep2 full") else pytest.mark.prove)
+                                  for name in EXPERTS])
+def test_shared_out_experts_send_what_was_predicted(place: Path, name: str) -> None:
+    """What experts' state sends, to the byte; and what tokens do, over the ranks of an expert group: each of these sends by what
+    its router says, and together they send every choice of every token to some rank and back."""
+    spec = job(place, "mixtral", ["train.steps=2", 'job.device="cpu"', 'train.precision="bf16"', *EXPERTS[name]])
+    began = start(spec)
+    run_engine(spec, before=lambda: count(began.path), run=began)
+    shape = read_shape(spec)
+    t = rank_traffic(spec, shape, stage_layers(spec, shape), 0)
+    lines = sorted((json.loads(line) for line in began.ranks.read_text().splitlines()), key=lambda line: line["rank"])
+    sent = [json.loads((began.path / f"sent-{line['rank']}.json").read_text()) for line in lines if line["tp"] == 0]
+    experts = spec.parallel.expert
+    assert sum(each["ep"] for each in sent[:experts]) == pytest.approx(experts ** 2 * t.ep, rel=1e-12)  # to itself too
+    first, rings = sent[0], ("shard", "replicate") if spec.shard_degree > 1 else ("replicate", "shard")
+    assert [first.get(ring, 0) for ring in rings] == pytest.approx([t.dp, t.replicas], rel=1e-12)
+    of_experts = first.get("expert shard", 0), first.get("expert replicate", 0)
+    assert sum(of_experts) == pytest.approx(t.expert_dp + t.expert_replicas, rel=1e-12)
+    assert first.get("tp", 0) == pytest.approx(t.tp, rel=1e-12)
 
 
 def test_a_spoiled_table_is_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: with gradients counted in the compute format, bf16 would move 4 bytes instead of 6."""
-    monkeypatch.setitem(__import__("hpc_mp.planner.traffic", fromlist=["BYTES"]).BYTES, "bf16", (2, 2, 2))
+    monkeypatch.setitem(BYTES, "bf16", (2, 2))
     (predicted, sent), = run(place, "gpt2", ['train.precision="bf16"', *layout(data=2, zero=1)])
     assert sent["shard"] / predicted["shard"] == pytest.approx(6 / 4)
