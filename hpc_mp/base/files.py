@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,20 +43,25 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, Path(path).parent.stat().st_mode & 0o666)
 
 
+def owners(path: str, flags: int) -> int:
+    """For ``open(…, opener=owners)``: a new file is for its owner alone."""
+    return os.open(path, flags, 0o600)
+
+
 def write_json(path: Path, document: Any) -> None:
     """Publish a JSON document as ``write_text`` publishes text."""
     write_text(path, render_json(document))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Publish a file atomically and durably (temporary name, fsync, rename), as private as its directory.
+def write_text(path: Path, text: str, opener: Callable[[str, int], int] = private) -> None:
+    """Publish a file atomically and durably (temporary name, fsync, rename), by default as private as its directory.
 
     Raises:
         OSError: when it cannot be written; the old file is then still there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_native_id()}")  # threads may publish it at once
     try:
-        with open(temporary, "w", encoding="utf-8", opener=private) as file:
+        with open(temporary, "w", encoding="utf-8", opener=opener) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

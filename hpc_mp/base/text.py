@@ -7,11 +7,13 @@ one by the other. Three digits are kept, since no figure here is known better th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from itertools import pairwise
 
+PERPLEXING = math.log(1e15)  # no longer a number that says anything; NaN is not below it either
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB")
 SHORT = ((1e-6, "µs"), (1e-3, "ms"), (1.0, "s"))
@@ -48,6 +50,11 @@ def _three(value: float) -> float:
 def number(value: float) -> str:
     """Four digits that count, thousands set apart: ``0.4725``, ``2,041``."""
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+
+
+def loss_words(loss: float) -> str:
+    """A loss in nats per token with its perplexity: ``loss 4.3175 (perplexity 75)``."""
+    return f"loss {loss:.4f}" + (f" (perplexity {math.exp(loss):,.{0 if loss > 3 else 2}f})" if loss < PERPLEXING else "")
 
 
 def percent(share: float) -> str:

@@ -9,10 +9,12 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import RunFailed
+from hpc_mp.base.text import loss_words
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, launch, preview
 from hpc_mp.launch.listener import Listener
+from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
 
 
@@ -77,6 +79,8 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.loss is not None and outcome.first_loss is not None:
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s" if outcome.tokens_per_s else ""
         listener.say(f"loss      {outcome.first_loss:.4f} → {outcome.loss:.4f} in {outcome.steps} steps{speed}")
+    if outcome.evaluation_loss is not None:
+        listener.say(f"held out  {loss_words(outcome.evaluation_loss)}")
     if outcome.checkpoint is not None:
         listener.say(f"saved     {outcome.checkpoint}")
     if outcome.report is not None:
@@ -85,11 +89,21 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.state == "completed":
         listener.say(f"export    {shlex.join(['hpc-mp', 'export', str(outcome.run), '--output'])} DIRECTORY")
     if outcome.state == "stopped":
-        raise RunFailed(f"stopped after step {outcome.steps}. Go on with: {go_on}")
+        raise RunFailed(f"stopped after step {outcome.steps}{_lost(outcome)}. Go on with: {go_on}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")
         return 2
+    if cause is not None and cause.kind == "removed":
+        raise RunFailed(cause.message)
     if cause is not None:
         log = f"its log:    {cause.log}\n" if cause.log else ""
         raise RunFailed(f"{cause.message}\n{log}go on with: {go_on}")
     return 0
+
+
+def _lost(outcome: Outcome) -> str:
+    """Words for the steps that no checkpoint holds: ranks that were killed have not saved."""
+    saved = step_of(outcome.checkpoint) if outcome.checkpoint is not None else 0
+    if saved == outcome.steps:
+        return ""
+    return f", with {'a checkpoint of step ' + str(saved) if saved else 'no checkpoint'}: the steps after it are lost"

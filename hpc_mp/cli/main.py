@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -78,34 +81,50 @@ def cli() -> None:
 def main() -> None:
     """Run the command line: exit 0 (done), 1 (the run or a check failed), 2 (the input is wrong)."""
     with lasting_output() as out:
-        code = _run()
+        code, why = _run()
+        sys.stdout.flush()
+        if why is not None and not out.written and "--json" in sys.argv[1:][:_rest(sys.argv[1:])]:
+            click.echo(json.dumps(why))
+            sys.stdout.flush()
         if out.incomplete is not None:
             click.echo(f"hpc-mp: standard output is incomplete ({out.incomplete})", err=True)
             code = code or 1
     sys.exit(code)
 
 
-def _run() -> int:
-    """The exit code of the verb, once what it has to say is said."""
+def _rest(words: Sequence[str]) -> int:
+    """Where the words of another command begin."""
+    return words.index("--") if "--" in words else len(words)
+
+
+def _run() -> tuple[int, dict[str, Any] | None]:
+    """The exit code of the verb, once what it has to say is said; and why it did not come to an end, for ``--json``."""
+    why: dict[str, Any] | None = None
     try:
         code = cli(prog_name="hpc-mp", standalone_mode=False)
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
         error.show()
-        code = 2
+        code, why = 2, {"state": "refused", "error": {"message": error.format_message()}}
     except click.Abort:
         click.echo("interrupted", err=True)
-        code = 1
+        code, why = 1, {"state": "interrupted", "error": {"message": "interrupted"}}
     except ModuleNotFoundError as error:
         extra = missing_extra(error)
         if extra is None or os.environ.get("HPC_MP_DEBUG") == "1":
             raise
         click.echo(f"hpc-mp: {extra}", err=True)
-        code = 2
-    except (HpcMpError, RunFailed) as error:
+        code, why = 2, {"state": "refused", "error": {"message": extra}}
+    except HpcMpError as error:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise
         click.echo(f"hpc-mp: {error}", err=True)
-        code = 2 if isinstance(error, HpcMpError) else 1
-    return code if isinstance(code, int) else 0
+        said = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
+        code, why = 2, {"state": "refused", "error": said}
+    except RunFailed as error:
+        if os.environ.get("HPC_MP_DEBUG") == "1":
+            raise
+        click.echo(f"hpc-mp: {error}", err=True)
+        code, why = 1, {"state": "failed", "error": {"message": str(error)}}
+    return code if isinstance(code, int) else 0, why

@@ -78,11 +78,18 @@ def to_monitor(findings: Sequence[Finding]) -> None:
 
 
 class Lasting(io.FileIO):
-    """An open descriptor that takes whatever is written; ``lost`` is the first reason why something was dropped."""
+    """An open descriptor that takes whatever is written.
+
+    Attributes:
+        lost: the first reason why something was dropped.
+        written: how many bytes it was given.
+    """
 
     lost: OSError | None = None
+    written: int = 0
 
     def write(self, data: Any, /) -> int:
+        self.written += memoryview(data).nbytes
         try:
             return super().write(data)
         except OSError as error:

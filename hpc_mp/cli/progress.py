@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
 
@@ -63,8 +64,8 @@ class _StepBar:
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         if steps:
             self._step(steps[-1])
-        elif self._training and status is not None and status.phase == "saving":
-            self._progress.update(self._task, description="saving")
+        elif self._training and status is not None and status.phase in ("saving", "evaluating"):
+            self._progress.update(self._task, description=status.phase)
         elif not self._training and status is not None:
             self._progress.update(self._task, description=status.phase, figures=status.detail,
                                   completed=status.done, total=status.total or None)
@@ -74,8 +75,9 @@ class _StepBar:
         if not self._training:  # from here on the speed is that of the steps
             self._training = True
             self._progress.reset(self._task, total=self._steps, completed=last.step)
+        loss = f"loss {last.loss:.4f}" if math.isfinite(last.loss) else "no loss"
         self._progress.update(self._task, completed=last.step, description=f"step {last.step}/{self._steps}",
-                              figures=f"loss {last.loss:.4f}  {last.tokens_per_s:,.0f} tokens/s")
+                              figures=f"{loss}  {last.tokens_per_s:,.0f} tokens/s")
 
     def print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)

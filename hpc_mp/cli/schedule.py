@@ -3,40 +3,44 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.layout.schedule.actions import Schedule
-from hpc_mp.layout.schedule.draw import cell, draw, to_csv, to_dict
-from hpc_mp.layout.schedule.generators import SCHEDULES, build
-from hpc_mp.layout.schedule.simulate import simulate
-from hpc_mp.layout.schedule.validate import peak_in_flight
+from hpc_mp.job.schedules import NAMES, is_table
+from hpc_mp.layout.schedule import Schedule, build, peak_in_flight, simulate
+from hpc_mp.layout.schedule.draw import draw
+from hpc_mp.layout.schedule.of_job import check_table
+from hpc_mp.layout.schedule.table import cell, read_table, to_csv, to_dict
 
 
 @click.command(help="Show the action table of a pipeline schedule.")
-@click.option("--schedule", "name", default="1f1b", show_default=True, help=f"One of {', '.join(SCHEDULES)}.")
-@click.option("--pp", "pipeline", type=int, required=True, help="Pipeline ranks.")
-@click.option("--microbatches", type=int, required=True, help="Microbatches per replica and optimizer step.")
-@click.option("--virtual-stages", type=int, default=1, show_default=True,
-              help="Stages per rank (interleaved_1f1b only): a smaller bubble for more messages.")
+@click.option("--schedule", "name", default="1f1b", show_default=True,
+              help=f"One of {NAMES}, or a table: a file that ends in .csv, which is checked.")
+@click.option("--pp", "pipeline", type=int, help="Pipeline ranks; a table says its own.")
+@click.option("--microbatches", type=int, help="Microbatches per replica and optimizer step; a table says its own.")
+@click.option("--virtual-stages", type=int,
+              help="Stages per rank of interleaved_1f1b and breadth_first: a smaller bubble for more messages. [default: 1]")
 @click.option("--json", "as_json", is_flag=True, help="Print every action as one JSON document.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print compute actions as torch's pipelining reads them.")
-@click.option("--draw", "as_drawing", is_flag=True, help="Draw time slots, every F and B one slot long.")
+@click.option("--draw", "as_drawing", is_flag=True, help="Draw time slots, every F, B, I and W one slot long.")
 def command(
-    name: str, pipeline: int, microbatches: int, virtual_stages: int, as_json: bool, as_csv: bool, as_drawing: bool
+    name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None,
+    as_json: bool, as_csv: bool, as_drawing: bool,
 ) -> None:
     if as_json + as_csv + as_drawing > 1:
         raise HpcMpError("--json, --csv, --draw", "only one of them can be printed", "give one")
-    schedule = build(name, pipeline, microbatches, virtual_stages)
+    schedule = _schedule(name, pipeline, microbatches, virtual_stages)
     console = Console(highlight=False)
     if as_csv:
         click.echo(to_csv(schedule), nl=False)
     elif as_json:
-        given = {"schedule": name, "pipeline": pipeline, "microbatches": microbatches, "virtual_stages": virtual_stages}
-        click.echo(json.dumps({**given, **_figures(schedule), **to_dict(schedule)}))
+        sizes = {"schedule": name, "pipeline": len(schedule.ranks), "microbatches": schedule.microbatches,
+                 "virtual_stages": schedule.stages // len(schedule.ranks)}
+        click.echo(json.dumps({**sizes, **_figures(schedule), **to_dict(schedule)}))
     elif as_drawing:
         console.print(draw(schedule, console.width), soft_wrap=True)
         _print_summary(console, schedule)
@@ -45,18 +49,30 @@ def command(
         _print_summary(console, schedule)
 
 
+def _schedule(name: str, pipeline: int | None, microbatches: int | None, virtual_stages: int | None) -> Schedule:
+    asked = {"--pp": pipeline, "--microbatches": microbatches, "--virtual-stages": virtual_stages}
+    if is_table(name):
+        schedule = read_table(Path(name))
+        check_table(name, schedule, *asked.items())
+        return schedule
+    if pipeline is None or microbatches is None:
+        raise HpcMpError(" and ".join(key for key in ("--pp", "--microbatches") if asked[key] is None),
+                         "is needed to build a schedule", "give a number, or a table with --schedule FILE.csv")
+    return build(name, pipeline, microbatches, 1 if virtual_stages is None else virtual_stages)
+
+
 def _figures(schedule: Schedule) -> dict[str, object]:
-    return {"bubble": simulate(schedule).bubble, "peak_in_flight": [peak_in_flight(actions) for actions in schedule]}
+    return {"bubble": simulate(schedule).bubble, "peak_in_flight": [peak_in_flight(actions) for actions in schedule.ranks]}
 
 
 def _table(schedule: Schedule) -> Table:
     table = Table("rank", "actions (stage, action, microbatch)", box=None, padding=(0, 1, 1, 0))
-    for rank, actions in enumerate(schedule):
+    for rank, actions in enumerate(schedule.ranks):
         table.add_row(str(rank), " ".join(map(cell, actions)))
     return table
 
 
 def _print_summary(console: Console, schedule: Schedule) -> None:
-    peaks = ", ".join(str(peak_in_flight(actions)) for actions in schedule)
+    peaks = ", ".join(str(peak_in_flight(actions)) for actions in schedule.ranks)
     console.print(f"idle (bubble): {simulate(schedule).bubble:.1%} of all rank time, a backward taking two forwards")
     console.print(f"microbatches in flight at most, by rank (each stage's counted): {peaks}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from hpc_mp.base.text import ago, duration
+from hpc_mp.base.text import ago, duration, loss_words
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.launch.status import RunStatus, overview
@@ -43,6 +43,8 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
             yield "", _job(part)
     if seen.step:
         yield "step", _steps(seen)
+    if seen.evaluation is not None:
+        yield "held out", f"after step {seen.evaluation.step}: {loss_words(seen.evaluation.loss)}"
     if seen.checkpoint is not None:
         yield "saved", str(seen.checkpoint)
     if seen.successors:

@@ -9,10 +9,38 @@ from pathlib import Path
 
 import click
 
+from hpc_mp.base.errors import HpcMpError
 
-@click.command(help="What each rank runs (under srun, mpirun, torchrun or the emulator).")
+
+@click.command(help="What each rank runs (under srun, mpirun, torchrun or the emulator); with --dry-run, what one rank of the "
+                    "job would hold, send, open and write, of any number of ranks and without their hardware; with --profile, "
+                    "what embedding, block and head take of this device, for parallel.partition = \"profile\".")
 @click.argument("job", type=click.Path(path_type=Path))
-def command(job: Path) -> None:
+@click.option("--dry-run", is_flag=True, help="Build one rank and step it once on tensors without values; print what it took.")
+@click.option("--profile", is_flag=True, help="Measure seconds and bytes of the model's units on this device, and write them.")
+@click.option("--rank", type=int, metavar="N", help="Which rank; only with --dry-run.  [default: 0]")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
+              help="Override a key: --set job.nodes=2048; only with --dry-run or --profile.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; only with --dry-run or --profile.")
+def command(job: Path, dry_run: bool, profile: bool, rank: int | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    if dry_run and profile:
+        raise HpcMpError("--profile", "measures on a device, and --dry-run does without", "leave out one of them")
+    if profile:
+        from hpc_mp.cli.profile import profile_and_print
+
+        if rank is not None:
+            raise HpcMpError("--rank", "is for --dry-run: what --profile measures is the same for all ranks", "leave it out")
+        profile_and_print(job, overrides, as_json)
+        return
+    if dry_run:
+        from hpc_mp.cli.dry_run import dry_run_and_print
+
+        dry_run_and_print(job, overrides, rank or 0, as_json)
+        return
+    for option, given in (("--rank", rank is not None), ("--set", bool(overrides)), ("--json", as_json)):
+        if given:
+            raise HpcMpError(option, "a rank learns all from its launcher and its job file",
+                             "add --dry-run or --profile, or leave it out")
     from hpc_mp.train.rank.signals import StopFlag
 
     stop = StopFlag()  # to be asked to stop from now on: torch takes seconds to import

@@ -17,7 +17,7 @@ from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import JobPlan, compose, newest_plan, origin_of
+from hpc_mp.launch.plan import JobPlan, compose, newest_run, origin_of
 from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
@@ -26,6 +26,7 @@ from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import Outcome, figures
+from hpc_mp.rundir.plan import read_plan
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
 
@@ -143,12 +144,14 @@ def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
     backend = BACKENDS[where.place]
     if not backend.arrays:
         elements = elements[:1]
-    earlier = newest_plan(elements[0]) if request.resume else None
-    plans = tuple(replace(compose(given, where, backend.target, request.slurm_version, earlier), template=template)
+    resumed = newest_run(elements[0]) if request.resume else None
+    earlier = read_plan(resumed) if resumed is not None else None
+    plans = tuple(replace(compose(given, where, backend.target, request.slurm_version, earlier, resumed), template=template)
                   for given in elements)
     check_array([plan.spec for plan in plans])
     data = elements[0].data
     find_files(data.files)
+    find_files(elements[0].evaluate.files, "evaluate.files")
     find_tokenizer(given=Path(data.tokenizer) if data.tokenizer else None, pretrained=None)
     return plans
 
@@ -184,8 +187,8 @@ def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[], 
         for plan in plans:
             config = read_config(plan.given)
             resume = plan.given.checkpoint.resume
-            for text in check_model(config, plan.shape.vocabulary, written_here=plan.given.model.config is not None,
-                                    origin=origin_of(Path(resume)) if resume is not None else None):
+            origin = origin_of(Path(resume)) if resume is not None else None
+            for text in check_model(config, plan.shape.vocabulary, origin):
                 listener.note(f"warning: {text}")
 
     return check

@@ -9,17 +9,13 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import REMEDY
-from hpc_mp.base.text import did_you_mean
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir.origin import TAKE_WEIGHTS, counters_of, first_difference, model_fields
 
-# Keys that transformers takes although they are no fields: the family's name, and older or private spellings.
-ACCEPTED = {"model_type", "torch_dtype", "attn_implementation"}
-ROTARY = {"rope_theta", "rope_scaling"}  # older spellings of rope_parameters
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def check_model(config: dict[str, Any], vocabulary: int, written_here: bool, origin: Path | None = None) -> list[str]:
+def check_model(config: dict[str, Any], vocabulary: int, origin: Path | None = None) -> list[str]:
     """Let transformers validate a configuration; returns warnings. Imports transformers, which takes 2 to 3 s.
 
     Where only the control half is installed, the one warning is that nobody has validated it.
@@ -27,28 +23,19 @@ def check_model(config: dict[str, Any], vocabulary: int, written_here: bool, ori
     Args:
         config: as ``hpc_mp.layout.models.read_config`` gives it.
         vocabulary: of the model.
-        written_here: whether it stands in the job file. transformers takes any key in silence (``hidden_sise``), so
-            there a key must be one of the family's; a config.json from elsewhere may hold more.
         origin: the checkpoint of another run whose state is taken over.
 
     Raises:
-        HpcMpError: an unknown key, with the nearest valid one, a value that transformers refuses, or one that differs from
-            what ``origin`` was trained with.
+        HpcMpError: a value that transformers refuses, or one that differs from what ``origin`` was trained with.
     """
     if find_spec("transformers") is None:
         return [f"transformers is not installed here, so it has not validated the model; the ranks will ({REMEDY})"]
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns even of special ids that are its own defaults
-    family = CONFIG_MAPPING[config["model_type"]]
-    fields = set(family.__dataclass_fields__)
-    known = fields | set(family.attribute_map) | ACCEPTED | (ROTARY if "rope_parameters" in fields else set())
-    for key in config if written_here else ():
-        if key not in known:
-            raise HpcMpError(f"model.config.{key}", f"is not a key of a {config['model_type']} configuration",
-                             did_you_mean(key, known, f"the keys are {', '.join(sorted(known))}", likeness=0.5))
     try:
-        built = family(**{key: value for key, value in config.items() if key not in ("model_type", "architectures")})
+        values = {key: value for key, value in config.items() if key not in ("model_type", "architectures")}
+        built = CONFIG_MAPPING[config["model_type"]](**values)
     except Exception as error:  # transformers validates with exceptions of many kinds
         said = " ".join(str(error).split())
         raise HpcMpError(f"model.config of model_type {config['model_type']!r}", f"is refused by transformers ({said})",

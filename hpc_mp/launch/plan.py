@@ -12,21 +12,31 @@ from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
-from hpc_mp.job.resolution import Resolution, ResolvedKey, resolved
+from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
 from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import ScriptTemplate
-from hpc_mp.layout.models import ModelShape, check_layout, check_pretrained, read_shape, stage_layers
+from hpc_mp.launch.resume import rate_schedule
+from hpc_mp.layout.models import (
+    ModelShape,
+    check_layout,
+    check_pretrained,
+    family_of,
+    left_whole,
+    read_shape,
+    stage_cut,
+)
 from hpc_mp.layout.placement import Placement, place
-from hpc_mp.planner.device import Device, check_memory
+from hpc_mp.planner.activations import chunk_counts
+from hpc_mp.planner.device import Device, check_memory, check_offload
 from hpc_mp.planner.hosts import expected_slow_links
-from hpc_mp.planner.memory import state_bytes
+from hpc_mp.planner.memory import cut_of, state_bytes
 from hpc_mp.planner.order import RankOrder, choose_rank_order
 from hpc_mp.planner.traffic import degrees_of, traffic_of
-from hpc_mp.rundir import find_run
+from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import check_resumable, counters_of
-from hpc_mp.rundir.plan import RunPlan, read_plan
+from hpc_mp.rundir.plan import RunPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +86,18 @@ class JobPlan:
 
 def compose(
     given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
+    resumed: RunDirectory | None = None,
 ) -> JobPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
         slurm_version: to write the job script for, in place of the one found.
         earlier: the plan of the run that is resumed: a pipeline of as many stages keeps its cut, whatever release made it.
+        resumed: that run.
 
     Raises:
-        HpcMpError: for a model that is missing or cannot be cut, state beyond the memory, a GPU that is not there, a
-            run in ``checkpoint.resume`` that has nothing to give, an environment profile that there is not.
+        HpcMpError: for a model that is missing or cannot be cut, state beyond the memory or offloaded to where it is, a GPU that
+            is not there, a run in ``checkpoint.resume`` that has nothing to give, an environment profile that there is not.
     """
     shape = read_shape(given)
     check_layout(shape, given)
@@ -97,47 +109,53 @@ def compose(
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
     layers, device = _layers(given, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
-    known = resolved(given, (device, layers))  # gloo and NCCL do not send the same
+    known = resolved(given, (device, *cut(layers)))  # gloo and NCCL do not send the same
     traffic = traffic_of(known, shape, layers.value)
     order = choose_rank_order(known, traffic, measured)
-    resolution = _resolution(given, target, facts, gpus, measured, layers, order)
+    resolution = _resolution(given, shape, target, facts, gpus, measured, layers, order, resumed)
     spec = resolved(given, resolution.keys)
     placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
     held = state_bytes(shape, spec, layers.value)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
+    check_offload(spec.parallel, gpus.device)
     check_memory([each.total for each in state], gpus.device)
-    record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why))
+    record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
+                     chunk_counts(spec))
     return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
 
 
-def newest_plan(given: JobSpec) -> RunPlan | None:
-    """That of the newest run of this job's name; None where there is none."""
+def newest_run(given: JobSpec) -> RunDirectory | None:
+    """The newest run of this job's name; None where there is none."""
     try:
-        return read_plan(find_run(Path(given.job.directory) / given.job.name))
+        return find_run(Path(given.job.directory) / given.job.name)
     except HpcMpError:
         return None
 
 
 def _layers(given: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> ResolvedKey[tuple[int, ...]]:
-    p = given.parallel
-    if p.partition == "auto" and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == (p.pipeline, shape.layers):
+    auto, wanted = given.parallel.partition == "auto", (given.stages, shape.layers)
+    if auto and earlier is not None and (len(earlier.layers), sum(earlier.layers)) == wanted:
         return ResolvedKey("parallel.partition", earlier.layers, "as in the run that is resumed")
-    why = "as given" if p.partition != "auto" else "stages of equal cost" if p.pipeline > 1 else "one stage has them all"
-    return ResolvedKey("parallel.partition", stage_layers(given, shape), why)
+    found = stage_cut(given, shape)
+    return ResolvedKey("parallel.partition", found.layers, found.why)
 
 
 def _resolution(
-    given: JobSpec, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
-    layers: ResolvedKey[tuple[int, ...]], order: RankOrder,
+    given: JobSpec, shape: ModelShape, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
+    layers: ResolvedKey[tuple[int, ...]], order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
     slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)
+    whole = left_whole(family_of(shape.model_type), shape, cut_of(given))
+    held_alike = f"on every tensor rank: {whole}" if whole else ""
     profile = choose_profile(given, measured.platform if measured else None)
     return Resolution(
         ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type,
         exclude=avoid(given, facts.partition, bad_nodes(ledger(facts.cluster))) if facts.cluster is not None
         else ResolvedKey(EXCLUDE, None),
         profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
-        layers=layers, order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))))
+        layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
+        order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
+        schedule=rate_schedule(given, resumed))
 
 
 def origin_of(path: Path) -> Path:

@@ -7,7 +7,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN
 from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import JobSpec, load_job
-from hpc_mp.rundir import RunDirectory, find_run, problem
+from hpc_mp.job.resolution import ResolvedKey
+from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
+from hpc_mp.rundir.history import complete, saved_step
+from hpc_mp.rundir.records import StepMetrics, read_records
 from hpc_mp.rundir.runs import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
@@ -28,7 +31,8 @@ FREE = ("model.stage", "data.stage")  # of these tables, where files are read fr
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run that is held and may be gone on with: its open lock file, and whether any steps are left to do."""
+    """A run that is held and may be gone on with: its open lock file, and whether any steps, or the last
+    evaluation, are left to do."""
 
     run: RunDirectory
     lock: int
@@ -53,6 +57,24 @@ def resuming(spec: JobSpec, ask: Runner = ask) -> Iterator[Resumed]:
         _check_not_queued(run, ask)
         _check_fixed(run, spec)
         yield Resumed(run, lock, _steps_left(run, spec))
+
+
+def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
+    """``train.lr_schedule``, with a reason where more or fewer steps than before make the rate of a run jump.
+
+    Args:
+        run: that is gone on with; None for a new one.
+    """
+    chosen: ResolvedKey[str] = ResolvedKey("train.lr_schedule", spec.train.lr_schedule)
+    if run is None or chosen.value == "constant":
+        return chosen
+    before, done = load_job(run.job).train, saved_step(run)
+    last = next((step for step in read_records(run.metrics, StepMetrics) if step.step == done), None)
+    if before.steps == spec.train.steps or last is None or done <= spec.train.warmup_steps:
+        return chosen
+    jumps = "rises" if spec.train.steps > before.steps else "drops"
+    return replace(chosen, why=f"the {chosen.value} fall of the learning rate ends at train.steps = {spec.train.steps}, and no "
+                               f"longer at {before.steps}: the rate {jumps} at once, from {last.learning_rate:g} in step {done}")
 
 
 @contextmanager
@@ -101,7 +123,7 @@ def _steps_left(run: RunDirectory, spec: JobSpec) -> bool:
     if spec.train.steps < done:
         raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {done} steps that {run.path} has done",
                          f"set train.steps to more than {done} to train on")
-    return spec.train.steps > done or problem(saved[-1]) is not None
+    return not complete(run, spec)
 
 
 def _leaves(name: str, value: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
-from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
 from hpc_mp.rundir.runs import successors
 
 RECENT = 20  # steps whose median time foretells the rest
@@ -39,6 +39,7 @@ class RunStatus:
         successors: the jobs that carry on after it, in their order.
         phase: what rank 0 says it is doing.
         step, steps: finished, and to do in all.
+        evaluation: the newest one on held-out text.
         tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
         checkpoint: the newest one.
         cause: of a failure.
@@ -54,6 +55,7 @@ class RunStatus:
     step: int
     steps: int
     loss: float | None
+    evaluation: Evaluation | None
     tokens_per_s: float | None
     eta: float | None
     step_age: float | None
@@ -94,7 +96,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     state = _state(job, recorded, held(run))
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
     return RunStatus(
-        run.path, state, attempt, job, behind, phase, step, steps, last.loss if last else None,
+        run.path, state, attempt, job, behind, phase, step, steps, next(reversed(losses(records)), None),
+        next(reversed(read_records(run.evaluations, Evaluation)), None),
         last.tokens_per_s if last else None,
         eta=pace * (steps - step) if pace is not None and state == "running" else None,
         step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import textwrap
 
-from hpc_mp.base.text import memory_size
+from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan
+from hpc_mp.planner.activations import kept_inputs
 
 WIDTH = 120
 
@@ -35,20 +36,27 @@ def describe(plan: JobPlan, title: str) -> str:
         title: of the back end: where its ranks run.
     """
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
+    context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
     rows = {
         "where": f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks} ranks, "
                  f"{title} ({plan.where.why})",
         "device": f"{plan.device.kind} ({plan.device.why})",
         "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}",
-        "layout": f"tensor({p.tensor}) × pipeline({p.pipeline}) × data({spec.data_degree}), ZeRO-{p.zero}",
+        "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
+                   f"{context}data({spec.data_degree}), ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
                     f"sequences of {spec.data.sequence_length} tokens",
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
+        "backwards": _backwards(plan),
         "defaults": defaults(plan.given),
     }
+    if spec.stages > 1:
+        rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
     if plan.resolution.exclude.why:
         rows["nodes"] = plan.resolution.exclude.why
+    if plan.resolution.schedule.why:
+        rows["rate"] = plan.resolution.schedule.why
     if plan.resolution.profile.why:
         rows["profile"] = plan.resolution.profile.why
     note = without_effect(plan.given, plan.where.place)
@@ -73,12 +81,28 @@ def _state(plan: JobPlan) -> str:
     state = [each.total for each in plan.record.state]
     low, high = memory_size(min(state)), memory_size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
+    for where, elsewhere in (("in the host's memory", [each.host for each in plan.record.state]),
+                             ("on a disk", [each.disk for each in plan.record.state])):
+        each += f" and up to {memory_size(max(elsewhere))} {where}" if any(elsewhere) else ""
     if not plan.device.pools:
         return f"{each}; the memory of the nodes is not known here"
     tightest = max(plan.device.pools, key=lambda pool: sum(state[rank] for rank in pool.ranks))
     total = memory_size(sum(state[rank] for rank in tightest.ranks))
     limit = "an unknown size" if tightest.size is None else memory_size(tightest.size)
     return f"{each}, {total} of {limit} on {tightest.name}"
+
+
+def _backwards(plan: JobPlan) -> str:
+    """What ranks keep for their backwards, as far as it can be told before the start."""
+    spec, chunks = plan.spec, plan.record.chunks
+    inputs = kept_inputs(plan.shape, spec, plan.record.layers)
+    kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
+    held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
+    words = f"of at most {counted(held, 'microbatch', 'microbatches')} at once, recompute {spec.parallel.recompute}{kept}"
+    if spec.offload_horizon is None:
+        return words
+    ahead = counted(spec.offload_horizon, "computation")
+    return f"{words}; of at most {here} on the device and {away} on the host, fetched {ahead} ahead"
 
 
 def _row(name: str, text: str) -> str:

@@ -9,22 +9,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.outcome import Outcome, write_outcome
+from hpc_mp.rundir.outcome import Cause, Outcome, write_outcome
 
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
     """Write ``outcome.json``, and ``report.html`` if the run has trained; returns the outcome with the report's path.
 
     The verdict is there before the report is drawn, which shows it: whoever is killed in between leaves at least the verdict.
-    A full disk, or a report that cannot be drawn, is no reason to hide how a run ended.
+    A run whose directory was removed has failed, whatever its ranks say, and nothing is written. A full disk, or a report that
+    cannot be drawn, is no reason to hide how a run ended.
 
     Args:
         attempt: whose end this is, from 1.
         warn: told why there is no report of a run that has trained; the main log says where it failed.
     """
+    run = RunDirectory(outcome.run)
+    if run.removed:
+        said = f"the run directory {run.path} was removed while the run went on: nothing of it is kept"
+        return replace(outcome, state="failed", cause=Cause("removed", said), checkpoint=None)
     with suppress(OSError):
         write_outcome(outcome, attempt)
-    concluded = replace(outcome, report=_drawn(RunDirectory(outcome.run), warn) if outcome.steps else None)
+    concluded = replace(outcome, report=_drawn(run, warn) if outcome.steps else None)
     if concluded.report is not None:
         with suppress(OSError):
             write_outcome(concluded, attempt)

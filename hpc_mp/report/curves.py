@@ -9,7 +9,7 @@ from statistics import median
 
 from hpc_mp.base.text import counted, number
 from hpc_mp.report.axes import Scale, Tick, ticks
-from hpc_mp.rundir.records import StepMetrics
+from hpc_mp.rundir.records import Evaluation, StepMetrics
 
 WIDTH, HEIGHT = 540, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 14, 26
@@ -20,16 +20,18 @@ HUGE = 1e300  # what differs by more cannot be subtracted any more; NaN is not b
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One figure: its heading, what it shows, and whether its axis starts at 0 and leaves outliers above it."""
+    """One figure: its heading, what it shows, whether its axis starts at 0 and leaves outliers above it, and
+    whether the loss on held-out text belongs into it."""
 
     title: str
     subtitle: str
     value: Callable[[StepMetrics], float]
     from_zero: bool = False
+    held_out: bool = False
 
 
 PANELS = (
-    Panel("Loss", "mean over all tokens of the global batch", lambda metric: metric.loss),
+    Panel("Loss", "mean over all tokens of the global batch", lambda metric: metric.loss, held_out=True),
     Panel("Gradient norm", "L2 over all parameters, before clipping", lambda metric: metric.grad_norm),
     Panel("Throughput", "tokens per second, all ranks together", lambda metric: metric.tokens_per_s, from_zero=True),
     Panel("Step time", "seconds", lambda metric: metric.step_time_s, from_zero=True),
@@ -46,29 +48,32 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One figure in pixels. ``steps``, ``values`` and ``points`` belong together, one for one."""
+    """One figure in pixels. ``steps``, ``values`` and ``points`` belong together, one for one; ``held_out`` are points of the
+    evaluations."""
 
     panel: Panel
     steps: tuple[int, ...]
     values: tuple[float, ...]
     points: tuple[tuple[float, float], ...]
+    held_out: tuple[tuple[float, float], ...]
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     resumes: tuple[Resume, ...]
     notes: tuple[str, ...]
 
 
-def curves(metrics: Sequence[StepMetrics]) -> tuple[Curve, ...]:
+def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> tuple[Curve, ...]:
     """The four figures; none before the first step has ended."""
-    return tuple(curve(panel, metrics) for panel in PANELS) if metrics else ()
+    return tuple(curve(panel, metrics, evaluations if panel.held_out else ()) for panel in PANELS) if metrics else ()
 
 
-def curve(panel: Panel, metrics: Sequence[StepMetrics]) -> Curve:
+def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> Curve:
     """``metrics`` holds one step at least."""
     every = [(metric.step, panel.value(metric)) for metric in metrics]
     finite = [(step, value) for step, value in every if abs(value) < HUGE]
     kept = thinned(finite, MOST_POINTS)
-    low, high = _range(panel, [value for _, value in finite] or [0.0])
+    held_out = [(each.step, each.loss) for each in evaluations if abs(each.loss) < HUGE and each.step >= metrics[0].step]
+    low, high = _range(panel, [value for _, value in (*finite, *held_out)] or [0.0])
     x = Scale(metrics[0].step, metrics[-1].step, LEFT, WIDTH - RIGHT)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP)
     notes = [f"{counted(len(every) - len(finite), 'step')} not finite"] if len(finite) < len(every) else []
@@ -80,6 +85,7 @@ def curve(panel: Panel, metrics: Sequence[StepMetrics]) -> Curve:
         steps=tuple(step for step, _ in kept),
         values=tuple(value for _, value in kept),
         points=tuple((x(step), y(min(value, high))) for step, value in kept),
+        held_out=tuple((x(step), y(value)) for step, value in thinned(held_out, MOST_POINTS)),
         x_ticks=ticks(x, 6, whole=True),
         y_ticks=ticks(y, 6),
         resumes=tuple(Resume(x(after.step), after.attempt) for before, after in pairwise(metrics)

@@ -15,7 +15,7 @@ from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
 from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
-from hpc_mp.rundir.records import RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
+from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 
 
 class LogLine(NamedTuple):
@@ -46,6 +46,7 @@ class RunFacts:
     plan: RunPlan | None
     earlier: Mapping[int, Placement]
     metrics: tuple[StepMetrics, ...]
+    evaluations: tuple[Evaluation, ...]
     written: float | None
     starts: tuple[RankStart, ...]
     traces: Mapping[int, RankTrace]
@@ -74,6 +75,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
         plan=read_plan(run),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
         metrics=reader.lines(run.metrics, StepMetrics),
+        evaluations=reader.lines(run.evaluations, Evaluation),
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},

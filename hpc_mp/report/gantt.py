@@ -22,6 +22,8 @@ DIGIT = 6.4
 KINDS: dict[str, tuple[str, str]] = {
     "F": ("forward", "forward"),
     "B": ("backward", "backward"),
+    "I": ("backward", "input gradient"),
+    "W": ("weight", "weight gradients"),
     "RECV_F": ("wait", "waiting for the input"),
     "RECV_B": ("wait", "waiting for the output gradient"),
     "SEND_F": ("send", "sending the output"),
@@ -30,8 +32,9 @@ KINDS: dict[str, tuple[str, str]] = {
     "CLIP": ("clip", "clipping"),
     "OPTIMIZER": ("optimizer", "optimizer"),
 }
-LEGEND = (("forward", "forward"), ("backward", "backward"), ("wait", "waiting for a message"), ("send", "send"),
-          ("reduce", "gradient reduction"), ("clip", "clipping"), ("optimizer", "optimizer"), ("other", "other"))
+LEGEND = (("forward", "forward"), ("backward", "backward"), ("weight", "weight gradients"),
+          ("wait", "waiting for a message"), ("send", "send"), ("reduce", "gradient reduction"), ("clip", "clipping"),
+          ("optimizer", "optimizer"), ("other", "other"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,6 @@ def _boxes(
         number = str(span.microbatch)
         what = f"{name} of microbatch {number}, stage {span.stage}" if span.microbatch >= 0 else name
         tip = f"{what}\n{duration(span.end - span.start)}, from {time(span.start)} to {time(span.end)}"
-        fits = kind in ("forward", "backward") and width >= DIGIT * len(number) + 3
+        fits = kind in ("forward", "backward", "weight") and width >= DIGIT * len(number) + 3
         boxes.append(Box(kind, left, width, number if fits else "", tip))
     return tuple(boxes), slivers

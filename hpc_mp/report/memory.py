@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_mp.base.text import BINARY, memory_size, percent
+from hpc_mp.base.text import BINARY, counted, memory_size, percent
+from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.axes import Scale, Tick, rounds
+from hpc_mp.rundir.plan import ChunkCounts
 from hpc_mp.rundir.records import RankMemory, RankTrace
 
 WIDTH, HEIGHT = 1080, 240
@@ -18,12 +20,13 @@ WIDEST = 64
 LIMIT_WITHIN = 3  # the axis reaches up to the limit unless that is more than so many times the highest peak
 
 STATE = (("parameters", "parameters"), ("gradients", "gradients"), ("optimizer", "optimizer state"))
-NAMES = dict(STATE) | {"rest": "the rest"}
-REST = ("rest", "the rest up to the peak: activations, buffers, libraries")
+KNOWN = (*STATE, ("activations", "activations kept for backwards"))
+NAMES = dict(KNOWN) | {"rest": "the rest"}
+REST = ("rest", "the rest up to the peak: what computing needs, buffers, libraries")
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Segment:
     """A part of a bar: its CSS class, and top and height in pixels."""
 
     kind: str
@@ -39,7 +42,7 @@ class Bar:
     width: float
     label: str
     tip: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Segment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +73,19 @@ class _Held:
     @property
     def parts(self) -> list[tuple[str, int]]:
         """CSS class and bytes, from the bottom up, without empty ones."""
-        state = [(kind, getattr(self.memory, kind)) for kind, _ in STATE]
-        return [(kind, part) for kind, part in (*state, ("rest", self.memory.peak - self.state)) if part > 0]
+        known = [(kind, getattr(self.memory, kind)) for kind, _ in KNOWN]
+        rest = self.memory.peak - sum(part for _, part in known)
+        return [(kind, part) for kind, part in (*known, ("rest", rest)) if part > 0]
 
 
-def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> MemoryChart | None:
-    """One bar per rank, or beyond 64 of them one per stage; None when no rank has said anything."""
+def memory(
+    traces: Mapping[int, RankTrace], placement: Placement | None, spec: JobSpec | None = None, chunks: Sequence[ChunkCounts] = (),
+) -> MemoryChart | None:
+    """One bar per rank, or beyond 64 of them one per stage; None when no rank has said anything.
+
+    Args:
+        chunks: of every pipeline rank, as its schedule says.
+    """
     known = {rank: trace.memory for rank, trace in sorted(traces.items()) if trace.memory is not None}
     if not known:
         return None
@@ -89,6 +99,9 @@ def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> Memo
     y = Scale(0, 1.06 * max(highest, limit if in_sight else 0, 1), HEIGHT - BOTTOM, TOP)
     of_limit = f"{percent(highest / limit)} of the limit of {memory_size(limit)} per rank" if limit else "of a limit not known"
     state = f"model state takes at most {memory_size(max(each.state for each in held))} of it"
+    for where, elsewhere in (("in the host's memory", [each.memory.host for each in held]),
+                             ("on a disk", [each.memory.disk for each in held])):
+        state += f", and {memory_size(max(elsewhere))} more lie {where}" if any(elsewhere) else ""
     present = {kind for each in held for kind, _ in each.parts}
     return MemoryChart(
         step=max(trace.step for trace in traces.values()),
@@ -96,9 +109,22 @@ def memory(traces: Mapping[int, RankTrace], placement: Placement | None) -> Memo
         bars=_bars(held, y),
         ticks=_ticks(y),
         limit=y(limit) if in_sight else None,
-        legend=tuple(entry for entry in (*STATE, REST) if entry[0] in present),
-        words=f"the highest peak is {memory_size(highest)}, {of_limit}, {state}",
+        legend=tuple(entry for entry in (*KNOWN, REST) if entry[0] in present),
+        words=f"the highest peak is {memory_size(highest)}, {of_limit}, {state}{_activations(spec, chunks)}",
     )
+
+
+def _activations(spec: JobSpec | None, chunks: Sequence[ChunkCounts]) -> str:
+    """What is kept for backwards, in words."""
+    if spec is None or not chunks:
+        return ""
+    held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
+    words = (f"; recompute is {spec.parallel.recompute}, and a rank is between forward and backward of at most "
+             f"{counted(held, 'microbatch', 'microbatches')}")
+    if spec.offload_horizon is None:
+        return words
+    return (f"{words}, of which at most {here} have their activations on the device and {away} on the host "
+            f"(offload with a horizon of {spec.offload_horizon})")
 
 
 def _by_stage(known: Mapping[int, RankMemory], placement: Placement) -> list[_Held]:
@@ -125,10 +151,11 @@ def _bars(all_held: Sequence[_Held], y: Scale) -> tuple[Bar, ...]:
         x = LEFT + pitch * (i + 0.5) - width / 2
         pieces, below = [], 0
         for kind, part in held.parts:
-            pieces.append(Piece(kind, y(below + part), round(y(below) - y(below + part), 1)))
+            pieces.append(Segment(kind, y(below + part), round(y(below) - y(below + part), 1)))
             below += part
         parts = [f"{NAMES[kind]}: {memory_size(part)}" for kind, part in held.parts]
-        tip = "\n".join([held.heading, f"peak: {memory_size(held.memory.peak)}", *parts])
+        away = [f"activations on the host: {memory_size(held.memory.away)}"] if held.memory.away else []
+        tip = "\n".join([held.heading, f"peak: {memory_size(held.memory.peak)}", *parts, *away])
         return Bar(round(x, 1), round(width, 1), "" if i % every else held.label, tip, tuple(pieces))
 
     return tuple(bar(i, held) for i, held in enumerate(all_held))

@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from itertools import groupby
 from statistics import fmean, median
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.placement import Placement, RankPlace
-from hpc_mp.layout.schedule import Timeline, build, simulate
+from hpc_mp.layout.schedule import Kind, Schedule, Timeline, schedule_of, simulate
+from hpc_mp.layout.schedule.actions import COMPUTE, compute
 from hpc_mp.layout.schedule.simulate import Slot
 from hpc_mp.report.grid import coordinates
 from hpc_mp.rundir.records import RankTrace, TracedAction
 
 MOST_RANKS = 8  # beyond: whole pipelines, as many as fit and one at least
-COMPUTING = ("F", "B")
+
+LOOPED = "({p} − 1) / ({v} + {p} − 1)"
+FORMULAS = {
+    **dict.fromkeys(("gpipe", "simple", "1f1b", "interleaved_1f1b", "breadth_first"), LOOPED),
+    "zero_bubble": "({p} − 1) (F + I − W) / ({m} (F + I + W) + ({p} − 1) (F + I − W))",
+    "zero_bubble_v": "({p} − 1) F / ({v} (F + I + W) + ({p} − 1) F) where F, I and W take equally long",
+}
+"""Schedule → its bubble over equal stages with M microbatches, at least P of them (zero_bubble_v: 2 P − 1), {v} = V × M."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +41,7 @@ class Line:
 @dataclass(frozen=True, slots=True)
 class Bubble:
     """Idle shares of the pipeline, 0 … 1: as executed, with the stages' own median times and nothing in the way, and of
-    equal stages: (P − 1) / (V M + P − 1) for P pipeline ranks with V stages each and M microbatches (Narayanan et al.
-    2021)."""
+    equal stages, with the formula in words."""
 
     measured: float
     own_times: float
@@ -73,18 +81,24 @@ def executed(places: Sequence[RankPlace], traced: Mapping[int, RankTrace], axes:
 
 
 def compared(lines: Sequence[Line], spec: JobSpec) -> tuple[Timeline | None, Bubble | None]:
-    """The ideal, and how far the executed pipeline is from it; nothing without a forward and a backward to measure."""
+    """The ideal, and how far the executed pipeline is from it; nothing when a kind of computation was not measured, or when the
+    job's own table is no longer where it was."""
     p = spec.parallel
-    computed = [span for line in lines for span in line.spans if span.kind in COMPUTING and span.end > span.start]
-    if {span.kind for span in computed} != set(COMPUTING):
+    computed = [span for line in lines for span in line.spans if span.kind in COMPUTE and span.end > span.start]
+    try:
+        schedule = schedule_of(spec)
+    except HpcMpError:
+        return None, None
+    if {span.kind for span in computed} != {action.kind for actions in compute(schedule) for action in actions}:
         return None, None
     wall = wall_time(lines)
-    equal = _ideal(computed, spec, per_stage=False)
+    equal = _ideal(computed, schedule, per_stage=False)
+    formula = FORMULAS.get(p.schedule, "the table's")
     return equal, Bubble(
         measured=fmean(idle(line, wall) for line in lines),
-        own_times=_ideal(computed, spec, per_stage=True).bubble,
+        own_times=_ideal(computed, schedule, per_stage=True).bubble,
         ideal=equal.bubble,
-        formula=f"({p.pipeline} − 1) / ({p.virtual_stages * spec.microbatches} + {p.pipeline} − 1)",
+        formula=formula.format(p=p.pipeline, m=spec.microbatches, v=spec.stages // p.pipeline * spec.microbatches),
     )
 
 
@@ -102,29 +116,26 @@ def simulated(timeline: Timeline) -> list[Line]:
 
 def wall_time(lines: Iterable[Line]) -> float:
     """Seconds from the first to the last computation of them all."""
-    computed = [span for line in lines for span in line.spans if span.kind in COMPUTING]
+    computed = [span for line in lines for span in line.spans if span.kind in COMPUTE]
     return max((span.end for span in computed), default=0) - min((span.start for span in computed), default=0)
 
 
 def idle(line: Line, wall: float) -> float:
     """The share of ``wall`` seconds in which a rank computes nothing."""
-    busy = sum(span.end - span.start for span in line.spans if span.kind in COMPUTING)
+    busy = sum(span.end - span.start for span in line.spans if span.kind in COMPUTE)
     return max(0.0, 1 - busy / wall) if wall > 0 else 0.0
 
 
-def _ideal(computed: Iterable[TracedAction], spec: JobSpec, per_stage: bool) -> Timeline:
-    """The job's schedule with the median times of the forwards and backwards: of all stages, or of each its own."""
-    p = spec.parallel
+def _ideal(computed: Iterable[TracedAction], schedule: Schedule, per_stage: bool) -> Timeline:
+    """A schedule with the median times of each kind of computation: of all stages, or of each its own."""
     times: dict[tuple[str, int | None], list[float]] = defaultdict(list)
     for span in computed:
         for key in ((span.kind, None), (span.kind, span.stage)):
             times[key].append(span.end - span.start)
 
-    def time(kind: str, stage: int) -> float:
+    def time(kind: Kind, stage: int) -> float:
         """A stage without a trace is as fast as the others."""
         return median((per_stage and times.get((kind, stage))) or times[kind, None])
 
-    stages = range(p.pipeline * p.virtual_stages)
-    return simulate(build(p.schedule, p.pipeline, spec.microbatches, p.virtual_stages),
-                    forward={stage: time("F", stage) for stage in stages},
-                    backward={stage: time("B", stage) for stage in stages})
+    kinds = {kind for kind in COMPUTE if (kind, None) in times}
+    return simulate(schedule, {kind: {stage: time(kind, stage) for stage in range(schedule.stages)} for kind in kinds})

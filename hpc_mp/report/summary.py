@@ -14,7 +14,7 @@ from hpc_mp.report.facts import RunFacts
 from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.plan import RunPlan
-from hpc_mp.rundir.records import StepMetrics
+from hpc_mp.rundir.records import StepMetrics, losses
 
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
 PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")
@@ -95,19 +95,32 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
     """What a reader looks for first; nothing before the first step has ended."""
     if not facts.metrics:
         return ()
-    first, last = facts.metrics[0], facts.metrics[-1]
+    last = facts.metrics[-1]
     steady = later_half(facts.metrics)
     span = f"median of steps {steady[0].step}–{steady[-1].step}" if len(steady) > 1 else f"step {last.step}"
     steps = f"{last.step:,} of {facts.spec.train.steps:,}" if facts.spec else f"{last.step:,}"
     peak = max(metric.peak_memory_bytes for metric in facts.metrics if metric.attempt == last.attempt)
     limits = [trace.memory.limit for trace in facts.traces.values() if trace.memory is not None and trace.memory.limit]
+    held_out = facts.evaluations[-1] if facts.evaluations else None
     return (
         Number("Steps", steps, f"{last.tokens:,} tokens"),
-        Number("Loss", f"{first.loss:.4f} → {last.loss:.4f}", f"{last.loss - first.loss:+.4f}".replace("-", "−")),
+        _loss(facts.metrics),
+        *([Number("Held-out loss", f"{held_out.loss:.4f}", f"after step {held_out.step:,}")] if held_out else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank"),
     )
+
+
+def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
+    """Of the first and the last step that have one; how many have none."""
+    found = losses(metrics)
+    without = len(metrics) - len(found)
+    steps = f"{counted(without, 'step')} without one" if without else ""
+    if not found:
+        return Number("Loss", "none", steps)
+    change = f"{found[-1] - found[0]:+.4f}".replace("-", "−")
+    return Number("Loss", f"{found[0]:.4f} → {found[-1]:.4f}", ", ".join(filter(None, (change, steps))))
 
 
 def later_half(metrics: tuple[StepMetrics, ...]) -> tuple[StepMetrics, ...]:
@@ -129,7 +142,7 @@ def _state(facts: RunFacts, cause: Cause | None) -> str:
     rules = (
         (cause is not None or phase == "unsaved", "failed"),
         (phase == "stopped", "stopped"),
-        (phase == "done" or (all_done and phase != "saving"), "completed"),
+        (phase == "done" or (all_done and phase not in ("saving", "evaluating")), "completed"),
     )
     return next((state for holds, state in rules if holds), "running")
 

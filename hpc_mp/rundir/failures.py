@@ -41,6 +41,7 @@ KINDS: dict[str, FailureKind] = {
     "unfit": FailureKind(3, "is not fit for this run"),
     "user": FailureKind(4, "refused its input"),
     "error": FailureKind(5, "failed"),
+    "removed": FailureKind(5),
     "space": FailureKind(5, "found no space"),
     "signal": FailureKind(5),
     "exit": FailureKind(5),

@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
+from hpc_mp.job import JobSpec
 from hpc_mp.rundir import RunDirectory, problem, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
+from hpc_mp.rundir.records import Evaluation, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,9 @@ def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
     return list(takewhile(lambda end: end.step == step and end.action != "resume", reversed(ends)))
 
 
-def complete(run: RunDirectory, steps: int) -> bool:
-    """Whether the run has a sound checkpoint of its last step."""
+def complete(run: RunDirectory, spec: JobSpec) -> bool:
+    """Whether the run has a sound checkpoint of its last step and, where the job evaluates, the evaluation after it."""
     saved = complete_steps(run.checkpoints)
-    return bool(saved) and saved_step(run) == steps and problem(saved[-1]) is None
+    if not saved or saved_step(run) != spec.train.steps or problem(saved[-1]) is not None:
+        return False
+    return not spec.evaluate.files or spec.train.steps in {each.step for each in read_records(run.evaluations, Evaluation)}

@@ -124,6 +124,8 @@ class RunDirectory:
     status = RunFile("status.json", "rank 0", "launch, status, report", "what rank 0 is doing")
     metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",
         "one line per optimizer step, each step once")
+    evaluations = RunFile("evaluations.jsonl", "rank 0", "launch, status, report",
+        "one line per evaluation on held-out text, each step once, with `evaluate.files`")
     ranks = RunFile("ranks.jsonl", "every rank", "status, logs, report, supervisor",
         "one line per rank and attempt: node, host, pid, coordinates")
     tokenizer = RunFile("tokenizer.path", "rank 0", "export", "the directory of the tokenizer, in the cache")
@@ -184,6 +186,18 @@ class RunDirectory:
     def cache(self) -> Path:
         """Tokenizers and token files, shared by all runs under the same ``job.directory``."""
         return self.path.parent.parent / ".cache"
+
+    @property
+    def removed(self) -> bool:
+        """Whether somebody has removed it since it was begun; ranks may have made parts of it anew. A file system that does not
+        answer says nothing of it."""
+        try:
+            self.job.stat()
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def attempt(self) -> int:
         """The number of the current attempt, from 1: one more than those put away."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import read_json
+from hpc_mp.layout.models.fields import CARRIED
 from hpc_mp.rundir.layout import COUNTERS
 
 # Fields of a transformers configuration that change nothing of what a causal language model computes in training.
-NEUTRAL = frozenset((
-    "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id", "id2label",
-    "initializer_range", "label2id", "output_attentions", "output_hidden_states", "pretraining_tp", "problem_type", "return_dict",
-    "torch_dtype", "transformers_version", "use_cache",
-))
-
+NEUTRAL = CARRIED | {"_name_or_path", "initializer_range", "pretraining_tp"}
 
 TAKE_WEIGHTS = "put that back; or `hpc-mp export` that run, and begin with its weights: model.pretrained"
 
@@ -52,9 +48,12 @@ class Counters:
     """How far training has come.
 
     Attributes:
-        step: optimizer steps; ``skipped``: how many of them changed nothing, because their gradient norm was not finite.
+        step: optimizer steps; ``skipped``: how many of them changed nothing, because their gradient norm was not finite or none
+            of their tokens counted; ``absorbed``: of these, how many do not count in ``train.skip_steps``: fp16's loss scale gave
+            way for them, or no token counted.
         samples: the position of the next sample.
         tokens: that were trained on.
+        loss_scale: the state of fp16's; empty: it has yet to begin.
     """
 
     step: int
@@ -62,6 +61,8 @@ class Counters:
     tokens: int
     origin: Origin
     skipped: int = 0
+    absorbed: int = 0
+    loss_scale: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from hpc_mp.rundir import RunDirectory, history, read_json, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.failures import KINDS, RankFailure, judged
-from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
@@ -46,7 +46,8 @@ class Outcome:
 
     Attributes:
         steps: how many optimizer steps the run has behind it.
-        first_loss, loss: of the run's first and last step; None before the first step.
+        first_loss, loss: of the first and the last of the run's steps that have one; None before the first.
+        evaluation_loss: of the newest evaluation on held-out text; None where there is none.
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
         checkpoint: the newest one.
         report: the page that was drawn of the run; None where none was.
@@ -59,6 +60,7 @@ class Outcome:
     steps: int = 0
     first_loss: float | None = None
     loss: float | None = None
+    evaluation_loss: float | None = None
     tokens_per_s: float | None = None
     checkpoint: Path | None = None
     cause: Cause | None = None
@@ -139,13 +141,15 @@ def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
 def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
     """The part of an ``Outcome`` that lies in the run directory; ``attempt``: from which on the speed is measured."""
     records = read_records(run.metrics, StepMetrics)
+    evaluations = read_records(run.evaluations, Evaluation)
     warm = [record for record in records if record.attempt >= attempt][1:]
     seconds = sum(record.step_time_s for record in warm)
     tokens = sum(record.tokens_per_s * record.step_time_s for record in warm)
     return {
         "steps": records[-1].step if records else 0,
-        "first_loss": records[0].loss if records else None,
-        "loss": records[-1].loss if records else None,
+        "first_loss": next(iter(losses(records)), None),
+        "loss": next(reversed(losses(records)), None),
+        "evaluation_loss": evaluations[-1].loss if evaluations else None,
         "tokens_per_s": tokens / seconds if seconds else None,
         "checkpoint": next(reversed(complete_steps(run.checkpoints)), None),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -32,11 +32,14 @@ class StepMetrics:
 
     Attributes:
         step: from 1.
-        loss: the mean over all tokens of the global batch that count; not finite in a step that was skipped.
+        loss: the mean over all tokens of the global batch that count; not finite in a step that was skipped, because its
+            gradient norm was not finite or because none of its tokens counts (``label_tokens`` is 0).
         tokens: of all steps so far; ``label_tokens``: of this step, those that counted in the loss.
         grad_norm: L2 over all parameters, before clipping.
         peak_memory_bytes: the most over all ranks.
         attempt: from 1.
+        loss_scale: of fp16, after the step; 1 otherwise.
+        router_loss: what routers of experts add to the loss that is trained (``train.router_balance``, ``train.router_z``).
     """
 
     step: Count
@@ -48,6 +51,31 @@ class StepMetrics:
     peak_memory_bytes: Count
     learning_rate: float = 0.0
     label_tokens: Count = 0
+    attempt: Count = 1
+    loss_scale: float = 1.0
+    router_loss: Measured = 0.0
+
+
+def losses(steps: Iterable[StepMetrics]) -> list[float]:
+    """Of the steps that have one."""
+    return [step.loss for step in steps if math.isfinite(step.loss)]
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A line of ``evaluations.jsonl``: the loss on the held-out text after a step, written by rank 0.
+
+    Attributes:
+        step: after which; from 1.
+        loss: the mean over all held-out tokens that count, ``label_tokens`` of them.
+        seconds: that it took.
+        attempt: from 1.
+    """
+
+    step: Count
+    loss: Measured
+    label_tokens: Count
+    seconds: Seconds
     attempt: Count = 1
 
 
@@ -104,13 +132,18 @@ class TracedAction(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Bytes of one rank. ``peak`` is the most it ever held, ``limit`` what it may hold (0: unknown)."""
+    """Bytes of one rank. ``peak`` is the most it ever held, ``limit`` what it may hold (0: unknown); ``host`` and ``disk``: what
+    of its state lies there instead; ``activations``: the most that it kept for backwards on its device, ``away`` on the host."""
 
     parameters: Count
     optimizer: Count
     peak: Count
     gradients: Count = 0
     limit: Count = 0
+    host: Count = 0
+    disk: Count = 0
+    activations: Count = 0
+    away: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

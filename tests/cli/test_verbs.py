@@ -15,10 +15,15 @@ import pytest
 from click.testing import CliRunner
 from machines.tree import broken
 
+from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cli import main as main_module
 from hpc_mp.cli.doctor import command as doctor
 from hpc_mp.cli.doctor import spelled_out
+from hpc_mp.cli.launch import _conclude
 from hpc_mp.cli.main import GROUPS, VERBS, cli
 from hpc_mp.doctor.checks.registry import PASSIVE
+from hpc_mp.launch.listener import Listener
+from hpc_mp.rundir.outcome import Outcome
 
 HPC_MP = [sys.executable, "-m", "hpc_mp"]
 
@@ -96,3 +101,60 @@ def test_every_command_has_help() -> None:
         command = cli.get_command(context, verb)  # type: ignore[attr-defined]
         assert command is not None and command.help
         assert all(each.help for each in (command.commands.values() if isinstance(command, click.Group) else ()))
+
+
+@pytest.mark.parametrize(("steps", "saved", "words"), [
+    (3, 3, "stopped after step 3. Go on with: again"),
+    (3, 2, "stopped after step 3, with a checkpoint of step 2: the steps after it are lost. Go on with: again"),
+    (3, None, "stopped after step 3, with no checkpoint: the steps after it are lost. Go on with: again"),
+    (0, None, "stopped after step 0. Go on with: again"),
+])
+def test_a_run_that_was_stopped_says_what_is_kept(steps: int, saved: int | None, words: str) -> None:
+    """Who presses Ctrl-C twice kills ranks that are saving."""
+    checkpoint = Path(f"step-{saved:08d}") if saved else None
+    with pytest.raises(RunFailed, match=re.escape(words)):
+        _conclude(Outcome(Path("run"), "stopped", steps=steps, checkpoint=checkpoint), "again", Listener())
+
+
+# --- one document on every way out -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("launch", "nowhere.toml"), "nowhere.toml"),
+    (("launch", "--on", "mars", "job.toml"), "mars"),
+    (("placement", "--tp", "3", "--pp", "1", "--dp", "1", "--order", "XYZ"), "XYZ"),
+    (("data", "prepare", "nowhere.toml"), "nowhere.toml"),
+])
+def test_what_is_refused_is_one_document(words: tuple[str, ...], said: str) -> None:
+    done = run(*words, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["state"]) == (2, "refused") and said in document["error"]["message"]
+    assert said in done.stderr, "people read it as before"
+    assert run(*words).stdout == ""
+
+
+@pytest.mark.parametrize(("end", "code", "document"), [
+    (click.Abort(), 1, {"state": "interrupted", "error": {"message": "interrupted"}}),
+    (RunFailed("it broke"), 1, {"state": "failed", "error": {"message": "it broke"}}),
+    (HpcMpError("run r", "is still going on", "wait"), 2, {"state": "refused", "error": {
+        "message": "run r: is still going on. Wait.", "value": "run r", "rule": "is still going on", "remedy": "wait"}}),
+])
+@pytest.mark.parametrize("printed", ["", '{"run": "r"}'])
+def test_every_end_of_a_verb_is_one_document(
+    end: Exception, code: int, document: dict[str, Any], printed: str, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def verb(**_: Any) -> None:
+        click.echo(printed, nl=False)
+        raise end
+
+    monkeypatch.setattr(main_module, "cli", verb)
+    monkeypatch.setattr(sys, "argv", ["hpc-mp", "launch", "job.toml", "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main_module.main()
+    assert ended.value.code == code
+    assert json.loads(capfd.readouterr().out) == (json.loads(printed) if printed else document)
+    monkeypatch.setattr(sys, "argv", ["hpc-mp", "run", "--", "program", "--json"])
+    with pytest.raises(SystemExit):
+        main_module.main()
+    assert capfd.readouterr().out == printed, "what another program is given asks nothing of us"

@@ -75,6 +75,20 @@ def test_a_killed_rank_ends_the_run_and_a_resume_goes_on_exactly(
     assert max(abs(a - b) for a, b in zip(found, whole, strict=True)) <= apart
 
 
+def test_a_run_whose_directory_is_removed_has_failed(job: Path, mark: str) -> None:  # noqa: F811
+    overrides = ["job.ranks_per_node=2", "train.steps=100000", "checkpoint.every=2"]
+    started = warm.Program(command(job, overrides)[1:], environment(mark))
+    run = RunDirectory(job.parent / "runs" / "exact" / "0001")
+    until(lambda: len(read_lines(run.metrics)) >= 2, 60)
+    run.path.rename(job.parent / "gone")
+    done = started.end(60)
+    assert done.returncode == 1, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["state"], document["checkpoint"]) == ("failed", None)
+    assert f"the run directory {run.path} was removed while the run went on" in document["cause"]["message"]
+    assert document["cause"]["message"] in done.stderr and "go on with" not in done.stderr
+
+
 def isolated(script: str) -> list[str]:
     """A shell of its own mount name space, where a small tmpfs can be mounted without touching the system."""
     return ["unshare", *(["-m"] if os.geteuid() == 0 else ["-rm"]), "sh", "-ec", script, "sh"]

@@ -61,7 +61,8 @@ def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, 
     return done.returncode, done.stdout, done.stderr
 
 
-KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "tokens_per_s", "checkpoint", "cause", "report"]
+KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "evaluation_loss", "tokens_per_s", "checkpoint", "cause",
+        "report"]
 
 
 def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
@@ -72,7 +73,7 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
     assert out.count("\n") == 1 and list(document) == KEYS
     assert document == {
         "run": str(run.path), "state": "completed", "job_id": None, "steps": 5, "first_loss": 8.0, "loss": 1.6,
-        "tokens_per_s": 200.0, "checkpoint": str(run.checkpoints / "step-00000005"), "cause": None,
+        "evaluation_loss": None, "tokens_per_s": 200.0, "checkpoint": str(run.checkpoints / "step-00000005"), "cause": None,
         "report": str(run.report)}
     assert load_job(run.job).parallel.order == json.loads(run.placement.read_text())["order"]
     assert run.script.read_text().startswith("#!/bin/bash")
@@ -185,8 +186,10 @@ def test_what_is_refused_leaves_nothing_behind(
 
 
 def test_a_refusal_is_one_paragraph_and_exit_code_2(job: Path, mark: str) -> None:
-    code, out, err = launch(mark, job, "--json", "--set", "parallel.tensor=3")
+    code, out, err = launch(mark, job, "--set", "parallel.tensor=3")
     assert (code, out, err.count("\n")) == (2, "", 1) and err.startswith("hpc-mp: tensor(3)")
+    code, out, err = launch(mark, job, "--json", "--set", "parallel.tensor=3")
+    assert (code, err.count("\n")) == (2, 1) and json.loads(out)["state"] == "refused"
 
 
 def test_a_dry_run_prints_the_script_and_writes_nothing(job: Path, mark: str) -> None:

@@ -124,6 +124,8 @@ def test_the_newest_run_of_a_name(run: RunDirectory) -> None:
 def test_a_loss_that_is_no_number_is_null(run: RunDirectory) -> None:
     run.metrics.write_text(record(1, loss=float("nan")) + "\n")
     assert status(run)["loss"] is None
+    run.metrics.write_text(record(1, loss=3.0) + "\n" + record(2, loss=float("nan")) + "\n")
+    assert status(run)["loss"] == 3.0, "the last step that has one"
 
 
 # --- the cause ----------------------------------------------------------------------------------------------------

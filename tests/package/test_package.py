@@ -41,7 +41,7 @@ def loaded_after(code: str, watched: tuple[str, ...]) -> list[str]:
     return done.stdout.split("\n")[-2].split()
 
 
-RANK_HALF = [("hpc_mp", "train", room) for room in ("engine", "rank", "checkpoint")]
+RANK_HALF = [("hpc_mp", "train", room) for room in ("engine", "rank", "checkpoint", "dry_run")]
 RANK_PROGRAMS = ("hpc_mp/doctor/bench/ranks/", "hpc_mp/doctor/compute/")  # what the doctor starts on nodes
 
 

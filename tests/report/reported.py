@@ -23,7 +23,8 @@ class Run:
     """A run of ``nodes`` × ``per_node`` ranks; each method writes what launcher or ranks write at that point."""
 
     def __init__(self, directory: Path, *, nodes: int = 2, per_node: int = 4, tensor: int = 2, pipeline: int = 2,
-                 microbatches: int = 4, steps: int = 20, schedule: str = "1f1b", name: str = "demo",
+                 microbatches: int = 4, steps: int = 20, schedule: str = "1f1b", virtual_stages: int = 1,
+                 name: str = "demo",
                  environment: dict[str, str] | None = None) -> None:
         self.nodes, self.per_node = nodes, per_node
         data = nodes * per_node // (tensor * pipeline)
@@ -31,7 +32,8 @@ class Run:
             "job": {"name": name, "nodes": nodes, "ranks_per_node": per_node},
             "model": {"config": {"model_type": "gpt2"}},
             "data": {"files": ["*.txt"], "sequence_length": 64},
-            "parallel": {"tensor": tensor, "pipeline": pipeline, "microbatches": microbatches, "schedule": schedule},
+            "parallel": {"tensor": tensor, "pipeline": pipeline, "microbatches": microbatches, "schedule": schedule,
+                         "virtual_stages": virtual_stages},
             "train": {"steps": steps, "global_batch": 2 * data * microbatches},
             "environment": {"set": environment or {}},
         }, directory)
@@ -64,16 +66,17 @@ class Run:
         } for step in range(first, last + 1)))
 
     def trace(self, limit: int = 400 * MIB, wait: float = 0.0, skip: tuple[int, ...] = ()) -> None:
-        """The ideal schedule, forwards of 10 ms and backwards of 20 ms, stages but the first ``wait`` seconds late."""
+        """The ideal schedule, forwards of 10 ms, backwards of 20 ms, their parts of 10; ranks but the first ``wait`` s late."""
         p = self.spec.parallel
-        ideal = simulate(build(p.schedule, p.pipeline, self.spec.microbatches), 0.010, 0.020)
+        ideal = simulate(build(p.schedule, p.pipeline, self.spec.microbatches, p.virtual_stages),
+                         {"F": 0.010, "B": 0.020, "I": 0.010, "W": 0.010})
         for at in self.placement.ranks:
             if at.rank in skip:
                 continue
             late = BEGIN + (wait if at.pp else 0.0)
             first = late + ideal.ranks[at.pp][0].start
             actions: list[list[Any]] = [["RECV_F", at.pp, 0, BEGIN, first]] if at.pp else []
-            actions += [[slot.action.kind, at.pp, slot.action.microbatch, late + slot.start, late + slot.end]
+            actions += [[slot.action.kind, slot.action.stage, slot.action.microbatch, late + slot.start, late + slot.end]
                         for slot in ideal.ranks[at.pp]]
             end = late + ideal.makespan
             actions += [["REDUCE", at.pp, 0, end, end + 0.004], ["OPTIMIZER", 0, -1, end + 0.004, end + 0.012]]

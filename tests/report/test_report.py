@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -20,11 +21,12 @@ from reported import BEGIN, MIB, Page, Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
+from hpc_mp.report.curves import curves
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.page import write_report
 from hpc_mp.report.summary import key_numbers, later_half, summarize
 from hpc_mp.rundir import RunDirectory, write_json
-from hpc_mp.rundir.records import StepMetrics
+from hpc_mp.rundir.records import Evaluation, StepMetrics, line_of
 
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>"
 
@@ -168,6 +170,21 @@ def test_key_numbers_are_those_of_the_files(run: Run) -> None:
     (drawn,) = (given for given in page.all("svg", class_="curve") if "Loss" in (given["aria-label"] or ""))
     assert json.loads(drawn["data-values"] or "") == [m["loss"] for m in metrics], "all digits"
     assert json.loads(drawn["data-steps"] or "") == [m["step"] for m in metrics]
+
+
+def test_evaluations_are_drawn_into_the_loss(run: Run) -> None:
+    run.complete()
+    assert not run.page().all("g", class_="held-out")
+    (run.path / "evaluations.jsonl").write_text("".join(
+        line_of(Evaluation(step, loss, 100, 1.0)) + "\n" for step, loss in ((5, 6.5), (10, math.nan), (20, 5.25))))
+    shown = {each.name: each.value for each in key_numbers(read_facts(run.run))}
+    assert shown["Held-out loss"] == "5.2500"
+    assert len(list(run.page().all("g", class_="held-out"))) == 1
+    loss, *others = curves(read_facts(run.run).metrics, read_facts(run.run).evaluations)
+    assert len(loss.held_out) == 2 and not any(other.held_out for other in others)
+    (_, above), (last, below) = loss.held_out
+    assert above < loss.points[4][1], "6.5 lies above the 5.5 of that step"
+    assert last == loss.points[-1][0] and loss.points[0][1] < below
 
 
 def test_later_half_is_of_the_newest_attempt() -> None:
@@ -344,7 +361,7 @@ def test_values_that_are_not_finite(run: Run) -> None:
     run.train(1, 6, loss=lambda step: [5.0, float("nan"), float("inf"), 4.0, 3.0, float("-inf")][step - 1])
     page = run.page()
     assert "3 steps not finite" in page.text
-    assert "5.0000 → -inf" in page.text
+    assert "5.0000 → 3.0000" in page.text and "−2.0000, 3 steps without one" in page.text
     (drawn,) = (given for given in page.all("svg", class_="curve") if "Loss" in (given["aria-label"] or ""))
     assert json.loads(drawn["data-steps"] or "") == [1, 4, 5]
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from reported import Run
 
 from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.layout.schedule import build
+from hpc_mp.layout.schedule.table import to_csv
 from hpc_mp.report.axes import Scale, rounds, ticks
 from hpc_mp.report.curves import HEIGHT, PANELS, TOP, curve, thinned
 from hpc_mp.report.facts import read_facts
@@ -19,6 +21,7 @@ from hpc_mp.report.gantt import Gantt, gantt
 from hpc_mp.report.grid import grid, luminance, shade
 from hpc_mp.report.memory import memory
 from hpc_mp.report.pipeline import Bubble
+from hpc_mp.rundir.plan import ChunkCounts
 
 
 @pytest.fixture
@@ -134,17 +137,42 @@ def bubble_of(run: Run) -> Bubble:
     return bubble
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-def test_an_ideal_run_has_the_ideal_bubble(tmp_path: Path, schedule: str) -> None:
-    run = Run(tmp_path, pipeline=4, schedule=schedule)
+@pytest.mark.parametrize(("schedule", "microbatches", "virtual_stages", "ideal", "formula"), [
+    ("1f1b", 4, 1, 3 / 7, "(4 − 1) / (4 + 4 − 1)"),
+    ("gpipe", 4, 1, 3 / 7, "(4 − 1) / (4 + 4 − 1)"),
+    ("interleaved_1f1b", 4, 2, 3 / 11, "(4 − 1) / (8 + 4 − 1)"),
+    ("zero_bubble", 4, 1, 3 / 15, "(4 − 1) (F + I − W) / (4 (F + I + W) + (4 − 1) (F + I − W))"),
+    ("zero_bubble_v", 8, 1, 3 / 51, "(4 − 1) F / (16 (F + I + W) + (4 − 1) F) where F, I and W take equally long"),
+])
+def test_an_ideal_run_has_the_ideal_bubble(
+    tmp_path: Path, schedule: str, microbatches: int, virtual_stages: int, ideal: float, formula: str,
+) -> None:
+    run = Run(tmp_path, pipeline=4, schedule=schedule, microbatches=microbatches, virtual_stages=virtual_stages)
     run.trace()
     drawn, bubble = gantt_of(run), bubble_of(run)
-    assert bubble.ideal == pytest.approx(3 / 7)
-    assert bubble.measured == pytest.approx(3 / 7, abs=1e-6)  # unix seconds have microseconds
-    assert bubble.own_times == pytest.approx(3 / 7, abs=1e-6)
-    assert bubble.formula == "(4 − 1) / (4 + 4 − 1)"
+    assert bubble.ideal == pytest.approx(ideal, abs=1e-6)
+    assert bubble.measured == pytest.approx(ideal, abs=1e-6)  # unix seconds have microseconds
+    assert bubble.own_times == pytest.approx(ideal, abs=1e-6)
+    assert bubble.formula == formula
     assert [row.label for row in drawn.executed.rows] == [f"rank {r}" for r in (0, 2, 4, 6, 1, 3, 5, 7)]
-    assert {row.idle for row in drawn.executed.rows} == {"42.9 %"}
+    assert {row.idle for row in drawn.executed.rows} == {f"{100 * ideal:.1f} %"}
+    kinds = {box.kind for row in drawn.executed.rows for box in row.boxes}
+    assert ("weight" in kinds) == schedule.startswith("zero_bubble")
+
+
+def test_a_table_that_is_gone_leaves_the_pipeline_as_executed(tmp_path: Path) -> None:
+    run = Run(tmp_path, pipeline=4)
+    run.trace()
+    facts = read_facts(run.run)
+    table = run.spec.parallel.model_copy(update={"schedule": str(tmp_path / "mine.csv")})
+    spec = run.spec.model_copy(update={"parallel": table})
+    (tmp_path / "mine.csv").write_text(to_csv(build("1f1b", 4, 4)))
+    kept = gantt(facts.traces, run.placement, spec)
+    (tmp_path / "mine.csv").unlink()
+    lost = gantt(facts.traces, run.placement, spec)
+    assert kept is not None and kept.bubble is not None and kept.bubble.formula == "the table's"
+    assert kept.bubble.ideal == pytest.approx(3 / 7, abs=1e-6)
+    assert lost is not None and lost.bubble is None and lost.executed == kept.executed
 
 
 def test_waiting_shows_in_the_bubble(run: Run) -> None:
@@ -235,6 +263,23 @@ def test_bars_add_up_to_the_peak(run: Run) -> None:
     assert [tick.label for tick in drawn.ticks] == ["0 MiB", "100 MiB", "200 MiB", "300 MiB", "400 MiB"]
     assert drawn.words == ("the highest peak is 207 MiB, 51.7 % of the limit of 400 MiB per rank, "
                            "model state takes at most 91 MiB of it")
+
+
+def test_what_is_kept_for_backwards_is_a_part_of_its_own(run: Run) -> None:
+    run.trace()
+    facts = read_facts(run.run)
+    traces = {rank: replace(trace, memory=replace(trace.memory, activations=40 * 2**20, away=80 * 2**20))
+              for rank, trace in facts.traces.items() if trace.memory is not None}
+    assert facts.spec is not None
+    parallel = facts.spec.parallel.model_copy(update={"recompute": "full", "offload": ("activations",), "offload_horizon": 1})
+    spec = facts.spec.model_copy(update={"parallel": parallel})
+    drawn = memory(traces, run.placement, spec, (ChunkCounts(4, 2, 3), ChunkCounts(1, 1, 0)))
+    assert drawn is not None and ("activations", "activations kept for backwards") in drawn.legend
+    assert drawn.bars[2].tip == ("rank 2\npeak: 202 MiB\nparameters: 31 MiB\noptimizer state: 60 MiB\n"
+                                 "activations kept for backwards: 40 MiB\nthe rest: 71 MiB\nactivations on the host: 80 MiB")
+    assert drawn.words.endswith(
+        "recompute is full, and a rank is between forward and backward of at most 4 microbatches, of which at most 2 have "
+        "their activations on the device and 3 on the host (offload with a horizon of 1)")
 
 
 @pytest.mark.parametrize(("limit", "words"), [(10**12, "of the limit of 931 GiB"), (0, "of a limit not known")])

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 # What a scheduler or another launcher left around us says nothing about our ranks.
 FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PALS_|TORCHELASTIC_|"
-                     r"HPC_MP_(EMULATED|LISTEN_FD|TOKEN|MPI|LOCAL|STAGED|RUN)$|"
+                     r"HPC_MP_(EMULATED|LISTEN_FD|TOKEN|SECRET|MPI|LOCAL|STAGED|RUN)$|"
                      r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)$")
 _DEFAULTS = re.compile(r"SBATCH_|SALLOC_")  # options that sbatch and srun take from the environment
 _ACCESS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # how programs reach the controller

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import sys
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
 from hpc_mp.planner.device import local_device
 from hpc_mp.report.conclude import conclude
-from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir import SECRET, LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
@@ -82,7 +83,7 @@ def submit(request: CallRequest) -> SubmittedTasks:
 def _ranks(plan: JobPlan, run: RunDirectory, port: int) -> list[EmulatedRank]:
     """All ranks in their order; rank 0 listens on ``port`` of this machine."""
     step = {"SLURM_JOB_NAME": plan.spec.job.name, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-            **plan.spec.environment.set}
+            SECRET: secrets.token_hex(16), **plan.spec.environment.set}
     places = [TaskPlace(each.node, each.local_rank) for each in plan.placement.ranks]
     environs = srun_environments(places, str(os.getpid()), step)
     return [EmulatedRank(run.rank_log(rank), environ) for rank, environ in enumerate(environs)]

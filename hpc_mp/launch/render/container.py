@@ -37,7 +37,7 @@ def mounts(spec: JobSpec) -> list[str]:
 def _needed(spec: JobSpec) -> list[str]:
     """Directories that the run needs, none inside another: where runs lie, the data, the model, the tokenizer."""
     paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
-             *(_fixed(pattern) for pattern in spec.data.files)]
+             *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files))]
     found = sorted({PurePosixPath(path) for path in paths if path})
     return [str(path) for path in found if not any(other in path.parents for other in found)]
 

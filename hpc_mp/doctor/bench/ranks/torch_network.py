@@ -34,7 +34,7 @@ class TorchNetwork:
             master_listen_fd=where.listener if who.rank == 0 and where.hosted else None)
         # gloo beside NCCL: what ranks tell each other about the measurement stays out of what is measured
         dist.init_process_group("cpu:gloo,cuda:nccl" if spec.backend == "nccl" else "gloo", rank=who.rank, timeout=wait,
-                                world_size=who.world, store=dist.PrefixStore(f"hpc-mp/bench/{where.token}", store))
+                                world_size=who.world, store=dist.PrefixStore(f"hpc-mp/bench/{where.secret}", store))
         self._dtype = TYPES[spec.dtype]
         self._group: Any = None
         self._odd: Any = None  # see _exchange

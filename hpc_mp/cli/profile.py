@@ -1,0 +1,63 @@
+"""``hpc-mp train --profile``: what the units of a job's model take of this device, written for ``parallel.partition``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import need_train
+from hpc_mp.base.text import counted, memory_size
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.layout.models import ModelProfile, ModelShape, check_layout, read_shape, stage_cut, write_profile
+
+REPETITIONS = 10
+
+
+def profile_and_print(job: Path, overrides: Sequence[str], as_json: bool) -> None:
+    """Raises HpcMpError for a job that cannot run, a device that is not there, or a file that cannot be written."""
+    need_train("hpc-mp train --profile")
+    spec = load_job(job, overrides)
+    shape = read_shape(spec)
+    check_layout(shape, spec)
+    from hpc_mp.train.rank.unit_profile import measure  # imports torch
+
+    found = measure(spec, shape, REPETITIONS)
+    try:
+        write_profile(spec.profile, found)
+    except OSError as error:
+        raise HpcMpError(f"the profile {spec.profile}", f"cannot be written ({error.strerror})",
+                         "name another file in parallel.profile, or another job.directory") from None
+    if as_json:
+        click.echo(json.dumps({**asdict(found), "file": str(spec.profile)}))
+    else:
+        _print(found, spec, shape)
+
+
+def _print(found: ModelProfile, spec: JobSpec, shape: ModelShape) -> None:
+    console = Console(highlight=False, emoji=False, soft_wrap=True)
+    console.print(f"{shape.model_type} on {found.device}: one microbatch of {counted(spec.microbatch_size, 'sequence')} of "
+                  f"{spec.data.sequence_length:,} tokens in {spec.train.precision}, recompute {spec.parallel.recompute}; "
+                  f"median of {found.repetitions}", markup=False)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for number, column in enumerate(("unit", "number", "forward + backward", "activations", "parameters")):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+    for name, number, unit in (("embedding", 1, found.embedding), ("block", shape.layers, found.block),
+                               ("norm and head", 1, found.head)):
+        table.add_row(name, f"{number}", f"{unit.seconds * 1e3:.3f} ms", memory_size(unit.activations),
+                      memory_size(unit.parameters))
+    console.print()
+    console.print(table)
+    cut = stage_cut(_measured(spec), shape)
+    console.print(f"\nwritten to {spec.profile}\npartition = \"profile\" makes {list(cut.layers)}: {cut.why}", markup=False)
+
+
+def _measured(spec: JobSpec) -> JobSpec:
+    """The job as it would be cut by its profile."""
+    return spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"partition": "profile"})})
