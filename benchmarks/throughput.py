@@ -59,6 +59,13 @@ CASES: dict[str, list[str] | int] = {
 WARM_UP = 3  # steps left out
 
 
+def write_job(directory: Path, steps: int) -> Path:
+    job = directory / "job.toml"
+    files = ", ".join(json.dumps(f"{sysconfig.get_paths()['stdlib']}/{letter}*.py") for letter in "abcdefgh")
+    job.write_text(JOB.format(files=files, steps=steps))
+    return job
+
+
 def measure(job: Path, case: list[str] | int) -> float:
     """Median seconds per step."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -85,9 +92,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", choices=CASES, help="only these (repeatable)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        job = Path(directory) / "job.toml"
-        files = ", ".join(json.dumps(f"{sysconfig.get_paths()['stdlib']}/{letter}*.py") for letter in "abcdefgh")
-        job.write_text(JOB.format(files=files, steps=arguments.steps))
+        job = write_job(Path(directory), arguments.steps)
         ratios: dict[str, list[float]] = {}
         before = measure(job, 1)
         for round_number in range(arguments.rounds):
