@@ -138,7 +138,7 @@ class Parallel(Section):
     computes attention by torch's fused kernels; context must divide the heads of a tensor rank. Example: `"ulysses"`."""
     expert: Count = 1
     """Shares out the experts of every block over so many neighbours among the data × context ranks; tokens travel to their
-    experts and back, none is dropped. ZeRO shares out the state of experts over those ranks that have the same ones. See
+    experts and back. ZeRO shares out the state of experts over those ranks that have the same ones. See
     [models](../user/models.md#experts). Example: `2`."""
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more
@@ -246,6 +246,10 @@ class Train(Section):
     router_z: Rate = 0.0
     """Of models with experts: a factor of the routers' z loss, see [models](../user/models.md#router-losses). 0 = none. Example:
     `1e-3`."""
+    expert_capacity: Annotated[float, Field(gt=0, strict=True)] | None = None
+    """Of models with experts: a factor C. An expert takes at most ceil(C × sequence × choices of a token / experts) choices of
+    each sample, the earliest positions first; what is above is dropped, in training and evaluation, see
+    [models](../user/models.md#capacity). Left out: nothing is dropped. Example: `1.25`."""
     dropout: Share | None = None
     """Overrides every probability of the model's config."""
     seed: NonNegative = 0

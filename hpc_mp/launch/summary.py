@@ -37,13 +37,14 @@ def describe(plan: JobPlan, title: str) -> str:
     """
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
     context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
+    experts = "" if p.expert == 1 else f" with expert({p.expert})"  # no factor: these ranks are among data × context
     rows = {
         "where": f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks} ranks, "
                  f"{title} ({plan.where.why})",
         "device": f"{plan.device.kind} ({plan.device.why})",
         "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}",
         "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
-                   f"{context}data({spec.data_degree}), ZeRO-{p.zero}",
+                   f"{context}data({spec.data_degree}){experts}, ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
                     f"sequences of {spec.data.sequence_length} tokens",
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",

@@ -21,7 +21,8 @@ dp       its neighbour in the ring of without shards 2 (D−1)/D × the rank's g
 replicas its neighbour in the ring of 2 (R−1)/R × its part of the gradients, in the master format
          ranks with the same part
 ep       each other rank of its       m × (4 per layer, 2 more where computed again) × K A / E for K experts of each token, 8
-         expert group                 bytes for each of the receiver's experts. An expectation: routers decide
+         expert group                 bytes for each of the receiver's experts. An expectation: routers decide. With a
+                                      capacity, an expert gets no more than that of each sample
 expert_  as dp and replicas, among    the same of the units of experts
 dp, …    the ranks with the same ones
 tied     the other end of a pipeline  its part of the embedding's gradient, where the head is a copy of it
@@ -32,7 +33,8 @@ parameters are gathered m times, for its backward does not need them. Under bf16
 bytes per parameter and ZeRO-0, which all-reduces, 8. Parts are those of ``layout/flat.py``, padding and all. Tensor ranks sum the
 gradients of key-value heads that they share, and with sequence parallelism those of all weights that they hold whole, once per
 step or, with ZeRO-2 and 3, per microbatch. Modules that are not cut send nothing, but for attention with sequence parallelism,
-whose tokens are gathered.
+whose tokens are gathered. Where experts have a capacity, context ranks, and with sequence parallelism tensor ranks whose experts
+are whole, all-reduce 4 bytes for each choice of a microbatch's tokens in each layer, once more where it is computed again.
 tests/planner/test_traffic.py counts the same bytes in running ranks.
 """
 
@@ -42,7 +44,7 @@ import math
 
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
-from hpc_mp.layout.models import ModelShape, expert_cut, family_of
+from hpc_mp.layout.models import ModelShape, expert_capacity, expert_cut, family_of
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.planner.memory import BYTES, cut_of, units_of
@@ -50,6 +52,7 @@ from hpc_mp.rundir.plan import Traffic
 
 AXES = ("tp", "cp", "cp_pairs", "pp", "ep", "dp", "replicas", "expert_dp", "expert_replicas", "tied")
 COUNT = 8  # bytes of the number of rows for an expert
+CHOICE = 4  # bytes of a token's choice of an expert
 LOSS_NUMBERS = 3  # per token and microbatch: the greatest logit, the sum of exponentials, the label's logit
 
 
@@ -85,9 +88,11 @@ def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipe
     dp, replicas = _data_axis(spec, _kind(units, False), spec.state_degree, spec.shard_degree, first, last)
     expert_dp, expert_replicas = _data_axis(spec, _kind(units, True), same, expert.shards, False, False)
     cp, cp_pairs = _context_axis(spec, shape, here)
+    choices_tp, choices_cp = _choices(spec, shape, here)
     return Traffic(
-        tp=tensor + _shared_gradients(spec, units), cp=cp, cp_pairs=cp_pairs, pp=float(m * activation * max(onward, back)),
-        ep=_expert_axis(spec, shape, here), dp=dp, replicas=replicas, expert_dp=expert_dp, expert_replicas=expert_replicas,
+        tp=tensor + _shared_gradients(spec, units) + choices_tp, cp=cp + choices_cp, cp_pairs=cp_pairs,
+        pp=float(m * activation * max(onward, back)), ep=_expert_axis(spec, shape, here), dp=dp, replicas=replicas,
+        expert_dp=expert_dp, expert_replicas=expert_replicas,
         tied=float(units[TIED].part * master) if copied else 0.0,
         shards=_of_all(spec.shard_degree, spec.state_degree), expert_shards=_of_all(expert.shards, same))
 
@@ -136,18 +141,37 @@ def _of_all(shards: int, ranks: int) -> int | None:
 
 def _expert_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> float:
     """What a rank of these stages sends each other rank of its expert group, if routers choose all experts alike."""
-    p, family, cut = spec.parallel, family_of(shape.model_type), cut_of(spec)
+    p = spec.parallel
     if p.expert == 1:
         return 0.0
     again = blocks_together(p.recompute) is not None
+    most = expert_capacity(spec.train.expert_capacity, spec.data.sequence_length, shape)
     sent = 0.0
     for layer in (layer for span in spans for layer in span.layers):
-        whole = not cut.cuts(family.module_of(f"{family.blocks}.{layer}.{family.experts}.weight"))
-        shares = p.context * (p.tensor if p.sequence and whole else 1)  # of the tokens of a sample
-        tokens = spec.microbatch_size * -(-spec.data.sequence_length // shares)
-        rows = tokens * shape.experts_per_token * shape.hidden * BYTES[spec.train.precision][1]
+        shares = p.context * _sharing_tensor_ranks(spec, shape, layer)
+        choices = -(-spec.data.sequence_length // shares) * shape.experts_per_token
+        taken = choices if most is None else min(choices, most * shape.experts / shares)
+        rows = spec.microbatch_size * taken * shape.hidden * BYTES[spec.train.precision][1]
         sent += (4 + 2 * again) * rows + (1 + again) * COUNT * shape.experts
     return spec.microbatches * sent / p.expert
+
+
+def _choices(spec: JobSpec, shape: ModelShape, spans: list[StageSpan]) -> tuple[float, float]:
+    """What a rank of these stages sends along the tensor and along the context axis, so that experts know how much they take."""
+    if spec.train.expert_capacity is None:
+        return 0.0, 0.0
+    layers = [layer for span in spans for layer in span.layers]
+    passes = 1 if blocks_together(spec.parallel.recompute) is None else 2
+    made = spec.microbatches * spec.microbatch_size * spec.data.sequence_length * shape.experts_per_token
+    tensor = sum(_ring_all_reduce(_sharing_tensor_ranks(spec, shape, layer)) for layer in layers)
+    return passes * made * CHOICE * tensor, passes * made * CHOICE * len(layers) * _ring_all_reduce(spec.parallel.context)
+
+
+def _sharing_tensor_ranks(spec: JobSpec, shape: ModelShape, layer: int) -> int:
+    """The tensor ranks that share out the tokens of samples where the experts of a layer are."""
+    family = family_of(shape.model_type)
+    whole = not cut_of(spec).cuts(family.module_of(f"{family.blocks}.{layer}.{family.experts}.weight"))
+    return spec.parallel.tensor if spec.parallel.sequence and whole else 1
 
 
 def _data_axis(

@@ -79,7 +79,8 @@ def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | No
         world = (f"{placement.nodes} nodes × {placement.ranks_per_node} = {d.world} ranks" if placement.nodes > 1
                  else f"{counted(d.world, 'rank')} on 1 node")
         context = f" × context {d.context}" if d.context > 1 else ""
-        parts += [world, f"tensor {d.tensor} × pipeline {d.pipeline}{context} × data {d.data}"]
+        experts = f" with expert {d.expert}" if d.expert > 1 else ""
+        parts += [world, f"tensor {d.tensor} × pipeline {d.pipeline}{context} × data {d.data}{experts}"]
     if plan is not None and len(plan.layers) > 1:
         parts.append(f"stages of {'+'.join(map(str, plan.layers))} layers")
     if spec is not None:
@@ -102,10 +103,12 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
     peak = max(metric.peak_memory_bytes for metric in facts.metrics if metric.attempt == last.attempt)
     limits = [trace.memory.limit for trace in facts.traces.values() if trace.memory is not None and trace.memory.limit]
     held_out = facts.evaluations[-1] if facts.evaluations else None
+    dropped = median(metric.dropped_share for metric in steady)
     return (
         Number("Steps", steps, f"{last.tokens:,} tokens"),
         _loss(facts.metrics),
         *([Number("Held-out loss", f"{held_out.loss:.4f}", f"after step {held_out.step:,}")] if held_out else []),
+        *([Number("Dropped choices", f"{dropped:.2%}", f"of all that tokens made of experts, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank"),

@@ -40,6 +40,8 @@ class StepMetrics:
         attempt: from 1.
         loss_scale: of fp16, after the step; 1 otherwise.
         router_loss: what routers of experts add to the loss that is trained (``train.router_balance``, ``train.router_z``).
+        dropped_share: of the choices of all tokens in all layers, those that experts did not take (``train.expert_capacity``);
+            none where experts have no capacity.
     """
 
     step: Count
@@ -54,6 +56,7 @@ class StepMetrics:
     attempt: Count = 1
     loss_scale: float = 1.0
     router_loss: Measured = 0.0
+    dropped_share: Measured = math.nan
 
 
 def losses(steps: Iterable[StepMetrics]) -> list[float]:

@@ -182,6 +182,16 @@ def test_a_plan_settles_what_was_auto(tmp_path: Path, monkeypatch: pytest.Monkey
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_a_plan_names_the_ranks_that_share_out_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    model = ('model.config={ model_type = "mixtral", num_hidden_layers = 2, hidden_size = 32, num_attention_heads = 4, '
+             "num_key_value_heads = 4, intermediate_size = 64, vocab_size = 320, num_local_experts = 4 }")
+    for expert, words in ((2, "× data(4) with expert(2), ZeRO-1"), (1, "× data(4), ZeRO-1")):
+        given = spec_of(tmp_path, 2, 2, "", model, f"parallel.expert={expert}")
+        plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+        assert words in describe(plan, "here")
+
+
 def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     given = spec_of(tmp_path, 2, 2, "[parallel]\npipeline = 2\n")

@@ -226,6 +226,9 @@ EXPERTS = {
     "ep2 dp4 zero0": layout(data=4, expert=2, zero=0, microbatches=2),
     "tp2 ep2 full": layout(2, data=2, expert=2, zero=2, microbatches=2, recompute="full"),
     "sp2 ep2 experts whole": layout(2, data=2, expert=2, microbatches=2, sequence="true", tensor_modules=["*.self_attn"]),
+    # with every token for every expert, each of them gets its capacity of each sample
+    "ep2 capacity": ["train.expert_capacity=0.3", "model.config.num_experts_per_tok=5",
+                     *layout(data=2, expert=2, microbatches=2, recompute="full")],
 }
 
 

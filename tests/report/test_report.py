@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -21,10 +22,11 @@ from reported import BEGIN, MIB, Page, Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
+from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.report.curves import curves
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.page import write_report
-from hpc_mp.report.summary import key_numbers, later_half, summarize
+from hpc_mp.report.summary import key_numbers, later_half, layout, summarize
 from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.records import Evaluation, StepMetrics, line_of
 
@@ -170,6 +172,16 @@ def test_key_numbers_are_those_of_the_files(run: Run) -> None:
     (drawn,) = (given for given in page.all("svg", class_="curve") if "Loss" in (given["aria-label"] or ""))
     assert json.loads(drawn["data-values"] or "") == [m["loss"] for m in metrics], "all digits"
     assert json.loads(drawn["data-steps"] or "") == [m["step"] for m in metrics]
+
+
+def test_drops_and_expert_ranks_are_said_where_there_are_some(run: Run) -> None:
+    run.complete()
+    facts = read_facts(run.run)
+    assert "Dropped choices" not in {each.name for each in key_numbers(facts)}
+    dropping = replace(facts, metrics=tuple(replace(metric, dropped_share=metric.step / 1000) for metric in facts.metrics))
+    assert {each.name: each.value for each in key_numbers(dropping)}["Dropped choices"] == "1.55%"  # of steps 11 to 20
+    assert "tensor 1 × pipeline 1 × data 4 with expert 2 ·" in layout(place(Degrees(data=4, expert=2), "DPT", 4), None)
+    assert "expert" not in layout(facts.placement, facts.spec)
 
 
 def test_evaluations_are_drawn_into_the_loss(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +86,13 @@ seed = 7
 
 @dataclass(frozen=True)
 class Result:
-    """What a run came to: loss and gradient norm of every step, None in one without labels, and parameters at the end (engine
-    shapes)."""
+    """What a run came to: loss and gradient norm of every step, None in one without labels, parameters at the end (engine
+    shapes), and what share of the choices of every step experts dropped, None without a capacity."""
 
     losses: tuple[Any, ...]
     norms: tuple[Any, ...]
     parameters: dict[str, Tensor]
+    dropped: tuple[Any, ...]
 
     def distance(self, other: Result) -> float:
         """The largest difference of any loss, norm or parameter."""
@@ -156,7 +159,8 @@ def run_engine(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Ru
     lines = read_lines(run.metrics)
     checkpoint, skipped = newest_complete(run.checkpoints)
     assert checkpoint is not None and not skipped
-    return Result(tuple(line["loss"] for line in lines), tuple(line["grad_norm"] for line in lines), parameters(spec, checkpoint))
+    return Result(tuple(line["loss"] for line in lines), tuple(line["grad_norm"] for line in lines), parameters(spec, checkpoint),
+                  tuple(line["dropped_share"] for line in lines))
 
 
 def relaunch(run: RunDirectory, directory: Path, model: str, overrides: Sequence[str]) -> Result:
@@ -187,8 +191,9 @@ def run_plain(spec: JobSpec, skipped: Collection[int] = ()) -> Result:
 
 
 def plain_model(spec: JobSpec, checkpoint: Path) -> PreTrainedModel:
-    """Plain transformers' model with the parameters of a checkpoint."""
+    """Plain transformers' model with the parameters of a checkpoint, and the job's capacity of experts."""
     model, state = _built(spec), parameters(spec, checkpoint)
+    _limit(model, spec)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(state[name].reshape(parameter.shape))
@@ -202,6 +207,31 @@ def _built(spec: JobSpec) -> PreTrainedModel:
         hugging_face = AutoConfig.for_model(config["model_type"], **values)
         hugging_face._experts_implementation = "eager"  # the others of transformers know no fp64
         return AutoModelForCausalLM.from_config(hugging_face).double()
+
+
+def _limit(model: PreTrainedModel, spec: JobSpec) -> list[Tensor]:
+    """Let experts take as many choices of each sample as the job says; the others get no weight. What comes back is filled: for
+    each layer that is computed from now on, which choices were taken, counted one by one."""
+    found: list[Tensor] = []
+    if spec.train.expert_capacity is None:
+        return found
+    shape, length = read_shape(spec), spec.data.sequence_length
+    most = math.ceil(spec.train.expert_capacity * length * shape.experts_per_token / shape.experts)
+
+    def limited(_: torch.nn.Module, given: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        hidden, index, weights = given
+        taken: Counter[tuple[int, int]] = Counter()
+        weighed = torch.zeros_like(weights)
+        for token, experts in enumerate(index.tolist()):
+            for choice, expert in enumerate(experts):
+                taken[token // length, expert] += 1
+                weighed[token, choice] = taken[token // length, expert] <= most
+        found.append(weighed)
+        return hidden, index, weights * weighed
+
+    for experts in (module for name, module in model.named_modules() if name.endswith(".mlp.experts")):
+        experts.register_forward_pre_hook(limited)
+    return found
 
 
 def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
@@ -244,15 +274,19 @@ def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
         optimizer = torch.optim.SGD(groups, lr=settings.learning_rate, momentum=settings.momentum, foreach=False)
     losses: list[float | None] = []
     norms: list[float | None] = []
+    dropped: list[float | None] = []
     choices: list[tuple[Tensor, Tensor]] = []  # of the routers: logits, and the experts chosen
     for router in (module for name, module in model.named_modules() if name.endswith(".mlp.gate")):
         router.register_forward_hook(lambda _, inputs, output: choices.append((output[0], output[2])))
+    taken = _limit(model, spec)
     for step in range(settings.steps):
         batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
         ids, labels = map(torch.from_numpy, samples.batch(batch))
         with StaysDouble():
             logits = model(ids).logits
         added, choices = _router_losses(spec, choices), []
+        dropped.append(1 - float(torch.cat(taken).mean()) if taken else None)
+        taken.clear()
         total = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE, reduction="sum")
         counted = int((labels != IGNORE).sum())
         if counted == 0:  # there is nothing to learn from: the engine leaves the parameters as they are
@@ -267,4 +301,4 @@ def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
         optimizer.zero_grad()
         losses.append(loss.item())
     state = {name: p.detach().reshape(weights[name].shape) for name, p in model.named_parameters()}
-    return Result(tuple(losses), tuple(norms), state)
+    return Result(tuple(losses), tuple(norms), state, tuple(dropped))

@@ -25,6 +25,7 @@ FEATURES: dict[str, list[Any]] = {
     "expert": [1, 2], "data": [1, 2, 4], "zero": [0, 1, 2, 3], "shards": ["all", "half"],
     "recompute": ["none", "full", "selective", "every-2"], "offload": ["none", "optimizer", "activations", "both"],
     "microbatches": [2, 4, 6], "order": ["DPT", "TPD", "PDT"], "dropout": [0.0, 0.2],
+    "capacity": [0.0, 0.75],  # of experts; 0.0 stands for none
 }
 SEEDS = range(4)  # with the values in another order most combinations are others
 OFFLOADS = {"none": [], "optimizer": ["optimizer"], "activations": ["activations"], "both": ["optimizer", "activations"]}
@@ -44,6 +45,7 @@ def possible(values: Sequence[Any]) -> bool:
         c.get("expert", 1) > 1 and "data" in c and c["data"] * c["context"] < 2,
         c.get("shards") == "half" and (c["zero"] == 0 or c["data"] < 4),
         c.get("recompute") == "selective" and c["model"] == "gptj",
+        c.get("capacity", 0.0) > 0 and c["model"] != "mixtral",
     ))
 
 
@@ -98,9 +100,10 @@ def test_a_combination_is_exact(place: Path, engine: Engine, reference: Referenc
     given = overrides(c, tmp_path)
     if accepted(place, c, given) is None:
         pytest.skip("a job may not have this combination, and says why")
-    drops = [f"train.dropout={c['dropout']}"] if c["dropout"] else []
-    expected = engine(c["model"], *drops)[0] if drops else reference(c["model"])
-    assert engine(c["model"], *drops, *given)[0].distance(expected) < EXACT
+    keys = {"train.dropout": c["dropout"], "train.expert_capacity": c["capacity"]}
+    trained = [f"{key}={value}" for key, value in keys.items() if value]
+    expected = engine(c["model"], *trained)[0] if trained else reference(c["model"])
+    assert engine(c["model"], *trained, *given)[0].distance(expected) < EXACT
 
 
 def test_most_combinations_are_accepted(place: Path, tmp_path: Path) -> None:

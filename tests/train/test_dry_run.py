@@ -145,6 +145,11 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     # as many rows for each expert as for any other
     ("mixtral with one choice of many experts", ["train.global_batch=40", *layout(data=4, expert=2, microbatches=2)], 2),
     ("llama", layout(2, context=4, context_method='"ulysses"', recompute="every-2"), 6),
+    pytest.param("mixtral with one choice of many experts", [  # every token for every expert, which takes a quarter of them
+        "train.global_batch=40", "model.config.num_experts_per_tok=40", "train.expert_capacity=0.25",
+        *layout(data=4, expert=2, microbatches=2)], 2, marks=pytest.mark.prove),
+    ("mixtral without groups or window", ["train.expert_capacity=0.25", *layout(
+        2, context=2, sequence="true", tensor_modules=["*.self_attn"], microbatches=2, recompute="full")], 2),
     pytest.param("gpt2", layout(1, 2, 2, zero=3, microbatches=2), 0, marks=pytest.mark.prove)])
 def test_the_planner_says_the_same(tmp_path: Path, model: str, overrides: list[str], rank: int) -> None:
     check_against_the_plan(job(tmp_path, model, [ON_CPU, BF16, *overrides]), rank)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from exact import COVER, EXACT, GPT2, LAYOUTS, LLAMA, TIED, WRONG, pairs
-from layouts import job, layout, plain_model, relaunch, run_engine, start, write_text
+from exact import COVER, EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, TIED, WRONG, pairs
+from layouts import job, layout, plain_model, relaunch, run_engine, run_plain, start, write_text
 from ranks import run_ranks, train
 from transformers import PreTrainedModel
 
@@ -105,6 +105,19 @@ def test_an_evaluation_equals_plain_transformers(place: Path, plain: Callable[[s
     tokens = held_out_tokens(job(place, model))
     assert (tokens.count - 1) % 24 and (tokens.count - 1) // 24 > 24, "a last row that is short, more rows than a step has"
     assert {line["label_tokens"] for line in found} == {int(tokens.loss()[1:].sum())}
+
+
+def test_an_evaluation_drops_what_training_would(place: Path) -> None:
+    """The capacity of experts is the same, and what an evaluation drops is not reported as the next step's."""
+    given = [*HELD_OUT, "train.expert_capacity=0.75", "checkpoint.every=1", *LAYOUTS["ep2 zero2"]]
+    spec, without = job(place, MIXTRAL, given), job(place, MIXTRAL, [*given, "train.expert_capacity=5.0"])
+    run = start(spec)
+    trained = run_engine(spec, run=run)
+    for line in read_lines(run.evaluations):
+        right, wrong = (run_ranks(1, plain_loss, each, run.checkpoint(line["step"]), held_out_tokens(spec))[0]
+                        for each in (spec, without))
+        assert abs(line["loss"] - right) < EXACT and abs(line["loss"] - wrong) > WRONG
+    assert trained.dropped == pytest.approx(run_plain(spec).dropped, rel=1e-12)
 
 
 def dropout_left_on() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.job import JobSpec
-from hpc_mp.layout.models.experts import ExpertCut, check_experts, expert_cut
+from hpc_mp.layout.models.experts import ExpertCut, check_experts, expert_capacity, expert_cut
 from hpc_mp.layout.models.family import Family, Weight
 from hpc_mp.layout.models.fields import check_fields
 from hpc_mp.layout.models.gpt2 import GPT2
@@ -36,6 +36,7 @@ __all__ = [
     "check_pretrained",
     "chunk_sizes",
     "conditions",
+    "expert_capacity",
     "expert_cut",
     "family_of",
     "kv_copies",

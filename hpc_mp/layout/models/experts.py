@@ -9,7 +9,8 @@ shard degree: all of them where no shard degree is given.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from fractions import Fraction
+from math import ceil, gcd
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
@@ -43,11 +44,17 @@ def expert_cut(spec: JobSpec, rank: int = 0) -> ExpertCut:
     return ExpertCut(spec.parallel.expert, rank, gcd(spec.shard_degree, spec.state_degree // spec.parallel.expert))
 
 
+def expert_capacity(factor: float | None, sequence: int, shape: ModelShape) -> int | None:
+    """How many choices of a sample an expert takes; None: all. The factor counts as its decimals say: 1.1 of 10 is 11, not 12."""
+    return None if factor is None else ceil(Fraction(str(factor)) * sequence * shape.experts_per_token / shape.experts)
+
+
 def check_experts(shape: ModelShape, spec: JobSpec) -> None:
     """Raises HpcMpError, with the arithmetic, when there is nothing that expert ranks could share out, or too little, and when
-    the losses of a router are asked for where there is none."""
+    the losses of a router or a capacity are asked for where there are none."""
     ranks, train = spec.parallel.expert, spec.train
-    for key, value in (("router_balance", train.router_balance), ("router_z", train.router_z)):
+    for key in ("router_balance", "router_z", "expert_capacity"):
+        value = getattr(train, key)
         if value and not shape.experts:
             raise HpcMpError(f"train.{key} = {value:g}", f"has no effect: {shape.model_type} has no experts, and so no router",
                              "leave it out")

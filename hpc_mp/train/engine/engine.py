@@ -22,9 +22,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_mp.layout.flat import TIED, Piece, rank_units, stage_spans, unit_weights
-from hpc_mp.layout.models import ExpertCut
+from hpc_mp.layout.models import ExpertCut, expert_capacity
 from hpc_mp.layout.schedule import Residency, Schedule, residency
 from hpc_mp.train.engine import initial, loss_scale
+from hpc_mp.train.engine.capacity import Capacity
 from hpc_mp.train.engine.collectives import GATHER, all_reduce
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import DataAxis
@@ -61,6 +62,7 @@ class EngineSettings:
         home: makes the place where optimizer state lies between two steps.
         recompute: see ``recompute``.
         router_balance, router_z: what the balance loss of a sample and the z loss of a token count, see ``router_loss``.
+        expert_capacity: the factor of what experts take of a sample, see ``capacity``; None: all.
         offload_horizon: activations leave for host memory, and come back so many computations before they are needed; None: they
             stay. See ``hpc_mp.layout.schedule.residency``.
     """
@@ -82,6 +84,7 @@ class EngineSettings:
     offload_horizon: int | None = None
     router_balance: float = 0.0
     router_z: float = 0.0
+    expert_capacity: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,8 @@ class StepNumbers:
         labels: how many counted.
         absorbed: nothing was updated, and fp16's loss scale gives way for it.
         router_loss: what routers add to the loss that is trained, see ``router_loss``.
+        dropped: the share of the choices of all tokens in all layers that experts did not take, see ``capacity``; NaN where they
+            have no capacity.
         scale: fp16's loss scale after the step.
         notes: of each the largest over all ranks.
         seconds: that this rank's device took.
@@ -121,6 +126,7 @@ class StepNumbers:
     labels: int
     absorbed: bool
     router_loss: float
+    dropped: float
     scale: ScaleState
     notes: tuple[float, ...]
     seconds: float
@@ -145,9 +151,9 @@ class StepResult:
 
     def numbers(self) -> StepNumbers:
         """The host waits until the device has made them."""
-        loss, norm, labels, absorbed, router, scale, good, patience, *notes = self.readback.read()
-        return StepNumbers(loss, norm, int(labels), bool(absorbed), router, ScaleState(scale, good, patience), tuple(notes),
-                           self.readback.seconds)
+        loss, norm, labels, absorbed, router, dropped, scale, good, patience, *notes = self.readback.read()
+        return StepNumbers(loss, norm, int(labels), bool(absorbed), router, dropped, ScaleState(scale, good, patience),
+                           tuple(notes), self.readback.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +191,10 @@ class Engine:
         whole = model.skeleton()
         experts = ExpertAxis(groups.expert, model.shape.experts)
         self.router_loss = RouterLoss(settings.router_balance, settings.router_z, settings.samples, settings.sequence, device)
+        most = expert_capacity(settings.expert_capacity, settings.sequence, model.shape)
+        self.capacity = Capacity(most, settings.samples, device)
         sections = {stage: StageSection(model, whole, span, tensor, context, precision, clock, settings.recompute, experts,
-                                        self.router_loss) for stage, span in mine.items()}
+                                        self.router_loss, self.capacity) for stage, span in mine.items()}
         for stage, section in sections.items():
             section.adopt({name: self.data.units[name] for name in names[stage]})
         tokens = len(tensor.share(context.positions, 0))
@@ -237,16 +245,17 @@ class Engine:
         began, scale = Instant.here(self.device), self.scale[0]
         labels = _LabelCount(share.labels, self.groups, self.device)
         self.router_loss.begin(scale)
+        self.capacity.begin()
         passed = self.pipeline.train(self._work(share, lambda: scale / labels.all().clamp(min=1.0), trace))
         self.data.finish(self.shared)
         # One message for all that ranks must know of each other; summed in rank order, so that all get the same bits.
         # Tensor ranks hold the same loss: the first one's counts.
         loss = passed.loss if self.groups.tensor.rank == 0 else torch.zeros_like(passed.loss)
         own = [torch.full((), note, dtype=torch.float64, device=self.device) for note in notes()]
-        mine = torch.stack([self.optimizer.squared_norm(), loss, self.router_loss.total, *own])
+        mine = torch.stack([self.optimizer.squared_norm(), loss, self.router_loss.total, *self.capacity.total, *own])
         everyone = mine.new_empty(dist.get_world_size(), len(mine))
         GATHER(everyone.view(-1), mine)
-        squares, total, router = everyone[:, :3].sum(0)
+        squares, total, router, dropped, choices = everyone[:, :5].sum(0)
         counted = labels.all()
         unlabelled = counted == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
         norm = (squares.sqrt() / scale).masked_fill(unlabelled, float("nan"))
@@ -254,8 +263,8 @@ class Engine:
         advanced, absorbed = loss_scale.advanced(self.scale, norm.isfinite(), self.settings.loss_scale)
         self.scale = torch.where(unlabelled, self.scale, advanced)
         self.data.publish()
-        found = torch.cat((torch.stack((total / counted, norm, counted, (absorbed | unlabelled).double(), router)),
-                           self.scale, everyone[:, 3:].amax(0)))
+        found = torch.cat((torch.stack((total / counted, norm, counted, (absorbed | unlabelled).double(), router,
+                                        dropped / choices)), self.scale, everyone[:, 5:].amax(0)))
         return StepResult(Readback(found, began), passed.spans, passed.most_held, passed.most_here, passed.most_away)
 
     def evaluate(self, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple) -> Evaluated:

@@ -1,9 +1,10 @@
-"""Experts: several MLPs in a block, of which a router gives each token some. No token is dropped.
+"""Experts: several MLPs in a block, of which a router gives each token some.
 
 Three steps, apart from each other: ``dispatch`` says which row of which expert each choice of a token becomes, ``Dispatch``
-brings tokens to rows and rows back to tokens, and ``Experts`` computes with rows that lie expert by expert. The tensor axis cuts
-inside each expert, so that every rank has a share of every expert's output; it is entered and left around router and experts. The
-expert axis lies between rows and experts: see ``expert_axis``.
+brings tokens to rows and rows back to tokens, and ``Experts`` computes with rows that lie expert by expert. No choice is dropped,
+but where experts have a capacity: see ``capacity``. The tensor axis cuts inside each expert, so that every rank has a share of
+every expert's output; it is entered and left around router and experts. The expert axis lies between rows and experts: see
+``expert_axis``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hpc_mp.train.engine.capacity import Intake
 from hpc_mp.train.engine.expert_axis import ExpertAxis
 from hpc_mp.train.engine.gradients import Sink
 from hpc_mp.train.engine.projection import TensorAxis
@@ -27,14 +29,14 @@ class Dispatch:
     """Where tokens go. A token has ``choices`` experts; its choices are numbered token by token.
 
     Attributes:
-        order: (rows,), the choice that each row is; rows of an expert follow each other.
-        inverse: (rows,), the row of each choice.
+        given: how many tokens there are.
+        order: (rows,), the choice that each row is; rows of an expert follow each other. A choice that is dropped is no row.
         counts: rows of each expert.
     """
 
+    given: int
     choices: int
     order: Tensor
-    inverse: Tensor
     counts: tuple[int, ...]
 
     def rows(self, tokens: Tensor) -> Tensor:
@@ -46,16 +48,26 @@ class Dispatch:
         chosen = cast(Tensor, _ToChoices.apply(rows, self)).unflatten(0, (-1, self.choices))
         return (chosen * weights.unsqueeze(-1)).sum(1).to(rows.dtype)
 
+    def at_choices(self, rows: Tensor) -> Tensor:
+        """(rows, width) -> (choices of all tokens, width), 0 where a choice is no row. No place is written twice: the order in
+        which a device writes is of no account."""
+        return rows.new_zeros(self.given * self.choices, rows.shape[1]).index_copy_(0, self.order, rows)
 
-def dispatch(index: Tensor, experts: int) -> Dispatch:
-    """index: (tokens, choices), experts by number. The host waits for the device here: matrices have as many rows as come."""
+
+def dispatch(index: Tensor, experts: int, most: int | None = None) -> Dispatch:
+    """index: (tokens, choices), experts by number; their count stands for none, where a choice is dropped. The host waits for the
+    device here: matrices have as many rows as come.
+
+    Args:
+        most: rows that an expert gets at most of these; None: as many as come.
+    """
     chosen = index.flatten()
-    order = chosen.argsort(stable=True)
-    if isinstance(chosen, FakeTensor):  # of a dry run, which knows no choices: experts get equal shares
-        counts = [len(chosen) // experts + (expert < len(chosen) % experts) for expert in range(experts)]
+    if isinstance(chosen, FakeTensor):  # of a dry run, which knows no choices: experts get equal shares, if they take them
+        shares = [len(chosen) // experts + (expert < len(chosen) % experts) for expert in range(experts)]
+        counts = shares if most is None else [min(share, most) for share in shares]
     else:
-        counts = chosen.bincount(minlength=experts).tolist()
-    return Dispatch(index.shape[1], order, order.argsort(), tuple(counts))
+        counts = chosen.bincount(minlength=experts + 1)[:experts].tolist()
+    return Dispatch(len(index), index.shape[1], chosen.argsort(stable=True)[:sum(counts)], tuple(counts))
 
 
 class _ToRows(torch.autograd.Function):
@@ -68,16 +80,16 @@ class _ToRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient[ctx.where.inverse].unflatten(0, (-1, ctx.where.choices)).sum(1), None
+        return ctx.where.at_choices(gradient).unflatten(0, (-1, ctx.where.choices)).sum(1), None
 
 
 class _ToChoices(torch.autograd.Function):
-    """Rows in the order of choices."""
+    """Rows in the order of choices, and 0 for those that are dropped."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, where: Dispatch) -> Tensor:
         ctx.where = where
-        return rows[where.inverse]
+        return where.at_choices(rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -156,13 +168,15 @@ class Experts(nn.Module):
         count: how many experts.
         activation: of the gate.
         ranks: that share the experts out.
+        intake: how many choices they take.
     """
 
     def __init__(
         self, name: str, count: int, activation: Callable[[Tensor], Tensor], tensor: TensorAxis, ranks: ExpertAxis,
+        intake: Intake,
     ) -> None:
         super().__init__()
-        self.count, self.activation, self.ranks = count, activation, ranks
+        self.count, self.activation, self.ranks, self.intake = count, activation, ranks, intake
         self.gate_up = ExpertProjection(f"{name}.gate_up_proj", False, tensor)
         self.down = ExpertProjection(f"{name}.down_proj", True, tensor)
 
@@ -172,7 +186,8 @@ class Experts(nn.Module):
         Every tensor rank routes all tokens alike. Its share of the outputs, which are summed behind the module that router and
         experts are in, gives it a share of the gradients of hidden states and of the router.
         """
-        where = dispatch(index, self.count)
+        index, weights = self.intake.apply(index, weights, self.count)
+        where = dispatch(index, self.count, self.intake.rows)
         if self.ranks.size == 1:
             return where.tokens(self._computed(where.rows(hidden), where.counts), weights)
         journey = self.ranks.journey(where.counts, hidden.device)

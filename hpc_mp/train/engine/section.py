@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together
 from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.train.engine.capacity import Capacity, Intake
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.dropout import DropoutClock, HashDropout
@@ -102,6 +103,7 @@ class StageSection(nn.Module):
         recompute: which blocks are computed again in the backward, see ``recompute``.
         experts: the ranks that share out the experts of a block.
         router_loss: what routers add to the loss.
+        capacity: of experts.
 
     Attributes:
         padding: embedding name -> its row that stays zero, where the model has one.
@@ -110,9 +112,10 @@ class StageSection(nn.Module):
     def __init__(
         self, model: CausalModel, whole: nn.Module, span: StageSpan, tensor: TensorAxis, context: ContextAxis,
         precision: Precision, clock: DropoutClock, recompute: str, experts: ExpertAxis, router_loss: RouterLoss,
+        capacity: Capacity,
     ) -> None:
         super().__init__()
-        self.recompute, self.experts, self.router_loss = recompute, experts, router_loss
+        self.recompute, self.experts, self.router_loss, self.capacity = recompute, experts, router_loss, capacity
         self.config, self.family, self.shape = model.config, model.family, model.shape
         self.span, self.tensor, self.context_axis, self.precision = span, tensor, context, precision
         self.positions = context.positions
@@ -287,12 +290,14 @@ class StageSection(nn.Module):
         module, tensor = block.get_submodule(parent), self._tensor_of(f"{path}.{parent}")
         activation = cast(nn.Module, block.get_submodule(self.family.experts).act_fn)
         count = self.shape.experts
-        setattr(module, leaf, Experts(f"{path}.{self.family.experts}", count, activation, tensor, self.experts))
-        router = module.get_submodule(self.family.router)
-        sharers = self.tensor.sharers if tensor.size == 1 else ()
+        positions = self.positions if tensor.size > 1 else self.tensor.share(self.positions, 0)
+        others = self.tensor.sharers if tensor.size == 1 else ()
+        sharers = [self.context_axis.axis, *others]
+        counts = bool(others) or self.tensor.rank == 0
+        intake = Intake(self.capacity, self.context_axis.sequence, positions, sharers, counts)
+        setattr(module, leaf, Experts(f"{path}.{self.family.experts}", count, activation, tensor, self.experts, intake))
         if tensor.rank == 0:  # of ranks that see the same tokens, and each find a share of the router's gradient, one adds it
-            counts = bool(sharers) or self.tensor.rank == 0
-            self.router_loss.attach(router, count, [self.context_axis.axis, *sharers], counts)
+            self.router_loss.attach(module.get_submodule(self.family.router), count, sharers, counts)
         if tensor.size > 1:
             module.register_forward_hook(lambda _, inputs, output: tensor.leave(output.clone()))
 

@@ -123,7 +123,8 @@ def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> E
         loss_scale=spec.train.loss_scale if spec.train.precision == "fp16" else Unscaled(), home=_home(spec),
         recompute=spec.parallel.recompute, offload_horizon=spec.offload_horizon,
         router_balance=spec.train.router_balance / spec.train.global_batch,
-        router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length))
+        router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length),
+        expert_capacity=spec.train.expert_capacity)
 
 
 def _home(spec: JobSpec) -> HomeMaker:

@@ -177,7 +177,7 @@ class Trainer:
         return line_of(StepMetrics(
             launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
             int(numbers.notes[1]), learning_rate(launched.step, settings), numbers.labels, self.attempt, numbers.scale.scale,
-            numbers.router_loss))
+            numbers.router_loss, numbers.dropped))
 
     def _between_steps(self) -> None:
         self.watchdog.now("step")
