@@ -41,7 +41,8 @@ CASES = {f"{name} {precision}": Case(*layout, precision) for precision in ("fp32
 
 
 def deepspeed_seconds(job: Path, case: Case, place: Path) -> float:
-    """Median seconds per step of DeepSpeed's ranks."""
+    """Median seconds per step of DeepSpeed's ranks. What it compiles lies beside the job: the lock that an ended build leaves in
+    the user's own cache would make all ranks wait for ever."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     world = case.pipeline * case.data
@@ -52,7 +53,8 @@ def deepspeed_seconds(job: Path, case: Case, place: Path) -> float:
         environment = os.environ | {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_SIZE": str(world),
             "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-            "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(place), "GLOO_SOCKET_IFNAME": "lo"}
+            "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(place), "PATH": f"{place / 'bin'}:{os.environ['PATH']}",
+            "TORCH_EXTENSIONS_DIR": str(job.with_name("extensions")), "GLOO_SOCKET_IFNAME": "lo"}
         ranks.append(subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     written = [rank.communicate() for rank in ranks]
     if any(rank.returncode for rank in ranks):

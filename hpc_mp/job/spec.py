@@ -112,6 +112,12 @@ class Data(Section):
     `DIRECTORY/.cache`."""
     sequence_length: Count
     """Required. Tokens of a sample; at most the model's positions."""
+    documents: Literal["joined", "separate"] = "joined"
+    """Samples run over the ends of documents (a text file, or a row). `"joined"`: tokens attend to earlier documents of their
+    sample, and positions run on. `"separate"`: to their own document alone, positions begin anew with each, and its first token
+    is no label, for nothing precedes it; held-out text alike. That takes masks of sequence_length² numbers for each sample, and
+    torch's kernels for masks instead of the fused causal one (`context_method = "ring"` needs neither). A run keeps what it began
+    with. See [documents](../user/jobs.md#documents). Example: `"separate"`."""
     stage: bool = False
     """The token files are copied to every node's own disk, by its first rank."""
 

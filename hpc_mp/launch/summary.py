@@ -46,7 +46,7 @@ def describe(plan: JobPlan, title: str) -> str:
         "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
                    f"{context}data({spec.data_degree}){experts}, ZeRO-{p.zero}",
         "schedule": f"{p.schedule}, per replica and step microbatches({spec.microbatches}) × {spec.microbatch_size} "
-                    f"sequences of {spec.data.sequence_length} tokens",
+                    f"sequences of {spec.data.sequence_length} tokens, documents {spec.data.documents}",
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
         "backwards": _backwards(plan),

@@ -29,6 +29,7 @@ class Origin:
         tokenizer: the SHA-256 of its tokenizer.json.
         data: the name of the token set, which stands for the text's content and its tokenizer.
         sequence_length, seed: with the token set they make the order of samples.
+        documents: ``data.documents``; runs that began before there was a choice had them joined.
     """
 
     model: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Origin:
     data: str
     sequence_length: int
     seed: int
+    documents: str = "joined"
 
     def same_samples(self, other: Origin) -> bool:
         """Whether both mean the same sample by its position."""

@@ -181,13 +181,14 @@ def parameters(spec: JobSpec, checkpoint: Path) -> dict[str, Tensor]:
     return state
 
 
-def run_plain(spec: JobSpec, skipped: Collection[int] = ()) -> Result:
+def run_plain(spec: JobSpec, skipped: Collection[int] = (), documents: Sequence[int] = ()) -> Result:
     """One process of plain transformers and torch.optim, on the same samples from the same first values.
 
     Args:
         skipped: steps (from 0) after whose backward nothing is updated.
+        documents: tokens of each document of the text, where they are separate.
     """
-    return run_ranks(1, _plain, spec, skipped)[0]
+    return run_ranks(1, _plain, spec, skipped, documents)[0]
 
 
 def plain_model(spec: JobSpec, checkpoint: Path) -> PreTrainedModel:
@@ -247,7 +248,23 @@ def _router_losses(spec: JobSpec, choices: Sequence[tuple[Tensor, Tensor]]) -> T
     return total / spec.train.global_batch
 
 
-def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
+def _separated(
+    firsts: Sequence[int], length: int, documents: Sequence[int], window: int | None,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """For samples that begin with these tokens: position_ids and a 4D mask for transformers' models, and which labels are of
+    their token's own document."""
+    of_token = torch.tensor([number for number, tokens in enumerate(documents) for _ in range(tokens)])
+    rows = torch.stack([of_token[first:first + length + 1] for first in firsts])
+    inputs, places = rows[:, :-1], torch.arange(length)
+    back = places.unsqueeze(1) - places
+    seen = (inputs.unsqueeze(2) == inputs.unsqueeze(1)) & (back >= 0) & (back < (window or length))
+    mask = torch.zeros(seen.shape, dtype=torch.float64).masked_fill(~seen, torch.finfo(torch.float64).min)
+    positions = torch.tensor([[sum(document == row[k] for k in range(place)) for place, document in enumerate(row)]
+                              for row in inputs.tolist()])
+    return {"position_ids": positions, "attention_mask": mask.unsqueeze(1)}, inputs == rows[:, 1:]
+
+
+def _plain(spec: JobSpec, skipped: Collection[int], documents: Sequence[int]) -> Result:
     torch.set_num_threads(1)
     shape, config = read_shape(spec), read_config(spec)
     family = family_of(shape.model_type)
@@ -282,8 +299,12 @@ def _plain(spec: JobSpec, skipped: Collection[int]) -> Result:
     for step in range(settings.steps):
         batch = range(step * settings.global_batch, (step + 1) * settings.global_batch)
         ids, labels = map(torch.from_numpy, samples.batch(batch))
+        given: dict[str, Tensor] = {}
+        if documents:
+            given, own = _separated(list(map(samples.first_token, batch)), spec.data.sequence_length, documents, shape.window)
+            labels = labels.where(own, IGNORE)
         with StaysDouble():
-            logits = model(ids).logits
+            logits = model(ids, **given).logits
         added, choices = _router_losses(spec, choices), []
         dropped.append(1 - float(torch.cat(taken).mean()) if taken else None)
         taken.clear()

@@ -26,6 +26,7 @@ FEATURES: dict[str, list[Any]] = {
     "recompute": ["none", "full", "selective", "every-2"], "offload": ["none", "optimizer", "activations", "both"],
     "microbatches": [2, 4, 6], "order": ["DPT", "TPD", "PDT"], "dropout": [0.0, 0.2],
     "capacity": [0.0, 0.75],  # of experts; 0.0 stands for none
+    "documents": ["joined", "separate"],
 }
 SEEDS = range(4)  # with the values in another order most combinations are others
 OFFLOADS = {"none": [], "optimizer": ["optimizer"], "activations": ["activations"], "both": ["optimizer", "activations"]}
@@ -102,6 +103,7 @@ def test_a_combination_is_exact(place: Path, engine: Engine, reference: Referenc
         pytest.skip("a job may not have this combination, and says why")
     keys = {"train.dropout": c["dropout"], "train.expert_capacity": c["capacity"]}
     trained = [f"{key}={value}" for key, value in keys.items() if value]
+    trained += ['data.documents="separate"'] if c["documents"] == "separate" else []
     expected = engine(c["model"], *trained)[0] if trained else reference(c["model"])
     assert engine(c["model"], *trained, *given)[0].distance(expected) < EXACT
 

@@ -36,6 +36,7 @@ from hpc_mp.train.rank.rendezvous import meet, rendezvous
 CPU = torch.device("cpu")
 BF16 = 'train.precision="bf16"'
 ON_CPU = 'job.device="cpu"'
+SEPARATE = 'data.documents="separate"'
 
 # name -> (model, overrides); what a rank of each does is compared for some ranks in ``make test``, for all in ``make prove``
 CASES: dict[str, tuple[str, list[str]]] = {
@@ -45,6 +46,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "dp4 zero3 shard2": ("qwen2", layout(data=4, zero=3, shard_degree=2, microbatches=2)),
     "tp2 pp2 zero0 dropout": ("gpt2", ["train.dropout=0.1", *layout(2, 2, zero=0, microbatches=2)]),
     "one rank": ("llama", layout()),
+    "pp2 separate documents": ("llama", [SEPARATE, *layout(pipeline=2, microbatches=3)]),
 }
 SOME = {"tp2 pp2 dp2 zero1 bf16": (7,), "dp4 zero3 shard2": (1,)}
 
@@ -85,6 +87,19 @@ def test_a_dry_run_is_what_ranks_do(tmp_path: Path, name: str, ranks: tuple[int,
         assert (dry.saving.files[0], dry.saving.bytes) == real[rank].saved
         if rank > 0:  # rank 0 holds the store too, which has threads and files of its own
             assert dry.sockets.descriptors == real[rank].opened
+
+
+def test_masks_of_separate_documents_are_one_for_each_microbatch_on_its_way(tmp_path: Path) -> None:
+    length, samples = 512, 4
+    longer = [f"model.config.n_positions={length}", f"data.sequence_length={length}"]
+
+    def first_stage(*overrides: str) -> DryStep:
+        spec = job(tmp_path, "gpt2", [ON_CPU, BF16, *longer, *layout(pipeline=2, microbatches=24 // samples), *overrides])
+        return dry_run(spec, read_shape(spec), lay_out(spec), 0).step
+
+    joined, separate = first_stage(), first_stage(SEPARATE)
+    masks = separate.in_flight * samples * length * length * 2
+    assert separate.in_flight == 2 and separate.peak.bytes - joined.peak.bytes == pytest.approx(masks, rel=0.1)
 
 
 def test_a_message_more_would_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

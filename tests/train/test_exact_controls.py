@@ -53,17 +53,12 @@ def forgotten_choice() -> None:
 
 
 def unseen_window() -> None:
-    families._window = lambda stage: None
+    families.first_seen = lambda begins, window, positions: begins
 
 
 def window_off_by_one() -> None:
-    window = families._window
-
-    def wider(stage: Any) -> Any:
-        stage.shape = replace(stage.shape, window=stage.shape.window + 1)
-        return window(stage)
-
-    families._window = wider
+    first_seen = families.first_seen
+    families.first_seen = lambda begins, window, positions: first_seen(begins, window + 1, positions)
 
 
 def cut_heads_all_alike() -> None:

@@ -100,9 +100,10 @@ def tokens(directory: Path, count: int, loss: list[int] | None = None) -> TokenS
     np.arange(count, dtype="<u2").tofile(directory / "tokens.bin")
     if loss is not None:
         np.array(loss, np.uint8).tofile(directory / "loss.bin")
+    np.array([0], "<i8").tofile(directory / "documents.bin")
     (directory / "meta.json").write_text(json.dumps({
-        "count": count, "counted": count if loss is None else sum(loss), "dtype": "uint16", "tokenizer": "tokenizer",
-        "tokenizer_sha256": ""}))
+        "count": count, "counted": count if loss is None else sum(loss), "documents": 1, "dtype": "uint16",
+        "tokenizer": "tokenizer", "tokenizer_sha256": ""}))
     return load_tokens(directory)
 
 

@@ -30,6 +30,7 @@ def test_documents_are_followed_by_the_end_token(tmp_path: Path) -> None:
     assert token_set.tokens().tolist() == [1, 2, 1, 3, 2, 3, 2, 2, 3]  # documents without tokens have no end
     assert token_set.loss() is None and not token_set.has_loss_mask
     assert not (token_set.directory / "loss.bin").exists()
+    assert token_set.documents().tolist() == [0, 4, 6]  # nor a beginning
     assert (token_set.count, token_set.dtype) == (9, "uint16")
     assert load_tokens(token_set.directory) == token_set
 
@@ -43,6 +44,16 @@ def test_the_prompt_does_not_count(tmp_path: Path) -> None:
     assert loss is not None
     assert token_set.tokens().tolist() == [1, 1, 2, 3, 1, 3, 1, 3]
     assert loss.tolist() == [0, 0, 1, 1, 1, 1, 0, 1]
+    assert token_set.documents().tolist() == [0, 4, 6]  # a prompt and its completion are one
+
+
+def test_documents_begin_where_texts_do(tmp_path: Path) -> None:
+    """A separator inside a text, as after each turn of a chat, ends nothing."""
+    tokenizer = words(tmp_path / "words", ["?", "a", "</s>"], eos_token="</s>")
+    files = write(tmp_path / "1.txt", "a </s> a"), write(tmp_path / "2.txt", "</s>")
+    token_set = prepared(tmp_path / "cache", *files, given=tokenizer)
+    assert token_set.tokens().tolist() == [1, 2, 1, 2, 2, 2]
+    assert token_set.documents().tolist() == [0, 4]
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65536, "uint16"), (65537, "uint32")])
@@ -66,6 +77,7 @@ def test_a_large_text_keeps_every_byte(tmp_path: Path, monkeypatch: pytest.Monke
     tokenizer = load(token_set.tokenizer_directory)
     ids = token_set.tokens().tolist()
     assert tokenizer.encoder.decode(ids, skip_special_tokens=False) == 2 * (text + bpe.END)
+    assert token_set.documents().tolist() == [0, token_set.count // 2]
     assert len(seen) > 10 and seen == sorted(seen)
     assert {total for _, total in seen} == {2 * len(text.encode())} and seen[-1][0] == seen[-1][1]
 
@@ -137,7 +149,7 @@ def test_what_the_tokens_depend_on(tmp_path: Path) -> None:
     assert len({token_set.directory for token_set in token_sets}) == len(token_sets)
 
 
-@pytest.mark.parametrize("name", ["tokens.bin", "loss.bin", "meta.json", "SHA256SUMS", "tokenizer.json"])
+@pytest.mark.parametrize("name", ["tokens.bin", "loss.bin", "documents.bin", "meta.json", "SHA256SUMS", "tokenizer.json"])
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "gone"])
 def test_a_damaged_cache_is_rebuilt(tmp_path: Path, name: str, damage: str) -> None:
     rows = write_rows(tmp_path / "a.jsonl", *[{"prompt": "Who?", "completion": TEXT}] * 2)

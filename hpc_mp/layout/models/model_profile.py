@@ -60,8 +60,8 @@ def conditions(spec: JobSpec, shape: ModelShape) -> dict[str, Any]:
     sizes = asdict(shape)
     del sizes["layers"], sizes["initializer_range"]
     return {**sizes, "sequences of a microbatch": spec.microbatch_size, "sequence_length": spec.data.sequence_length,
-            "precision": spec.train.precision, "recompute": spec.parallel.recompute, "dropout": spec.train.dropout,
-            "expert_capacity": spec.train.expert_capacity}
+            "documents": spec.data.documents, "precision": spec.train.precision, "recompute": spec.parallel.recompute,
+            "dropout": spec.train.dropout, "expert_capacity": spec.train.expert_capacity}
 
 
 def write_profile(path: Path, profile: ModelProfile) -> None:

@@ -5,7 +5,8 @@ samples are NumPy arrays.
 """
 
 from hpc_mp.train.data.held_out import HeldOut, passes, prepare_held_out
-from hpc_mp.train.data.sampler import IGNORE, Samples, positions
+from hpc_mp.train.data.rows import IGNORE
+from hpc_mp.train.data.sampler import Samples, positions
 from hpc_mp.train.data.tokens import TokenSet, load_tokens, prepare, prepare_job
 
 __all__ = [

@@ -13,7 +13,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import several
 from hpc_mp.job import JobSpec
 from hpc_mp.job.inputs import find_files
-from hpc_mp.train.data.sampler import IGNORE, positions
+from hpc_mp.train.data.rows import IGNORE, TokenRows
+from hpc_mp.train.data.sampler import positions
 from hpc_mp.train.data.tokens import TokenSet, prepare
 
 KEY = "evaluate.files"
@@ -37,7 +38,7 @@ def prepare_held_out(spec: JobSpec, vocabulary: int, cache: Path, progress: Call
         log.warning(f"{KEY} and data.files both name {several(both)}: this loss is not that on text new to the model")
     found = prepare(files, vocabulary=vocabulary, cache=cache, progress=progress, files_key=KEY,
                     tokenizer_directory=training.tokenizer_directory, pretrained=None)
-    HeldOut(found, spec.data.sequence_length)
+    HeldOut(found, spec.data.sequence_length, spec.data.documents)
     return found
 
 
@@ -49,31 +50,33 @@ class HeldOut:
 
     Args:
         sequence_length: S, tokens.
+        documents: ``data.documents``, see ``rows``.
 
     Raises:
         HpcMpError: no token counts as a label.
     """
 
-    def __init__(self, token_set: TokenSet, sequence_length: int) -> None:
+    def __init__(self, token_set: TokenSet, sequence_length: int, documents: str = "joined") -> None:
         self.sequence_length = sequence_length
-        self._tokens, self._loss = token_set.tokens(), token_set.loss()
-        labels = token_set.count - 1 if self._loss is None else int(np.count_nonzero(self._loss[1:]))
-        if labels == 0:
+        self._count, self._rows = token_set.count, TokenRows(token_set, documents)
+        if self._rows.label_count(0, token_set.count - 1) == 0:
             raise HpcMpError(f"{KEY} ({token_set.count} tokens)",
                              "holds no token whose loss could be taken: the first one has nothing before it",
                              "name more text, or leave evaluate.files out")
 
     def __len__(self) -> int:
-        return -(-(len(self._tokens) - 1) // self.sequence_length)
+        return -(-(self._count - 1) // self.sequence_length)
 
     def batch(self, rows: range) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and shifted labels of consecutive rows, each of shape (rows, S), int64; what does not count is ``IGNORE``."""
         size = len(rows) * self.sequence_length
-        window = slice(rows.start * self.sequence_length, rows.start * self.sequence_length + size + 1)
-        tokens = self._tokens[window].astype(np.int64, subok=False)
-        labels = tokens[1:] if self._loss is None else np.where(self._loss[window][1:], tokens[1:], IGNORE)
+        inputs, labels = self._rows.at(rows.start * self.sequence_length, size)
         shape = len(rows), self.sequence_length
-        return _filled(tokens[:size], size, 0).reshape(shape), _filled(labels, size, IGNORE).reshape(shape)
+        return _filled(inputs, size, 0).reshape(shape), _filled(labels, size, IGNORE).reshape(shape)
+
+    def begins(self, rows: range) -> NDArray[np.int64] | None:
+        """At which place of its row the document of each token begins, (rows, S), int64; None where documents are joined."""
+        return self._rows.begins([row * self.sequence_length for row in rows], self.sequence_length)
 
 
 def passes(rows: int, *, microbatch: int, microbatches: int, data_degree: int, data_rank: int) -> Sequence[list[range]]:

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
-
-IGNORE = -100  # a label that does not count in the loss, as torch's cross_entropy has it
 
 
 def positions(first: int, *, global_batch: int, data_degree: int, data_rank: int, microbatches: int) -> list[range]:
@@ -38,18 +37,19 @@ class Samples:
     """Sequences of a token set in training order, without end: each epoch is shuffled by (seed, epoch).
 
     Sequence i is the tokens [i × S, i × S + S]: S inputs, and the same shifted by one as labels. Sequences run over the
-    ends of documents; what is left behind the last whole sequence is not used.
+    ends of documents, see ``rows``; what is left behind the last whole sequence is not used.
 
     Args:
         token_set: the tokens.
         sequence_length: S, tokens.
         seed: ``train.seed``.
+        documents: ``data.documents``.
 
     Raises:
         HpcMpError: the text is shorter than one sequence.
     """
 
-    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int) -> None:
+    def __init__(self, token_set: TokenSet, sequence_length: int, seed: int, documents: str = "joined") -> None:
         if token_set.count <= sequence_length:
             raise HpcMpError(f"data.sequence_length = {sequence_length}",
                              f"the text has {token_set.count} tokens, and one sequence with its labels takes "
@@ -58,8 +58,7 @@ class Samples:
         self.sequence_length = sequence_length
         self.seed = seed
         self._size = (token_set.count - 1) // sequence_length
-        self._tokens = token_set.tokens()
-        self._loss = token_set.loss()
+        self._rows = TokenRows(token_set, documents)
 
     def __len__(self) -> int:
         """Samples per epoch."""
@@ -68,33 +67,34 @@ class Samples:
     @property
     def masked(self) -> bool:
         """Whether some tokens do not count in the loss."""
-        return self._loss is not None
+        return self._rows.masked
 
     def at(self, position: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and labels at a global position (0, 1, … without end), each of shape (S,), int64.
 
         Labels are already shifted, and ``IGNORE`` where a token does not count in the loss.
         """
-        window = self._window(position)
-        tokens = self._tokens[window].astype(np.int64, subok=False)
-        labels = tokens[1:] if self._loss is None else np.where(self._loss[window][1:], tokens[1:], IGNORE)
-        return tokens[:-1], labels
+        return self._rows.at(self.first_token(position), self.sequence_length)
 
-    def _window(self, position: int) -> slice:
+    def first_token(self, position: int) -> int:
+        """The number of the first token of the sequence at a global position."""
         epoch, place = divmod(position, self._size)
-        first = permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
-        return slice(first, first + self.sequence_length + 1)
+        return permuted(place, self._size, seed=self.seed, epoch=epoch) * self.sequence_length
 
     def label_count(self, positions: Iterable[int]) -> int:
         """How many tokens of the sequences at these positions count in the loss; ids are not read for it."""
-        if self._loss is None:
+        if not self.masked:
             return self.sequence_length * sum(1 for _ in positions)
-        return sum(int(self._loss[self._window(position)][1:].sum()) for position in positions)
+        return sum(self._rows.label_count(self.first_token(position), self.sequence_length) for position in positions)
 
     def batch(self, positions: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Inputs and labels at n global positions, each of shape (n, S), int64."""
         inputs, labels = zip(*map(self.at, positions), strict=True)
         return np.stack(inputs), np.stack(labels)
+
+    def begins(self, positions: Iterable[int]) -> NDArray[np.int64] | None:
+        """At which place of its sequence the document of each token begins, (n, S), int64; None where documents are joined."""
+        return self._rows.begins([self.first_token(position) for position in positions], self.sequence_length)
 
 
 ROUNDS = 8

@@ -22,9 +22,9 @@ from hpc_mp.train.data.hash_memory import HashMemory
 from hpc_mp.train.data.tokenizer import Tokenizer, resolve
 from hpc_mp.train.data.windows import encode
 
-FORMAT = 3  # raised when the same text and tokenizer give other files
+FORMAT = 4  # raised when the same text and tokenizer give other files
 REPORT = 1 << 20  # bytes of text between two calls of ``progress``
-TOKENS, LOSS, META = "tokens.bin", "loss.bin", "meta.json"
+TOKENS, LOSS, DOCUMENTS, META = "tokens.bin", "loss.bin", "documents.bin", "meta.json"
 
 REBUILD = "start the job again: what is not intact is tokenized anew"
 
@@ -36,7 +36,8 @@ class TokenSet:
     """A directory of tokens.
 
     ``tokens.bin`` holds the ids, little-endian, one after the other; ``loss.bin`` a byte per token, 1 if it counts as a
-    label, and is only there if some token does not; ``meta.json`` says where they come from.
+    label, and is only there if some token does not; ``documents.bin`` the number of each document's first token, as 64 bits,
+    of those that have tokens; ``meta.json`` says where they come from.
     """
 
     directory: Path
@@ -53,6 +54,10 @@ class TokenSet:
     def loss(self) -> NDArray[np.uint8] | None:
         """1 where a token counts as a label, shape (count,), mapped from the file; None if all do."""
         return np.memmap(self.directory / LOSS, np.uint8, "r", shape=(self.count,)) if self.has_loss_mask else None
+
+    def documents(self) -> NDArray[np.int64]:
+        """The number of each document's first token, ascending, mapped from the file."""
+        return np.memmap(self.directory / DOCUMENTS, _little_endian("int64"), "r")
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,7 @@ def load_tokens(directory: Path) -> TokenSet:
     meta = _meta(directory)
     token_set = TokenSet(directory, meta["count"], meta["dtype"], directory.parent / meta["tokenizer"],
                          meta["tokenizer_sha256"], meta["counted"] < meta["count"])
-    sizes = {TOKENS: token_set.count * np.dtype(token_set.dtype).itemsize}
+    sizes = {TOKENS: token_set.count * np.dtype(token_set.dtype).itemsize, DOCUMENTS: meta["documents"] * 8}
     if token_set.has_loss_mask:
         sizes[LOSS] = token_set.count
     for name, size in sizes.items():
@@ -154,19 +159,20 @@ def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer
     """Write the token files into ``made`` and say what they are."""
     dtype = "uint16" if tokenizer.size <= 1 << 16 else "uint32"
     total = sum(source.size for source in sources)
-    count = counted = done = shown = length = 0  # length: of the document so far
+    count = counted = done = shown = first = documents = 0  # first: token of the document
     replaced: Counter[Path] = Counter()
-    with (made / TOKENS).open("wb") as tokens, (made / LOSS).open("wb") as loss:
+    with (made / TOKENS).open("wb") as tokens, (made / LOSS).open("wb") as loss, (made / DOCUMENTS).open("wb") as firsts:
         for piece, ids in encode(pieces((source.path for source in sources), files_key), tokenizer.encoder):
-            length += len(ids)
-            if piece.last:
-                if length and tokenizer.end is not None:  # a document without tokens has no end
-                    ids.append(tokenizer.end)
-                length = 0
+            some = count + len(ids) > first
+            if piece.last and some and tokenizer.end is not None:  # a document without tokens has no end
+                ids.append(tokenizer.end)
             tokens.write(np.array(ids, _little_endian(dtype)).tobytes())
             loss.write(bytes([piece.counts]) * len(ids))
             count += len(ids)
             counted += len(ids) * piece.counts
+            if piece.last and some:
+                firsts.write(first.to_bytes(8, "little"))
+                first, documents = count, documents + 1
             replaced[piece.source] += piece.replaced
             done += piece.size
             if done >= shown + REPORT:
@@ -180,6 +186,7 @@ def _tokenize(made: Path, sources: Sequence[TokenizedFile], tokenizer: Tokenizer
         "format": FORMAT,
         "count": count,
         "counted": counted,
+        "documents": documents,
         "dtype": dtype,
         "tokenizer": tokenizer.directory.name,
         "tokenizer_sha256": file_hash(tokenizer.directory / "tokenizer.json"),
@@ -200,7 +207,7 @@ def _check_some(value: str, tokenizer: Tokenizer, count: int, counted: int) -> N
 def _notes(tokenizer: Tokenizer, replaced: Counter[Path]) -> list[str]:
     notes = []
     if tokenizer.end is None:
-        notes.append("the tokenizer has no eos_token: nothing separates the documents")
+        notes.append("the tokenizer has no eos_token: no token ends a document")
     if replaced:
         notes.append(f"{replaced.total()} undecodable byte sequences were replaced by U+FFFD in {len(replaced)} files, "
                      f"first in {next(iter(replaced))}: text is read as UTF-8")

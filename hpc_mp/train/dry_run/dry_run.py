@@ -131,14 +131,14 @@ def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule
 
 
 def _share(spec: JobSpec) -> Microbatches:
-    """A replica's share of a step: token 0 alone."""
+    """A replica's share of a step: token 0 alone, and samples of one document."""
     size, last = (spec.microbatch_size, spec.data.sequence_length), spec.stages - 1
+    separate = spec.data.documents == "separate"
 
     def batch(stage: int, microbatch: int) -> Batch:
-        if 0 < stage < last:
-            return Batch()
-        ids, labels = (torch.zeros(size, dtype=torch.int64) for _ in range(2))
-        return Batch(ids if stage == 0 else None, labels if stage == last else None)
+        ids, labels, begins = (
+            torch.zeros(size, dtype=torch.int64) if needed else None for needed in (stage == 0, stage == last, separate))
+        return Batch(ids, labels, begins)
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(microbatch * spec.microbatch_size, (microbatch + 1) * spec.microbatch_size)))

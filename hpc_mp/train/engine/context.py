@@ -27,6 +27,7 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 from hpc_mp.train.engine.dropout import HashDropout
 from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.engine.masks import added_mask
 from hpc_mp.train.engine.ring_attention import ring_attention
 
 CONTEXT = "hpc_mp_context"  # the name of our attention function in transformers' table
@@ -51,6 +52,10 @@ class ContextAxis:
     def own(self, tokens: Tensor) -> Tensor:
         """This rank's part of something with a number for each token, (samples, sequence)."""
         return tokens if self.axis.size == 1 else tokens[:, self.positions]
+
+    def mask(self, first: Tensor, dtype: torch.dtype) -> Tensor:
+        """What attention gets for a mask where a token of a sample sees no tokens before ``first``, see ``masks``."""
+        return (added_mask if self.axis.size == 1 else self.method.mask)(first, dtype)
 
     def attach(self, attention: nn.Module, heads: int) -> None:
         """Let an attention module of transformers attend over the whole sequence.
@@ -83,11 +88,13 @@ class Method:
         positions: (all positions, ranks, rank) -> those of a rank.
         attend: an attention function as transformers calls it.
         attach: tells a module what it must know, given the axis and this tensor rank's query heads.
+        mask: (the first token that each token of a sample sees, format) -> what ``attend`` gets for a mask.
     """
 
     positions: Callable[[Tensor, int, int], Tensor]
     attend: Callable[..., AttentionResult]
     attach: Callable[[nn.Module, Axis, int], None] = lambda module, axis, heads: None
+    mask: Callable[[Tensor, torch.dtype], Tensor] = added_mask
 
 
 def _one_after_the_other(positions: Tensor, ranks: int, rank: int) -> Tensor:
@@ -105,10 +112,8 @@ def _balanced(positions: Tensor, ranks: int, rank: int) -> Tensor:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **more: Any,
 ) -> AttentionResult:
-    """query, key, value: (batch, heads, this rank's tokens, head_dim)."""
-    if attention_mask is not None:
-        raise RuntimeError("a mask of this rank's tokens says nothing about the others': context parallelism is causal alone")
-    return cast(Attached, module.context).axis.method.attend(module, query, key, value, **more)
+    """query, key, value: (batch, heads, this rank's tokens, head_dim); attention_mask: as the method makes it."""
+    return cast(Attached, module.context).axis.method.attend(module, query, key, value, attention_mask, **more)
 
 
 AttentionInterface.register(CONTEXT, _attend)
@@ -127,7 +132,9 @@ def _copies(kv_heads: int, ranks: int) -> int:
     return ranks // gcd(kv_heads, ranks)
 
 
-def _ulysses(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **more: Any) -> AttentionResult:
+def _ulysses(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **more: Any,
+) -> AttentionResult:
     attached = cast(Attached, module.context)
     axis = attached.axis.axis
     copies = _copies(key.shape[1], axis.size)
@@ -138,7 +145,7 @@ def _ulysses(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **mor
     query, key, value = (part.movedim(0, 2).flatten(2, 3)
                          for part in came.split([part.shape[1] // axis.size for part in parts], 2))
     attend = AttentionInterface()[attached.inner]
-    output, _ = attend(module, query, key, value, None, **more)  # (batch, sequence, own heads, head_dim)
+    output, _ = attend(module, query, key, value, mask, **more)  # (batch, sequence, own heads, head_dim)
     back: Tensor = _AllToAll.apply(output.unflatten(1, (axis.size, -1)).movedim(1, 0), axis)
     return back.movedim(0, 2).flatten(2, 3), None
 
@@ -163,13 +170,15 @@ def _exchange(x: Tensor, axis: Axis) -> Tensor:
     return came
 
 
-def _ring(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, scaling: float, **more: Any) -> AttentionResult:
+def _ring(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, first: Tensor | None, scaling: float, **more: Any,
+) -> AttentionResult:
     context = cast(Attached, module.context).axis
     return ring_attention(query, key, value, scaling, context.axis, lambda rank: context.positions_of(rank, query.device),
-                          context.sequence, cast(HashDropout, module.attention_site)), None
+                          context.sequence, cast(HashDropout, module.attention_site), first), None
 
 
 METHODS: Mapping[str, Method] = {
     "ulysses": Method(_one_after_the_other, _ulysses, _fewer_heads),
-    "ring": Method(_balanced, _ring),
+    "ring": Method(_balanced, _ring, mask=lambda first, dtype: first),
 }

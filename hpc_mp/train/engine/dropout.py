@@ -75,8 +75,8 @@ def attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float,
     dropout: float = 0.0, **kwargs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention by plain products with layout-independent dropout on the weights: by ``attention_mask``, true where a token is
-    seen, or causal without one.
+    """Attention by plain products with layout-independent dropout on the weights: ``attention_mask`` is added to scores; without
+    one it is causal.
 
     query: (batch, this rank's heads, sequence, head_dim); key, value: the same with key-value heads. The module carries its
     HashDropout as ``attention_site``, see ``section``.
@@ -86,8 +86,10 @@ def attention(
     length = query.shape[2]
     scores = query @ key.transpose(2, 3) * scaling
     if attention_mask is None:
-        attention_mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    scores = scores.masked_fill(~attention_mask, torch.finfo(scores.dtype).min)
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
+        scores = scores.masked_fill(~seen, torch.finfo(scores.dtype).min)
+    else:
+        scores = scores + attention_mask
     weights = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
     weights = cast(HashDropout, module.attention_site)(weights)
     return (weights @ value).transpose(1, 2).contiguous(), weights

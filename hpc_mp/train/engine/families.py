@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.train.engine.context import ContextAxis
+from hpc_mp.train.engine.masks import added_mask, first_seen, restarted
 from hpc_mp.train.engine.projection import TensorAxis
 
 
@@ -20,6 +22,7 @@ class Surroundings(Protocol):
 
     Attributes:
         positions: of the tokens that attention sees, in their sample, (sequence,).
+        context_axis: which of a sample's tokens these are.
     """
 
     config: PreTrainedConfig
@@ -27,6 +30,7 @@ class Surroundings(Protocol):
     shape: ModelShape
     tensor: TensorAxis
     positions: Tensor
+    context_axis: ContextAxis
 
     @property
     def rotary(self) -> nn.Module | None: ...
@@ -36,7 +40,7 @@ class Surroundings(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TorchHalf:
-    """Functions of a family.
+    """Functions of a family. ``begins`` tells two of them where documents begin, see ``masks``.
 
     Attributes:
         embed: ids (batch, sequence) -> hidden states (batch, sequence, hidden).
@@ -45,55 +49,47 @@ class TorchHalf:
         buffers: values of a block's buffers, by name inside a block; those that transformers makes on meta have none.
     """
 
-    embed: Callable[[Surroundings, Tensor], Tensor]
-    context: Callable[[Surroundings, Tensor], dict[str, Any]]
+    embed: Callable[[Surroundings, Tensor, Tensor | None], Tensor]
+    context: Callable[[Surroundings, Tensor, Tensor | None], dict[str, Any]]
     patch: Callable[[Surroundings, nn.Module], None] = lambda stage, block: None
     buffers: Callable[[Surroundings], dict[str, Tensor]] = lambda stage: {}
 
 
-def _rows(stage: Surroundings, ids: Tensor) -> Tensor:
+def _rows(stage: Surroundings, ids: Tensor, begins: Tensor | None) -> Tensor:
     hidden: Tensor = stage.get_submodule(stage.family.embedding)(ids)
     return hidden
 
 
-def _dropped_rows(stage: Surroundings, ids: Tensor) -> Tensor:
+def _dropped_rows(stage: Surroundings, ids: Tensor, begins: Tensor | None) -> Tensor:
     assert stage.family.embedding_dropout is not None
-    dropped: Tensor = stage.get_submodule(stage.family.embedding_dropout)(_rows(stage, ids))
+    dropped: Tensor = stage.get_submodule(stage.family.embedding_dropout)(_rows(stage, ids, begins))
     return dropped
 
 
-def _rows_and_positions(stage: Surroundings, ids: Tensor) -> Tensor:
+def _rows_and_positions(stage: Surroundings, ids: Tensor, begins: Tensor | None) -> Tensor:
     assert stage.family.position is not None and stage.family.embedding_dropout is not None
-    hidden = _rows(stage, ids) + stage.get_submodule(stage.family.position)(stage.tensor.share(stage.positions, 0))
+    positions = stage.tensor.share(restarted(stage.positions, begins), 1)
+    hidden = _rows(stage, ids, begins) + stage.get_submodule(stage.family.position)(positions)
     dropped: Tensor = stage.get_submodule(stage.family.embedding_dropout)(hidden)
     return dropped
 
 
-def _causal(stage: Surroundings, hidden: Tensor) -> dict[str, Any]:
-    return {"attention_mask": None}  # attention is causal by itself when it gets no mask
+def _masked(stage: Surroundings, hidden: Tensor, begins: Tensor | None) -> dict[str, Any]:
+    """Attention is causal by itself when it gets no mask."""
+    first = first_seen(begins, stage.shape.window, stage.positions)
+    return {"attention_mask": None if first is None else stage.context_axis.mask(first, hidden.dtype)}
 
 
-def _rotary(stage: Surroundings, hidden: Tensor) -> dict[str, Any]:
+def _rotary(stage: Surroundings, hidden: Tensor, begins: Tensor | None) -> dict[str, Any]:
     assert stage.rotary is not None
-    cosines_and_sines = stage.rotary.to(hidden.device)(hidden, stage.positions.unsqueeze(0))
-    return {"attention_mask": _window(stage), "position_embeddings": cosines_and_sines}
+    cosines_and_sines = stage.rotary.to(hidden.device)(hidden, restarted(stage.positions, begins))
+    return {**_masked(stage, hidden, begins), "position_embeddings": cosines_and_sines}
 
 
-def _window(stage: Surroundings) -> Tensor | None:
-    """Which tokens see which, (1, 1, sequence, sequence), where a window hides some of the earlier ones."""
-    window = stage.shape.window
-    if window is None or window >= len(stage.positions):
-        return None
-    before = stage.positions.unsqueeze(1) - stage.positions
-    return ((before >= 0) & (before < window)).expand(1, 1, -1, -1)
-
-
-def _masked_positions(stage: Surroundings, hidden: Tensor) -> dict[str, Any]:
-    """For attention that adds what it gets for a mask, and looks its positions up."""
-    future = stage.positions.unsqueeze(1) < stage.positions
-    mask = torch.zeros(future.shape, dtype=hidden.dtype, device=hidden.device)
-    return {"attention_mask": mask.masked_fill_(future, torch.finfo(mask.dtype).min).expand(1, 1, -1, -1),
-            "position_ids": stage.positions.unsqueeze(0)}
+def _masked_positions(stage: Surroundings, hidden: Tensor, begins: Tensor | None) -> dict[str, Any]:
+    """For attention that always needs a mask, and looks its positions up."""
+    first = torch.zeros_like(stage.positions).unsqueeze(0) if begins is None else begins
+    return {"attention_mask": added_mask(first, hidden.dtype), "position_ids": restarted(stage.positions, begins)}
 
 
 def _sines_and_cosines(stage: Surroundings) -> dict[str, Tensor]:
@@ -124,7 +120,7 @@ LLAMA = TorchHalf(_rows, _rotary, _grouped)
 HALVES: Mapping[str, TorchHalf] = {
     "gptj": TorchHalf(_dropped_rows, _masked_positions, _fewer_heads, _sines_and_cosines),
     "mixtral": LLAMA,
-    "gpt2": TorchHalf(_rows_and_positions, _causal, _split_fused),
+    "gpt2": TorchHalf(_rows_and_positions, _masked, _split_fused),
     "llama": LLAMA,
     "qwen2": LLAMA,
 }

@@ -53,7 +53,7 @@ def attention_name(drops: bool, recompute: str) -> str:
     return _recomputed(name) if recompute == "selective" else name
 
 
-def computed_again(function: Callable[..., Computed], *tensors: Tensor) -> Computed:
+def computed_again(function: Callable[..., Computed], *tensors: Tensor | None) -> Computed:
     """``function(*tensors)``; of what it computes only the arguments are kept. Without gradients it is just called."""
     return cast(Computed, checkpoint(function, *tensors, use_reentrant=False, preserve_rng_state=False))
 
@@ -68,11 +68,11 @@ def _register(name: str) -> None:
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **settings: Any,
     ) -> tuple[Tensor, None]:
-        def core(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def core(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> Tensor:
             function = ALL_ATTENTION_FUNCTIONS[name]
             return cast(Tensor, function(module, query, key, value, attention_mask, **settings)[0])
 
-        return computed_again(core, query, key, value), None
+        return computed_again(core, query, key, value, attention_mask), None
 
     AttentionInterface.register(_recomputed(name), attention)
 

@@ -37,6 +37,7 @@ class _AttentionRing:
         heads: numbers of the query heads in the model.
         probability: with which weights are dropped.
         keys: for dropout's hash, of the samples of this moment.
+        first: token of its sample that each token sees, (samples, length); None: that of the sample.
     """
 
     axis: Axis
@@ -46,6 +47,7 @@ class _AttentionRing:
     heads: Tensor
     probability: float
     keys: Tensor | None
+    first: Tensor | None
 
     def source(self, turn: int) -> int:
         """Whose keys and values are here at a turn of the ring."""
@@ -66,7 +68,7 @@ class _AttentionBlock:
 
 def ring_attention(
     query: Tensor, key: Tensor, value: Tensor, scaling: float, axis: Axis, positions: Callable[[int], Tensor], length: int,
-    site: HashDropout,
+    site: HashDropout, first: Tensor | None = None,
 ) -> Tensor:
     """Attention of this rank's tokens to all tokens before them: (batch, this rank's tokens, heads, head_dim).
 
@@ -75,10 +77,11 @@ def ring_attention(
         positions: rank -> the positions of its tokens, ascending.
         length: of a whole sample.
         site: the dropout of attention weights.
+        first: token of its sample that each token sees, (batch, length), see ``masks``; None: that of the sample.
     """
     probability = site.p if site.training else 0.0
     keys = site.clock.site_keys(site.site, query.device) if probability else None
-    ring = _AttentionRing(axis, positions, scaling, length, site.rows, probability, keys)
+    ring = _AttentionRing(axis, positions, scaling, length, site.rows, probability, keys, first)
     grouped = query.unflatten(1, (key.shape[1], -1))  # (batch, key-value heads, queries of each, tokens, head_dim)
     output: Tensor = _RingAttention.apply(grouped, torch.stack((key, value)), ring)
     return output.flatten(1, 2).transpose(1, 2).contiguous()
@@ -160,9 +163,15 @@ def _blocks(ring: _AttentionRing, turn: int, tokens: int) -> Iterator[_Attention
 
 
 def _scores(queries: Tensor, key: Tensor, block: _AttentionBlock, ring: _AttentionRing) -> Tensor:
-    """In the format of sums."""
+    """In the format of sums. Of a source's keys a query may see none: a finite number keeps their sum one, and the sum with the
+    query's own token, which comes first, leaves nothing of it."""
     scores = _rows(queries, key.transpose(-1, -2)).to(torch.promote_types(queries.dtype, torch.float32)) * ring.scaling
-    return scores.masked_fill_(block.key_positions > block.query_positions.unsqueeze(1), -torch.inf) if block.diagonal else scores
+    if block.diagonal:
+        scores.masked_fill_(block.key_positions > block.query_positions.unsqueeze(1), -torch.inf)
+    if ring.first is not None:
+        unseen = block.key_positions < ring.first[:, block.query_positions].unsqueeze(2)  # (samples, queries, keys)
+        scores.masked_fill_(unseen[:, None, None], torch.finfo(scores.dtype).min)
+    return scores
 
 
 def _rows(left: Tensor, right: Tensor) -> Tensor:

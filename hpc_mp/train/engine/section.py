@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from hpc_mp.layout.flat import EMBEDDING, HEAD, TIED, StageSpan, blocks_together
@@ -39,15 +39,22 @@ HIDDEN = "hidden"
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a stage needs of a microbatch: token ids on the first one, labels on the last, both (batch, sequence) on the device.
-    Labels are shifted already."""
+    """What a stage needs of a microbatch, on the device.
+
+    Attributes:
+        ids, labels: on the first and on the last stage, (batch, sequence); labels are shifted already.
+        begins: on all stages, at which place of its sample each token's document begins, (batch, sequence of whole samples):
+            tokens attend to their own document, in which positions count from 0. None: every sample is one document.
+    """
 
     ids: Tensor | None = None
     labels: Tensor | None = None
+    begins: Tensor | None = None
 
     def of(self, context: ContextAxis) -> Batch:
         """What this rank of a context group computes of whole samples."""
-        return Batch(*(None if each is None else context.own(each) for each in (self.ids, self.labels)))
+        ids, labels = (None if each is None else context.own(each) for each in (self.ids, self.labels))
+        return Batch(ids, labels, self.begins)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +146,7 @@ class StageSection(nn.Module):
             self._build_head(whole)
         self._replace_dropout(clock)
         _check_buffers(self)
-        self._context: dict[str, Any] | None = None
+        self._context: dict[str, Any] | None = None  # of blocks, where it is the same for all samples
         self.units: dict[str, Unit] = {}
 
     def adopt(self, units: Mapping[str, Unit]) -> None:
@@ -172,42 +179,51 @@ class StageSection(nn.Module):
         """received: what the stage before sent, nothing on the first one. Returns what the next stage gets, or on the last one
         the summed loss and how many labels it is the sum of."""
         hidden = self._embed(batch) if self.span.first else received[HIDDEN]
-        if self._context is None and self.span.layers:
-            with torch.no_grad():
-                self._context = self.torch_half.context(self, hidden)
+        context = self._context_of(hidden, batch.begins) if self.span.layers else {}
         groups = list(groups_of([f"{self.family.blocks}.{layer}" for layer in self.span.layers], self.recompute))
         for place, group in enumerate(groups):
             before, behind = groups[max(0, place - 1):place], groups[place + 1:place + 2]
             ahead = Ahead([each[0] for each in behind], [each[0] for each in before])
-            hidden = self._within(group, ahead, partial(self._blocks, group), hidden)
+            hidden = self._within(group, ahead, partial(self._blocks, group, context), hidden)
         if not self.span.last:
             return {HIDDEN: hidden}
         assert batch.labels is not None
         return self._finish(hidden, batch.labels)
+
+    @torch.no_grad()
+    def _context_of(self, hidden: Tensor, begins: Tensor | None) -> dict[str, Any]:
+        """What every block gets besides hidden states."""
+        if begins is not None:
+            return self.torch_half.context(self, hidden, begins)
+        if self._context is None:
+            self._context = self.torch_half.context(self, hidden, None)
+        return self._context
 
     def _embed(self, batch: Batch) -> Tensor:
         assert batch.ids is not None
         units = [self.units[name] for name in (TIED, EMBEDDING) if name in self.units]
         for unit in units:
             unit.need()
-        hidden = self.torch_half.embed(self, batch.ids)
+        hidden = self.torch_half.embed(self, batch.ids, batch.begins)
         for unit in units:
             unit.release()  # its backward needs no parameter
         return hidden
 
-    def _blocks(self, paths: Sequence[str], hidden: Tensor) -> Tensor:
+    def _blocks(self, paths: Sequence[str], context: dict[str, Any], hidden: Tensor) -> Tensor:
         """Blocks that are computed again together, or one that is not."""
+        leaves, tree = tree_flatten(context)
 
-        def compute(hidden: Tensor) -> Tensor:
+        def compute(hidden: Tensor, *leaves: Any) -> Tensor:
             with self.precision.computing():  # a recomputation does not run inside what the backward runs in
                 for path in paths:
-                    hidden = self._block(path, hidden)
+                    hidden = self._block(path, tree_unflatten(leaves, tree), hidden)
             return hidden
 
-        return compute(hidden) if blocks_together(self.recompute) is None else computed_again(compute, hidden)
+        again = blocks_together(self.recompute) is not None
+        return computed_again(compute, hidden, *leaves) if again else compute(hidden, *leaves)
 
-    def _block(self, path: str, hidden: Tensor) -> Tensor:
-        result = self.get_submodule(path)(hidden, **cast(dict[str, Any], self._context))
+    def _block(self, path: str, context: dict[str, Any], hidden: Tensor) -> Tensor:
+        result = self.get_submodule(path)(hidden, **context)
         return cast(Tensor, result if isinstance(result, Tensor) else result[0])
 
     def _finish(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

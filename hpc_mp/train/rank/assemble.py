@@ -146,7 +146,7 @@ def restore(
     family = family_of(shape.model_type)
     configuration = hugging_face_config(read_config(spec), family, spec.train.dropout).to_dict()
     now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
-                 tokens.directory.name, spec.data.sequence_length, spec.train.seed)
+                 tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     damaged: set[Path] = set()
     while (found := facts.broadcast(_newest(spec, context, damaged))) is not None:
         path = Path(found)
@@ -199,6 +199,8 @@ def _counters(path: Path, now: Origin, spec: JobSpec, context: RankContext) -> C
     if not own:
         check_resumable(f"checkpoint.resume = {spec.checkpoint.resume}", counters,
                         {"model": now.model, "optimizer": now.optimizer, "tokenizer": now.tokenizer}, spec.train.steps)
+        if counters.origin.documents != now.documents:
+            context.log.say(f"documents were {counters.origin.documents} there, and are {now.documents} from now on")
         if not counters.origin.same_samples(now):
             context.log.say("the text, the sequence length or the seed is another than there: samples begin anew")
             return replace(counters, samples=0, origin=now)

@@ -83,7 +83,7 @@ class Evaluator:
 
     def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
         return Microbatches(
-            batches(self.held_out.batch, mine, self.spec.stages, self.device),
+            batches(self.held_out, mine, self.spec.stages, self.device),
             lambda microbatch: Moment(step, tuple(mine[microbatch])), 0,
             lambda microbatch: self.context.waits.at(step, microbatch))
 

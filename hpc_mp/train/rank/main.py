@@ -190,9 +190,9 @@ def _train(
         context.fence.confirm()
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
-    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed)
+    samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     evaluate = not_asked if held_out is None else Evaluator(
-        spec, context, engine, HeldOut(held_out, spec.data.sequence_length), device, stop, duties, watchdog,
+        spec, context, engine, HeldOut(held_out, spec.data.sequence_length, spec.data.documents), device, stop, duties, watchdog,
         LineFile(context.run.evaluations), last_evaluated(context)).after
     trainer = Trainer(spec, context.run, context.attempt, context.fence, engine, groups, samples, device, context.log, stop,
                       duties, watchdog, pace, context.waits, evaluate)

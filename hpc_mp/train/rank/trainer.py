@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -220,7 +221,7 @@ class Trainer:
     def _share(self, step: int, mine: Sequence[range]) -> Microbatches:
         """This replica's samples, one range of positions for each microbatch."""
         return Microbatches(
-            batches(self.samples.batch, mine, self.spec.stages, self.device),
+            batches(self.samples, mine, self.spec.stages, self.device),
             lambda microbatch: Moment(step, tuple(mine[microbatch])), sum(map(self.samples.label_count, mine)),
             lambda microbatch: self.waits.at(step + 1, microbatch))
 
@@ -240,17 +241,26 @@ class Trainer:
         return None
 
 
+class SampleSource(Protocol):
+    """Samples by their positions, as ``Samples`` and ``HeldOut`` have them."""
+
+    def batch(self, positions: range, /) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...
+
+    def begins(self, positions: range, /) -> NDArray[np.int64] | None: ...
+
+
 def batches(
-    read: Callable[[range], tuple[NDArray[np.int64], NDArray[np.int64]]], mine: Sequence[range], stages: int,
-    device: torch.device,
+    source: SampleSource, mine: Sequence[range], stages: int, device: torch.device,
 ) -> Callable[[int, int], Batch]:
-    """(stage, microbatch) -> what that stage needs of it. ``read``: gives inputs and labels of a microbatch's positions."""
+    """(stage, microbatch) -> what that stage needs of it: labels and ids are read for the stages at the ends alone."""
 
     def batch(stage: int, microbatch: int) -> Batch:
+        begins = source.begins(mine[microbatch])
+        documents = None if begins is None else to_device(torch.from_numpy(begins), device)
         if 0 < stage < stages - 1:
-            return Batch()
-        ids, labels = (to_device(torch.from_numpy(each), device) for each in read(mine[microbatch]))
-        return Batch(ids if stage == 0 else None, labels if stage == stages - 1 else None)
+            return Batch(begins=documents)
+        ids, labels = (to_device(torch.from_numpy(each), device) for each in source.batch(mine[microbatch]))
+        return Batch(ids if stage == 0 else None, labels if stage == stages - 1 else None, documents)
 
     return batch
 

@@ -67,12 +67,14 @@ def _engine(spec: JobSpec, shape: ModelShape, schedule: Schedule, alone: groups.
 
 
 def _microbatch(spec: JobSpec, shape: ModelShape, device: torch.device) -> Microbatches:
-    """One microbatch of the job's shape; its tokens are spread over the vocabulary."""
+    """One microbatch of the job's shape, with samples of one document; its tokens are spread over the vocabulary."""
     size, last = (spec.microbatch_size, spec.data.sequence_length), len(STAGES) - 1
     tokens = torch.randint(shape.vocabulary, size, generator=torch.Generator().manual_seed(0)).to(device)
 
+    begins = torch.zeros(size, dtype=torch.int64, device=device) if spec.data.documents == "separate" else None
+
     def batch(stage: int, microbatch: int) -> Batch:
-        return Batch(tokens if stage == 0 else None, tokens if stage == last else None)
+        return Batch(tokens if stage == 0 else None, tokens if stage == last else None, begins)
 
     def moment(microbatch: int) -> Moment:
         return Moment(0, tuple(range(spec.microbatch_size)))

@@ -1,0 +1,79 @@
+"""Rows: consecutive tokens of a token set, and what is known of each: its label, and where its document begins.
+
+A row runs over the ends of documents. Its labels are its tokens shifted by one, and ``IGNORE`` where a token does not count in
+the loss. What else follows from documents is ``data.documents``:
+
+======== ========================= ================================================ ==========================================
+value    a token attends to        positions count                                  labels that do not count
+======== ========================= ================================================ ==========================================
+joined   all earlier ones          from the row's first token                       those of prompts
+separate earlier ones of its own   from the first token of the document, or of its  those of prompts, and the first token of
+         document                  part in the row                                  each document, which nothing precedes
+======== ========================= ================================================ ==========================================
+
+The token that ends a document belongs to it and is a label like any other. Where documents begin is known from when they were
+tokenized: a separator that stands in a text by itself, as in a chat, ends no document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpc_mp.train.data.tokens import TokenSet
+
+IGNORE = -100  # a label that does not count in the loss, as torch's cross_entropy has it
+
+
+class TokenRows:
+    """Rows of a token set.
+
+    Args:
+        documents: ``data.documents``.
+    """
+
+    def __init__(self, token_set: TokenSet, documents: str) -> None:
+        self._tokens, self._loss = token_set.tokens(), token_set.loss()
+        self._documents = token_set.documents() if documents == "separate" else None
+
+    @property
+    def masked(self) -> bool:
+        """Whether some tokens do not count in the loss."""
+        return self._loss is not None or self._documents is not None
+
+    def at(self, first: int, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Inputs and labels of the row that begins with token ``first``, int64; where the text ends sooner, fewer."""
+        tokens = self._tokens[first:first + length + 1].astype(np.int64, subok=False)
+        labels = tokens[1:]
+        return tokens[:length], np.where(self._counts(first, len(labels)), labels, IGNORE) if self.masked else labels
+
+    def label_count(self, first: int, length: int) -> int:
+        """How many labels of a row count in the loss; ids are not read for it."""
+        return int(self._counts(first, length).sum()) if self.masked else length
+
+    def begins(self, firsts: Sequence[int], length: int) -> NDArray[np.int64] | None:
+        """For each token of the rows that begin with these tokens, the place in its row at which its document begins, (rows,
+        length), int64; None where documents are joined. What began before a row begins with it."""
+        if self._documents is None:
+            return None
+        places = np.zeros((len(firsts), length), np.int64)
+        for row, first in zip(places, firsts, strict=True):
+            inside = self._inside(first, length - 1)
+            row[inside] = inside
+        return np.maximum.accumulate(places, 1)
+
+    def _counts(self, first: int, length: int) -> NDArray[np.bool_]:
+        """Which labels of a row count in the loss."""
+        labels = slice(first + 1, first + 1 + length)
+        counts = np.ones(length, np.bool_) if self._loss is None else self._loss[labels].astype(np.bool_, subok=False)
+        if self._documents is not None:
+            counts[self._inside(first, length) - 1] = False
+        return counts
+
+    def _inside(self, first: int, last: int) -> NDArray[np.int64]:
+        """At which places behind the first token of a row, up to place ``last``, documents begin."""
+        assert self._documents is not None
+        begin, end = np.searchsorted(self._documents, (first, first + last), side="right")
+        return self._documents[begin:end].astype(np.int64, subok=False) - first
