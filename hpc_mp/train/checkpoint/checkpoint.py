@@ -169,7 +169,7 @@ def _of_stage(written: CheckpointIndex, groups: Groups) -> CheckpointIndex:
     index = written
     for axis in _stage_axes(groups):
         if axis.size > 1:
-            index = merged(map(index_of, facts.gather(document_of(index), axis.group)))
+            index = merged(map(index_of, facts.gather(document_of(index), axis)))
     return index
 
 

@@ -39,6 +39,8 @@ def _each_other(n: int) -> float:
 MESSAGES: Mapping[str, MessageKind] = {
     "c10d::allreduce_": MessageKind("all-reduce", 0, lambda n: 2 * (n - 1) / n),
     "c10d::_allgather_base_": MessageKind("all-gather", 0, _each_other),
+    "c10d::gather_": MessageKind("gather", 1, lambda n: 1.0),
+    "c10d::broadcast_": MessageKind("broadcast", 0, _each_other),
     "c10d::_reduce_scatter_base_": MessageKind("reduce-scatter", 1, _each_other),
     "c10d::alltoall_base_": MessageKind("all-to-all", 1, _each_other),
     "c10d::alltoall_base_ with sizes": MessageKind("all-to-all with sizes", 1, lambda n: 1.0),  # what is for others alone

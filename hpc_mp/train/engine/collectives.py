@@ -1,4 +1,5 @@
-"""The sums and gathers of flat arrays over an axis, on any back end; all of them run beside the computing that follows.
+"""The sums and gathers of flat arrays over an axis, on any back end; all of them run beside the computing that follows, but for
+``known_to_all``, whose few numbers are waited for.
 
 gloo has no reduce-scatter of its own: torch makes it of an all-reduce, which sends twice the bytes. Here each rank sends every
 other one its piece and sums what it gets, in the order of ranks, so that the bytes are those of a ring and the sum is always the
@@ -80,6 +81,24 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
             into.add_(pieces.sum(0))
 
     return Running(work, sum_up)
+
+
+def known_to_all(values: Tensor, axis: Axis) -> Tensor:
+    """A few numbers of each rank, (n,), as (ranks, n), the same on all.
+
+    gloo sends them by way of the first rank: 2 messages per rank. Its all-gather is a ring of ranks - 1 messages per rank, each
+    of which waits for the one before.
+    """
+    everyone = values.new_empty(axis.size, *values.shape)
+    if axis.size == 1:
+        everyone[0] = values
+    elif axis.through_host:
+        ranks = list(everyone.unbind()) if axis.rank == 0 else None
+        dist.gather(values, ranks, group=axis.group, group_dst=0)
+        dist.broadcast(everyone, group=axis.group, group_src=0)
+    else:
+        GATHER(everyone.view(-1), values, group=axis.group)
+    return everyone
 
 
 def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:

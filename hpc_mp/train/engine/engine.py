@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hpc_mp.layout.flat import TIED, Piece, rank_units, stage_spans, unit_weights
@@ -26,7 +25,7 @@ from hpc_mp.layout.models import ExpertCut, expert_capacity
 from hpc_mp.layout.schedule import Residency, Schedule, residency
 from hpc_mp.train.engine import initial, loss_scale
 from hpc_mp.train.engine.capacity import Capacity
-from hpc_mp.train.engine.collectives import GATHER, all_reduce
+from hpc_mp.train.engine.collectives import all_reduce, known_to_all
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import DropoutClock, Moment
@@ -253,8 +252,7 @@ class Engine:
         loss = passed.loss if self.groups.tensor.rank == 0 else torch.zeros_like(passed.loss)
         own = [torch.full((), note, dtype=torch.float64, device=self.device) for note in notes()]
         mine = torch.stack([self.optimizer.squared_norm(), loss, self.router_loss.total, *self.capacity.total, *own])
-        everyone = mine.new_empty(dist.get_world_size(), len(mine))
-        GATHER(everyone.view(-1), mine)
+        everyone = known_to_all(mine, self.groups.world)
         squares, total, router, dropped, choices = everyone[:, :5].sum(0)
         counted = labels.all()
         unlabelled = counted == 0  # then there is nothing to learn from, and momentum alone must not move the parameters
@@ -273,8 +271,7 @@ class Engine:
         passed = self.pipeline.evaluate(self._work(share, lambda: self.scale[0]))
         loss, count = (torch.zeros_like(each) if self.groups.tensor.rank else each for each in (passed.loss, passed.count))
         mine = torch.stack([loss, count.double(), *torch.tensor(notes(), dtype=torch.float64, device=self.device)])
-        everyone = mine.new_empty(dist.get_world_size(), len(mine))
-        GATHER(everyone.view(-1), mine)
+        everyone = known_to_all(mine, self.groups.world)
         total, labels = everyone[:, :2].sum(0).tolist()
         return Evaluated(total, int(labels), tuple(everyone[:, 2:].amax(0).tolist()))
 

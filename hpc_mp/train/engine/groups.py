@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from hpc_mp.layout.placement import Placement, normalize_order
 from hpc_mp.layout.schedule import Schedule
+from hpc_mp.train.engine import gloo
 
 AXES = ("pipeline", "replicate", "shard", "tensor")
 Payload = Literal["F", "B"]  # an activation, or the gradient of one
@@ -67,6 +68,7 @@ class Groups:
     """All that a rank needs to talk to others.
 
     Attributes:
+        world: all ranks.
         pipeline: this rank's place in the pipeline.
         shard, replicate: the two halves of data × context: ranks with other parts of the same state, and with the same part.
         context: the ranks that share the tokens of each sample.
@@ -77,6 +79,7 @@ class Groups:
         kv: the ranks of the tensor axis that hold the same key-value heads, where these are fewer than its ranks.
     """
 
+    world: Axis
     tensor: Axis
     shard: Axis
     replicate: Axis
@@ -106,6 +109,7 @@ def build(
         expert_shards: over how many ranks with the same experts ZeRO shares out their state.
         new: makes one of them, of the ranks given; it is called for all groups of the world, in the same order on all ranks.
     """
+    gloo.register()
     grid = _grid(placement, shard_degree)
     maker = _Maker(backend, timeout, new)
     here = int((grid == dist.get_rank()).nonzero()[0, 0])
@@ -125,7 +129,12 @@ def build(
         blocks = grid.flatten(1, 2).unflatten(1, (-1, expert_shards, size))  # pipeline, replicate, shard, expert, tensor
         expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (3, 2, 1))
         more = {"expert": expert, "experts": StateAxes(*experts)}
-    return Groups(tensor, shard, replicate, here, channels, data_rank, context, ends, kv, **more)
+    return Groups(world(maker.through_host), tensor, shard, replicate, here, channels, data_rank, context, ends, kv, **more)
+
+
+def world(through_host: bool = True) -> Axis:
+    """All ranks; on the host beside NCCL too, as rendezvous makes the default group."""
+    return Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD, through_host)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +177,7 @@ class _Maker:
     def _group(self, ranks: Sequence[int]) -> dist.ProcessGroup | None:
         if len(ranks) == 1:
             return None
-        only = None if self.through_host else "nccl"  # beside it torch would connect the ranks of a group over gloo too
+        only = gloo.GLOO if self.through_host else "nccl"  # beside NCCL torch would connect the ranks of a group over gloo too
         return self.new(list(ranks), timeout=self.timeout, backend=only)
 
 

@@ -166,7 +166,7 @@ def _train(
 
     def stop_if_asked() -> None:
         asked()
-        reason = agree(stop, device)
+        reason = agree(stop)
         if reason is not None:
             raise Stopped(reason)
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from hpc_mp.rundir import SECRET, AttemptRecord
+from hpc_mp.train.engine import gloo
 from hpc_mp.train.rank.proof import SignedKeys, digest
 from hpc_mp.train.rank.rank_env import RankEnv
 
@@ -74,7 +75,9 @@ def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = STA
     store = dist.PrefixStore(f"hpc-mp/{digest(where.secret, 'store')}", store)
     keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
     _gather(who, keys, timeout)
-    dist.init_process_group(backend, store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
+    gloo.register()
+    dist.init_process_group(backend.replace("gloo", gloo.WORLD), store=store, rank=who.rank, world_size=who.world,
+                            timeout=FILES_TIMEOUT)
     return keys
 
 

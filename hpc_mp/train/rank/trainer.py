@@ -32,6 +32,7 @@ from hpc_mp.train.engine.memory import peak_bytes
 from hpc_mp.train.engine.optimizer import learning_rate
 from hpc_mp.train.engine.readback import to_device
 from hpc_mp.train.engine.section import Batch
+from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
@@ -150,7 +151,7 @@ class Trainer:
             if stop or due:
                 failed = self._save(reached)
                 self._between_steps()
-                stop = stop or agree(self.stop, self.device)  # who asked while this was saved waits for no other step
+                stop = stop or agree(self.stop)  # who asked while this was saved waits for no other step
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
             if stop:
                 break
@@ -271,11 +272,9 @@ def evaluation_is_due(spec: JobSpec, step: int) -> bool:
     return bool(spec.evaluate.files) and (step == spec.train.steps or (every > 0 and step % every == 0))
 
 
-def agree(flag: StopFlag, device: torch.device) -> str | None:
+def agree(flag: StopFlag) -> str | None:
     """Why the run must stop, on all ranks alike; None when none of them has a reason. All ranks call this."""
-    reason = torch.tensor(flag.reason, dtype=torch.int64, device=device)
-    dist.all_reduce(reason, dist.ReduceOp.MAX)
-    return REASONS.get(int(reason))
+    return REASONS.get(max(facts.gather(int(flag.reason))))
 
 
 def write_trace(path: Path, trace: RankTrace) -> None:
