@@ -94,9 +94,11 @@ def _memory(found: DryRun) -> dict[str, str]:
     others = peak.bytes - step.rest - peak.gathered - peak.slabs
     parts = {"state": step.rest, "gathered parameters": peak.gathered, "gradients on their way": peak.slabs,
              "activations": others}
+    elsewhere = {"in the host's memory": state.host, "on a disk": state.disk}
     return {
         "state": f"{memory_size(step.rest)} between steps: parameters {memory_size(state.parameters)}, gradients "
-                 f"{memory_size(state.gradients)}, optimizer {memory_size(state.optimizer)}",
+                 f"{memory_size(state.gradients)}, optimizer {memory_size(state.optimizer)}"
+                 + "".join(f"; {memory_size(size)} {where}" for where, size in elsewhere.items() if size),
         "peak": f"{memory_size(peak.bytes)} in {peak.where}: "
                 f"{', '.join(f'{name} {memory_size(size)}' for name, size in parts.items() if size)}",
         "by action": ", ".join(f"{kind} {memory_size(each.bytes)}" for kind, each in step.peaks.items()),

@@ -1,9 +1,8 @@
-"""Rules that connect several keys of a job file, and keys whose feature is not built yet."""
+"""Rules that connect several keys of a job file."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
@@ -11,20 +10,6 @@ from hpc_mp.job.schedules import check_sizes, stages_per_rank
 from hpc_mp.job.spec import JobSpec, LossScale
 
 MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
-
-# (key, the values that are built, what to do instead)
-NOT_BUILT: tuple[tuple[str, tuple[Any, ...], str], ...] = (
-    ("parallel.offload", ("none", ("optimizer",), ("activations",), ("optimizer", "activations"), ("activations", "optimizer")),
-     'leave parallel.offload = "none", or a list of "optimizer" and "activations"'),
-)
-
-
-def check_built(spec: JobSpec) -> None:
-    for key, built, remedy in NOT_BUILT:
-        section, name = key.split(".")
-        value = getattr(getattr(spec, section), name)
-        if value not in built:
-            raise HpcMpError(f"{key} = {shown(value)}", "is not built yet", remedy)
 
 
 def check_arithmetic(spec: JobSpec) -> None:
@@ -45,6 +30,10 @@ def check_arithmetic(spec: JobSpec) -> None:
     if p.shard_degree is not None and p.zero == 0:
         raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}", "has no effect with parallel.zero = 0",
                          "set parallel.zero to 1, 2 or 3, or leave shard_degree out")
+    if p.reduce == "microbatch" and p.zero < 2:
+        raise HpcMpError('parallel.reduce = "microbatch"',
+                         f"has no use with parallel.zero = {p.zero}, where ranks keep whole gradients until the step ends",
+                         "set parallel.zero to 2 or 3, or leave reduce out")
     if p.shard_degree is not None and spec.state_degree % p.shard_degree:
         context = "" if p.context == 1 else f" × context({p.context}) = {spec.state_degree}"
         raise HpcMpError(f"parallel.shard_degree = {p.shard_degree}",
@@ -120,6 +109,10 @@ def _check_offload(spec: JobSpec) -> None:
         raise HpcMpError(f"parallel.offload_directory = {shown(p.offload_directory)}",
                          "has no effect without something to offload",
                          'add offload = ["optimizer"], or leave it out')
+    if "parameters" in p.offload and p.zero < 3:
+        raise HpcMpError(f"parallel.offload = {shown(p.offload)}",
+                         f"has no place for parameters with parallel.zero = {p.zero}: whole ones stay on every rank's device",
+                         "set parallel.zero = 3, or leave \"parameters\" out")
     if "optimizer" in p.offload and t.optimizer == "sgd" and not t.momentum:
         raise HpcMpError(f"parallel.offload = {shown(p.offload)}", "has no effect: SGD without momentum has no state",
                          "leave it out, or set train.momentum")

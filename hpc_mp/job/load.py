@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.checks import check_arithmetic, check_built
+from hpc_mp.job.checks import check_arithmetic
 from hpc_mp.job.errors import explain
 from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
@@ -70,7 +70,6 @@ def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
     except ValidationError as error:
         raise explain(error, JobSpec) from None
     spec = _absolute(spec, base)
-    check_built(spec)
     check_arithmetic(spec)
     return spec
 

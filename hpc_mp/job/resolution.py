@@ -32,6 +32,7 @@ class Resolution:
         profile: the environment profile; None: none.
         layers: how many layers each stage of the pipeline has.
         tensor_modules: what tensor ranks cut; the reason says what of the model they hold alike, and why.
+        reduce: after what data ranks sum gradients.
         order: the letters in whose order ranks are laid out.
         schedule: how the learning rate goes, with a reason where it jumps as a run is gone on with.
     """
@@ -43,13 +44,14 @@ class Resolution:
     profile: ResolvedKey[str | None]
     layers: ResolvedKey[tuple[int, ...]]
     tensor_modules: ResolvedKey[tuple[str, ...]]
+    reduce: ResolvedKey[str]
     order: ResolvedKey[str]
     schedule: ResolvedKey[str]
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
         return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, *cut(self.layers), self.tensor_modules,
-                self.order, self.schedule)
+                self.reduce, self.order, self.schedule)
 
     def document(self) -> list[dict[str, Any]]:
         """``[{"key", "value", "why"}, …]`` of all that was chosen, for JSON."""

@@ -149,6 +149,10 @@ class Parallel(Section):
     zero: Annotated[int, Field(ge=0, le=3, strict=True)] = 1
     """What data ranks share out: 0 nothing, 1 optimizer state, 2 and gradients, 3 and parameters. Less memory, more
     messages."""
+    reduce: Literal["auto", "microbatch", "step"] = "auto"
+    """When data ranks sum gradients. `"step"`: once, after the last microbatch; ranks keep whole gradients while microbatches add
+    up. `"microbatch"`, for ZeRO-2 and 3: after each one; ranks keep parts, and send as many times as much. `auto`: `"microbatch"`
+    with ZeRO-2 and 3, else `"step"`. `hpc-mp launch --explain` says what both send and hold. Example: `"step"`."""
     shard_degree: Count | None = None
     """Over how many data × context ranks ZeRO shares out; a divisor of their number. Left out: over all."""
     order: Order = "auto"
@@ -185,8 +189,9 @@ class Parallel(Section):
     offload: Offload = "none"
     """What lies elsewhere than on a rank's device while nobody computes with it: a list. `"optimizer"`: the optimizer's state, in
     the host's memory or in `offload_directory`; the update streams over it, equal to the last bit, as fast as the bus or the
-    disk. `"activations"`: what a backward needs waits for it in the host's memory, see [memory](../user/memory.md).
-    `"parameters"` is not built. Example: `["optimizer"]`."""
+    disk. `"parameters"`, with ZeRO-3: each rank's part of them, in the host's memory; a unit is on the device while it runs.
+    `"activations"`: what a backward needs waits for it in the host's memory. See [memory](../user/memory.md). Example:
+    `["optimizer"]`."""
     offload_directory: PathName | None = None
     """A directory on a disk of every node (NVMe) for optimizer state that is offloaded, instead of the host's memory: room for
     the state of all ranks of the node. Files there have no names and are gone when the ranks end. Example: `"/local/nvme"`."""
@@ -421,6 +426,13 @@ class JobSpec(Section):
         if self.parallel.zero == 0:
             return 1
         return self.parallel.shard_degree or self.state_degree
+
+    @property
+    def reduce(self) -> Literal["microbatch", "step"]:
+        """After what data ranks sum gradients. With one microbatch both are the same, and whole gradients need not be kept."""
+        if self.parallel.zero < 2 or (self.parallel.reduce == "step" and self.microbatches > 1):
+            return "step"
+        return "microbatch"
 
     @property
     def profile(self) -> Path:

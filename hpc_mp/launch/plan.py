@@ -32,7 +32,7 @@ from hpc_mp.planner.device import Device, check_memory, check_offload
 from hpc_mp.planner.hosts import expected_slow_links
 from hpc_mp.planner.memory import cut_of, state_bytes
 from hpc_mp.planner.order import RankOrder, choose_rank_order
-from hpc_mp.planner.traffic import degrees_of, traffic_of
+from hpc_mp.planner.traffic import degrees_of, reduce_choice, traffic_of
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import check_resumable, counters_of
@@ -118,7 +118,8 @@ def compose(
     held = state_bytes(shape, spec, layers.value)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
     check_offload(spec.parallel, gpus.device)
-    check_memory([each.total for each in state], gpus.device)
+    on_cpu = gpus.device.kind == "cpu"  # whose memory is the host's
+    check_memory([each.total + on_cpu * each.host for each in state], gpus.device)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
                      chunk_counts(spec))
     return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
@@ -154,6 +155,7 @@ def _resolution(
         else ResolvedKey(EXCLUDE, None),
         profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
         layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
+        reduce=reduce_choice(given, shape, layers.value),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
         schedule=rate_schedule(given, resumed))
 

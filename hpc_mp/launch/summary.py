@@ -54,6 +54,8 @@ def describe(plan: JobPlan, title: str) -> str:
     }
     if spec.stages > 1:
         rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
+    if plan.resolution.reduce.why:
+        rows["gradients"] = plan.resolution.reduce.why
     if plan.resolution.exclude.why:
         rows["nodes"] = plan.resolution.exclude.why
     if plan.resolution.schedule.why:

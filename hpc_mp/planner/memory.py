@@ -12,13 +12,15 @@ zero parameters                           gradients                optimizer
 3    m P/d + two units' c U               m P/d + one unit's m U   s m P/d
 ==== ==================================== ======================== =============
 
+Where gradients are summed once per step, ZeRO-2 and 3 hold m P of them like ZeRO-1: microbatches add up in whole ones.
 With recompute ``every-N`` N + 1 units are gathered in place of two. Where ranks share out experts, each of a block's two units
 has its own d, and U is both of them: they come and go together. So bf16 over fp32 masters with AdamW: ZeRO-1 6 + 12/d bytes
 per parameter, ZeRO-2 2 + 16/d and a unit, ZeRO-3 16/d and units. The units are those of ``layout/flat.py``, which the engine
 allocates, padding and all: the counts are equal to the byte.
 
 Where optimizer state is offloaded it counts as bytes of the host or of the disk, and the rank holds the buffers of
-``layout/offload.py`` instead.
+``layout/offload.py`` instead. With parameters offloaded, m P/d of them, and c P/d where the formats differ, count as bytes of the
+host, and the buffers, which have a row for them, among those of the optimizer; then units without other shards pass too.
 """
 
 from __future__ import annotations
@@ -67,18 +69,23 @@ def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
     slots = SLOTS[spec.train.optimizer] + (spec.train.optimizer == "sgd" and spec.train.momentum > 0)
     part = sum(unit.part for unit in units)
     cut = [unit for unit in units if unit.shards > 1]
-    parted, gathered = (cut if spec.parallel.zero >= least else [] for least in (2, 3))
+    parted = cut if spec.reduce == "microbatch" else []
+    away = "parameters" in spec.parallel.offload
+    gathered = units if away else cut if spec.parallel.zero == 3 else []
     together = 1 + (blocks_together(spec.parallel.recompute) or 1)
     inside = sum(unit.part for unit in units if unit not in gathered) if master == computed else 0  # masters in parameters
-    parameters = (part - inside) * master + _whole(units, gathered, together) * computed
+    masters = (part - inside) * master
+    parameters = _whole(units, gathered, together) * computed + (0 if away else masters)
+    host = masters + (part * computed if master != computed else 0) if away else 0
     gradients = (sum(unit.part for unit in parted) + _whole(units, parted, 1)) * master
     optimizer = part * slots * master
-    if "optimizer" not in spec.parallel.offload:
-        return StateBytes(parameters, gradients, optimizer)
-    buffers = BUFFERS * buffer_elements(unit.part for unit in units) * slots * master
+    state_away = "optimizer" in spec.parallel.offload
+    buffers = BUFFERS * buffer_elements(unit.part for unit in units) * (slots + away) * master if away or state_away else 0
+    if not state_away:
+        return StateBytes(parameters, gradients, optimizer + buffers, host=host)
     if spec.parallel.offload_directory is None:
-        return StateBytes(parameters, gradients, buffers, host=optimizer)
-    return StateBytes(parameters, gradients, buffers, disk=optimizer)
+        return StateBytes(parameters, gradients, buffers, host=host + optimizer)
+    return StateBytes(parameters, gradients, buffers, host=host, disk=optimizer)
 
 
 def _whole(units: list[FlatLayout], passing: list[FlatLayout], most: int) -> int:

@@ -29,12 +29,13 @@ tied     the other end of a pipeline  its part of the embedding's gradient, wher
 ======== ============================ ==========================================================================================
 
 All-gathers and reduce-scatters per step: ZeRO-0 and 1 have one of each, ZeRO-2 one and m, ZeRO-3 2 m and m; the embedding's
-parameters are gathered m times, for its backward does not need them. Under bf16 the master format is fp32, so ZeRO-1 moves 2 + 4
-bytes per parameter and ZeRO-0, which all-reduces, 8. Parts are those of ``layout/flat.py``, padding and all. Tensor ranks sum the
-gradients of key-value heads that they share, and with sequence parallelism those of all weights that they hold whole, once per
-step or, with ZeRO-2 and 3, per microbatch. Modules that are not cut send nothing, but for attention with sequence parallelism,
-whose tokens are gathered. Where experts have a capacity, context ranks, and with sequence parallelism tensor ranks whose experts
-are whole, all-reduce 4 bytes for each choice of a microbatch's tokens in each layer, once more where it is computed again.
+parameters are gathered m times, for its backward does not need them. With ``parallel.reduce`` "step" there is one reduce-scatter.
+Under bf16 the master format is fp32, so ZeRO-1 moves 2 + 4 bytes per parameter and ZeRO-0, which all-reduces, 8. Parts are those
+of ``layout/flat.py``, padding and all. Tensor ranks sum the gradients of key-value heads that they share, and with sequence
+parallelism those of all weights that they hold whole, as often as the data axis does. Modules that are not cut send nothing, but
+for attention with sequence parallelism, whose tokens are gathered. Where experts have a capacity, context ranks, and with
+sequence parallelism tensor ranks whose experts are whole, all-reduce 4 bytes for each choice of a microbatch's tokens in each
+layer, once more where it is computed again.
 tests/planner/test_traffic.py counts the same bytes in running ranks.
 """
 
@@ -42,12 +43,14 @@ from __future__ import annotations
 
 import math
 
+from hpc_mp.base.text import data_size, memory_size
 from hpc_mp.job import JobSpec
+from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.layout.flat import EMBEDDING, TIED, FlatLayout, StageSpan, blocks_together, stage_spans
 from hpc_mp.layout.models import ModelShape, expert_capacity, expert_cut, family_of
 from hpc_mp.layout.placement import Degrees
 from hpc_mp.layout.schedule import schedule_of
-from hpc_mp.planner.memory import BYTES, cut_of, units_of
+from hpc_mp.planner.memory import BYTES, cut_of, state_bytes, units_of
 from hpc_mp.rundir.plan import Traffic
 
 AXES = ("tp", "cp", "cp_pairs", "pp", "ep", "dp", "replicas", "expert_dp", "expert_replicas", "tied")
@@ -66,6 +69,26 @@ def traffic_of(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> Tra
     places = [rank_traffic(spec, shape, layers, place) for place in range(spec.parallel.pipeline)]
     return Traffic(**{axis: max(getattr(place, axis) for place in places) for axis in AXES}, shards=places[0].shards,
                    expert_shards=places[0].expert_shards)
+
+
+def reduce_choice(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...]) -> ResolvedKey[str]:
+    """After what gradients are summed, and what each way costs; no reason where ranks keep whole gradients anyway."""
+    p, m, key = spec.parallel, spec.microbatches, "parallel.reduce"
+    if p.zero < 2 or spec.shard_degree == 1 or (m == 1 and p.reduce == "auto"):
+        return ResolvedKey(key, spec.reduce)
+    if m == 1:
+        return ResolvedKey(key, spec.reduce, "summed once: a step has one microbatch")
+    when = {"microbatch": f"after each of {m} microbatches", "step": "once per step"}
+    costs = {}
+    for way in when:
+        job = resolved(spec, [ResolvedKey(key, way)])
+        held = max(each.total for each in state_bytes(shape, job, layers).values())
+        sent = traffic_of(job, shape, layers).data
+        costs[way] = f"{data_size(sent)} per step over the data axis and holds {memory_size(held)}"
+    other, = when.keys() - {spec.reduce}
+    asked = f"the default of ZeRO-{p.zero}" if p.reduce == "auto" else "as asked for"
+    return ResolvedKey(key, spec.reduce, f"summed {when[spec.reduce]}, {asked}: a rank sends {costs[spec.reduce]} of state; "
+                                         f"{when[other]} it sends {costs[other]}")
 
 
 def rank_traffic(spec: JobSpec, shape: ModelShape, layers: tuple[int, ...], pipeline: int) -> Traffic:
@@ -125,7 +148,7 @@ def _tensor_axis(spec: JobSpec, shape: ModelShape, spans: list[StageSpan], activ
 def _shared_gradients(spec: JobSpec, units: dict[str, FlatLayout]) -> float:
     """What a tensor rank sends to sum gradients of which several ranks hold shares: of key-value heads that they share, and with
     sequence parallelism of all that is whole, whenever the data axis sums."""
-    slots = [(spec.microbatches if spec.parallel.zero >= 2 and unit.shards > 1 else 1, slot)
+    slots = [(spec.microbatches if spec.reduce == "microbatch" and unit.shards > 1 else 1, slot)
              for unit in units.values() for slot in unit.slots if slot.partial or spec.parallel.sequence]
     return BYTES[spec.train.precision][0] * sum(times * _ring_all_reduce(slot.copies) * slot.size for times, slot in slots)
 
@@ -190,7 +213,7 @@ def _data_axis(
     embedded = sum(units[name].part for name in (EMBEDDING, TIED) if name in units) if first else 0  # in the forward alone
     passes = 2 * (part - embedded) + embedded + (2 * units[TIED].part if first and last and TIED in units else 0)
     gathered = {1: part, 2: part, 3: m * passes}[zero]
-    scattered = {1: part, 2: m * part, 3: m * part}[zero]
+    scattered = m * part if spec.reduce == "microbatch" else part
     sharded = (shards - 1) * (gathered * computed + scattered * master)
     return float(sharded), _ring_all_reduce(ranks // shards) * part * master
 

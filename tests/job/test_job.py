@@ -140,6 +140,9 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                                   "does not divide the data degree 8 ranks / (tensor(2)", "use a divisor of 2"),
     "shards without ZeRO": ("tensor = 2", "tensor = 2\nzero = 0\nshard_degree = 2", "parallel.shard_degree = 2",
                             "has no effect with parallel.zero = 0", "set parallel.zero"),
+    "sums of parts where gradients are whole": (
+        "tensor = 2", 'tensor = 2\nzero = 1\nreduce = "microbatch"', 'parallel.reduce = "microbatch"',
+        "has no use with parallel.zero = 1", "set parallel.zero to 2 or 3"),
     "layers for too few stages": ("tensor = 2", "tensor = 2\npartition = [4]", "parallel.partition = [4]",
                                   "has the length 1, the number of stages is 2", 'partition = "auto"'),
     "an environment by name that is to be staged": (
@@ -180,10 +183,10 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
         "has the length 2, the number of stages is pipeline(2) × 2 per rank = 4", 'partition = "auto"'),
     "missing table": ("tensor = 2", 'tensor = 2\nschedule = "tables/mine.csv"', "tables/mine.csv",
                       "cannot be read (No such file or directory)", "name a file that can be read"),
-    # not built yet
     "expert": ("tensor = 2", "tensor = 2\nexpert = 3", "parallel.expert = 3", "does not divide data(", "use a divisor of"),
-    "parameters elsewhere": ("tensor = 2", 'tensor = 2\noffload = ["parameters"]', 'parallel.offload = ["parameters"]',
-                             "is not built yet", 'of "optimizer" and "activations"'),
+    "whole parameters elsewhere": (
+        "tensor = 2", 'tensor = 2\nzero = 2\noffload = ["parameters"]', 'parallel.offload = ["parameters"]',
+        "has no place for parameters with parallel.zero = 2", "set parallel.zero = 3"),
     # fp16 and offload
     "a loss scale without fp16": ("steps = 10", "steps = 10\nloss_scale = { window = 10 }", "train.loss_scale",
                                   "has no effect with train.precision = 'fp32'", 'precision = "fp16"'),

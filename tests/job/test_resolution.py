@@ -17,7 +17,8 @@ RESOLUTION = Resolution(
     ResolvedKey("job.device", "cuda", "as the partition has it"), ResolvedKey("slurm.gpu_request", "gres"),
     ResolvedKey("slurm.gpu_type", None), ResolvedKey("slurm.extra.exclude", "n[1-2]", "avoided: n1, n2"),
     ResolvedKey("environment.profile", None), ResolvedKey("parallel.partition", (1, 3), "stages of equal cost"),
-    ResolvedKey("parallel.tensor_modules", ("*",)), ResolvedKey("parallel.order", "DPT", "one node"),
+    ResolvedKey("parallel.tensor_modules", ("*",)), ResolvedKey("parallel.reduce", "step"),
+    ResolvedKey("parallel.order", "DPT", "one node"),
     ResolvedKey("train.lr_schedule", "constant"))
 
 

@@ -16,9 +16,11 @@ from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, dump_job, load_job
+from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.watch import RanksEnd, judge
 from hpc_mp.launch.emulator.emulator import Exit
@@ -30,6 +32,7 @@ from hpc_mp.launch.summary import PLACES, defaults, describe, without_effect
 from hpc_mp.layout.models import ModelProfile, UnitProfile, conditions, read_shape, stage_layers, write_profile
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.planner.device import check_memory, choose
+from hpc_mp.planner.traffic import traffic_of
 from hpc_mp.rundir import Manifest, create_run, write_manifest
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import read_failures
@@ -190,6 +193,29 @@ def test_a_plan_names_the_ranks_that_share_out_experts(tmp_path: Path, monkeypat
         given = spec_of(tmp_path, 2, 2, "", model, f"parallel.expert={expert}")
         plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
         assert words in describe(plan, "here")
+
+
+@pytest.mark.parametrize(("keys", "value", "words"), [
+    ("zero = 2\nmicrobatches = 4", "microbatch", "summed after each of 4 microbatches, the default of ZeRO-2: a rank sends"),
+    ('zero = 3\nmicrobatches = 4\nreduce = "step"', "step", "summed once per step, as asked for: a rank sends"),
+    ('zero = 3\nmicrobatches = 1\nreduce = "step"', "microbatch", "gradients summed once: a step has one microbatch"),
+    ("zero = 1\nmicrobatches = 4", "step", ""), ("zero = 2\nmicrobatches = 4\nshard_degree = 1", "microbatch", ""),
+])
+def test_when_gradients_are_summed_is_said_with_what_it_sends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str, value: str, words: str,
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    given = spec_of(tmp_path, 1, 2, f"[parallel]\n{keys}\n", "train.global_batch=8")
+    plan = compose(given, Where("local", "so"), BACKENDS["local"].target)
+    assert plan.spec.parallel.reduce == plan.spec.reduce == value
+    assert ("parallel.reduce" in {choice.key for choice in plan.record.choices}) == bool(words)
+    text = " ".join(describe(plan, "emulated on this machine").split())
+    assert words in text
+    if "as asked for" in words:  # both ways, with what each sends and holds
+        sent = [data_size(traffic_of(resolved(plan.spec, [ResolvedKey("parallel.reduce", way)]), plan.shape, (2,)).data)
+                for way in ("step", "microbatch")]
+        assert sent[0] != sent[1]
+        assert all(f"sends {each} per step over the data axis and holds" in text for each in sent)
 
 
 def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,12 @@ def test_bytes_per_parameter(precision: str, zero: int, microbatches: int, facto
     assert found.replicas == 0 and found.shards is None
 
 
+@pytest.mark.parametrize(("zero", "microbatches", "factor"), [(2, 8, 2 + 4), (3, 8, 8 * (2 + 2) + 4), (3, 1, 2 + 2 + 4)])
+def test_bytes_per_parameter_where_gradients_are_summed_once(zero: int, microbatches: int, factor: int) -> None:
+    each, once = (sent(large(zero, microbatches, reduce=way)).dp for way in ("microbatch", "step"))
+    assert once / each == pytest.approx(factor / (factor + (microbatches - 1) * 4))
+
+
 def test_bytes_of_activations() -> None:
     activation = 4096 * 8192 * 2
     found = sent(large(1))
@@ -174,6 +180,10 @@ CASES = {
        for zero in (1, 2, 3)},
     "dp2 zero2 shard1 bf16": (['train.precision="bf16"'], layout(data=2, zero=2, shard_degree=1, microbatches=2)),
     "tp2 pp2 dp2 zero1 bf16": (['train.precision="bf16"'], layout(tensor=2, pipeline=2, data=2, zero=1, microbatches=2)),
+    **{f"pp2 dp2 zero{zero} once bf16": (['train.precision="bf16"'], layout(pipeline=2, data=2, zero=zero, microbatches=4,
+                                                                           reduce="step")) for zero in (2, 3)},
+    "dp4 zero3 shard2 once": ([], layout(data=4, zero=3, shard_degree=2, microbatches=3, reduce="step")),
+    "tp2 dp2 zero2 sequence once": ([], layout(2, data=2, zero=2, microbatches=3, sequence="true", reduce="step")),
     "tp2 cp2 ring bf16": (['train.precision="bf16"'], layout(tensor=2, context=2, microbatches=2)),
     "tp4 cp2 shared heads ulysses": ([], layout(4, context=2, context_method='"ulysses"')),
     "tp2 cp2 mlp alone sequence": ([], layout(2, context=2, sequence="true", tensor_modules=["*.mlp"])),
@@ -201,6 +211,7 @@ CASES = {
 
 # Every ZeRO stage meets bf16, where gradients and parameters differ; of what else is sent one case each.
 QUICK = {*(f"dp2 zero{zero} bf16" for zero in range(4)), "dp2 zero3 fp32", "dp4 zero3 shard2 bf16", "tp2 pp2 dp2 zero1 bf16",
+         "dp4 zero3 shard2 once", "tp2 dp2 zero2 sequence once",
          "pp2 dp2 cp2 ulysses bf16", "tp2 pp2 dp2 zero2 sequence", "tp4 shared heads zero1", "tp2 pp2 zero_bubble every-2"}
 assert CASES.keys() >= QUICK
 
@@ -224,6 +235,7 @@ EXPERTS = {
     "ep2 dp4 zero1": layout(data=4, expert=2, zero=1, microbatches=2),
     "ep2 dp4 zero3 shard2": layout(data=4, expert=2, zero=3, shard_degree=2, microbatches=2),
     "ep2 dp4 zero0": layout(data=4, expert=2, zero=0, microbatches=2),
+    "ep2 dp4 zero3 once": layout(data=4, expert=2, zero=3, microbatches=2, reduce="step"),
     "tp2 ep2 full": layout(2, data=2, expert=2, zero=2, microbatches=2, recompute="full"),
     "sp2 ep2 experts whole": layout(2, data=2, expert=2, microbatches=2, sequence="true", tensor_modules=["*.self_attn"]),
     # with every token for every expert, each of them gets its capacity of each sample

@@ -43,6 +43,21 @@ ZERO: dict[str, list[str]] = {
     "dp4 zero1 shard2": layout(data=4, zero=1, shard_degree=2),
     "dp4 zero3 shard2": layout(data=4, zero=3, shard_degree=2, microbatches=2),
 }
+# Whole gradients add up, and are summed once per step.
+ONCE: dict[str, list[str]] = {
+    **{f"dp2 zero{zero} once": layout(data=2, zero=zero, microbatches=3, reduce="step") for zero in (2, 3)},
+    **{f"pp2 dp2 zero{zero} {schedule} once": layout(pipeline=2, data=2, zero=zero, microbatches=4, schedule=schedule,
+                                                     reduce="step", **more)
+       for zero, (schedule, more) in product((2, 3), (
+           ("1f1b", {}), ("zero_bubble", {}), ("interleaved_1f1b", {"virtual_stages": 2}), ("zero_bubble_v", {})))},
+    "dp4 zero3 shard2 once": layout(data=4, zero=3, shard_degree=2, microbatches=3, reduce="step"),
+    "pp2 dp4 zero2 shard2 zero_bubble once": layout(pipeline=2, data=4, zero=2, shard_degree=2, microbatches=2,
+                                                    schedule="zero_bubble", reduce="step"),
+    "sp2 pp2 dp2 zero3 once": layout(2, 2, 2, zero=3, microbatches=3, sequence="true", reduce="step"),
+    "dp2 zero3 every-2 once": layout(data=2, zero=3, microbatches=3, recompute="every-2", reduce="step"),
+    "pp3 dp2 zero3 layers 0+5+0 once": layout(pipeline=3, data=2, partition=[0, 5, 0], microbatches=3, zero=3, reduce="step"),
+    "dp2 zero3 M1 once": layout(data=2, zero=3, microbatches=1, reduce="step"),
+}
 PRODUCTS: dict[str, list[str]] = {
     **{f"tp2 pp2 dp2 zero{z}": layout(2, 2, 2, zero=z, microbatches=3) for z in range(4)},
     "tp2 dp2 zero3": layout(2, data=2, zero=3, microbatches=2),
@@ -71,6 +86,7 @@ CONTEXT: dict[str, list[str]] = {
        for method, schedule in product(("ring", "ulysses"), ("1f1b", "zero_bubble", "zero_bubble_v"))},
     "pp2 cp2 ring interleaved_1f1b": layout(pipeline=2, context=2, schedule="interleaved_1f1b", virtual_stages=2, microbatches=2),
     **{f"dp2 cp2 zero{z}": layout(data=2, context=2, zero=z, microbatches=3) for z in range(4)},
+    "dp2 cp2 zero3 once": layout(data=2, context=2, zero=3, microbatches=3, reduce="step"),
     "dp2 cp2 zero1 shard2": layout(data=2, context=2, zero=1, shard_degree=2),
     "dp2 cp2 ulysses zero3 shard2 CDPT": [
         *layout(data=2, context=2, zero=3, context_method='"ulysses"', shard_degree=2, microbatches=2), 'parallel.order="CDPT"'],
@@ -121,9 +137,10 @@ EXPERT: dict[str, list[str]] = {
     "ep2 zero3 full": layout(data=2, expert=2, zero=3, microbatches=2, recompute="full"),
     "pp2 ep2 every-2 zero_bubble": layout(pipeline=2, data=2, expert=2, microbatches=2, schedule="zero_bubble",
                                           recompute="every-2"),
+    "ep2 dp4 zero3 once": layout(data=4, expert=2, zero=3, microbatches=2, reduce="step"),
     "ep2 offload": layout(data=2, expert=2, offload=["optimizer"], microbatches=2),
 }
-LAYOUTS = TENSOR | PIPELINE | ZERO | PRODUCTS | CONTEXT | SEQUENCE | ENDS | EXPERT
+LAYOUTS = TENSOR | PIPELINE | ZERO | ONCE | PRODUCTS | CONTEXT | SEQUENCE | ENDS | EXPERT
 
 GPT2, LLAMA, TIED = FIRST = ("gpt2", "llama", "llama-tied")
 GPTJ, MIXTRAL = WHOLE_SAMPLES = "gptj", "mixtral"  # its own attention, and a window: no context layouts
@@ -141,6 +158,8 @@ COVER: dict[str, tuple[str, ...]] = {
     "pp2 layers 0+5": (LLAMA,), "pp3 dp2 zero3 layers 0+5+0": (TIED,), "pp2 dp2 zero3 zero_bubble_v layers 0+2+3+0": (LLAMA,),
     "dp2 zero0": (GPT2,), "dp2 zero1": (LLAMA,), "dp2 zero2": (GPT2,), "dp2 zero3": (TIED, MIXTRAL),
     "dp4 zero1": (GPT2,), "dp4 zero3 shard2": (TIED,),
+    "pp2 dp2 zero2 1f1b once": (TIED,), "pp2 dp2 zero3 interleaved_1f1b once": (TIED,),
+    "pp2 dp2 zero3 zero_bubble once": (LLAMA,), "dp4 zero3 shard2 once": (GPT2,),
     "tp2 pp2 dp2 zero1": (TIED,), "tp2 pp2 dp2 zero3": (LLAMA,), "tp2 dp3 zero1": (LLAMA,),
     "tp2 pp2 dp2 zero2 interleaved_1f1b": (GPT2,), "tp2 pp2 dp2 zero3 zero_bubble": (TIED,),
     "pp2 dp2 zero3 zero_bubble_v": (TIED,), "cp2 ring": (GPT2,), "cp4 ring": (TIED,), "tp2 cp2 ulysses": (TIED,),

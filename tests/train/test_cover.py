@@ -18,18 +18,20 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import check_layout, read_shape
 
+OFFLOADS = {"none": [], "optimizer": ["optimizer"], "activations": ["activations"], "both": ["optimizer", "activations"],
+            "parameters": ["parameters"], "all": ["optimizer", "parameters", "activations"]}
 FEATURES: dict[str, list[Any]] = {
     "model": ["gpt2", "gptj", "llama", "llama-tied", "mixtral", "qwen2"],
     "schedule": ["gpipe", "1f1b", "zero_bubble", "interleaved_1f1b", "breadth_first", "zero_bubble_v"],
     "tensor": [1, 2], "sequence": ["false", "true"], "pipeline": [1, 2], "context": [1, 2], "context_method": ["ring", "ulysses"],
     "expert": [1, 2], "data": [1, 2, 4], "zero": [0, 1, 2, 3], "shards": ["all", "half"],
-    "recompute": ["none", "full", "selective", "every-2"], "offload": ["none", "optimizer", "activations", "both"],
+    "reduce": ["microbatch", "step"],
+    "recompute": ["none", "full", "selective", "every-2"], "offload": list(OFFLOADS),
     "microbatches": [2, 4, 6], "order": ["DPT", "TPD", "PDT"], "dropout": [0.0, 0.2],
     "capacity": [0.0, 0.75],  # of experts; 0.0 stands for none
     "documents": ["joined", "separate"],
 }
 SEEDS = range(4)  # with the values in another order most combinations are others
-OFFLOADS = {"none": [], "optimizer": ["optimizer"], "activations": ["activations"], "both": ["optimizer", "activations"]}
 QUICK = 3  # of them are in ``make test``
 
 
@@ -45,6 +47,8 @@ def possible(values: Sequence[Any]) -> bool:
         c.get("expert", 1) > 1 and c["model"] != "mixtral",
         c.get("expert", 1) > 1 and "data" in c and c["data"] * c["context"] < 2,
         c.get("shards") == "half" and (c["zero"] == 0 or c["data"] < 4),
+        c.get("reduce") == "microbatch" and c["zero"] < 2,
+        "parameters" in OFFLOADS[c.get("offload", "none")] and c["zero"] < 3,
         c.get("recompute") == "selective" and c["model"] == "gptj",
         c.get("capacity", 0.0) > 0 and c["model"] != "mixtral",
     ))
@@ -63,7 +67,7 @@ def overrides(c: dict[str, Any], disk: Path) -> list[str]:
     """The keys of a job."""
     more: dict[str, Any] = {"order": f'"{c["order"]}"', "context": c["context"], "sequence": c["sequence"], "zero": c["zero"],
                             "expert": c["expert"], "recompute": f'"{c["recompute"]}"', "schedule": c["schedule"],
-                            "microbatches": c["microbatches"]}
+                            "microbatches": c["microbatches"], "reduce": c["reduce"]}
     if c["schedule"] in ("interleaved_1f1b", "breadth_first"):
         more["virtual_stages"] = 2
     if c["context"] > 1:

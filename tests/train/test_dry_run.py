@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
     "pp2 dp2 zero2 zero_bubble_v": ("llama-tied", layout(pipeline=2, data=2, zero=2, microbatches=3, schedule="zero_bubble_v")),
     "dp4 zero3 shard2": ("qwen2", layout(data=4, zero=3, shard_degree=2, microbatches=2)),
     "tp2 pp2 zero0 dropout": ("gpt2", ["train.dropout=0.1", *layout(2, 2, zero=0, microbatches=2)]),
+    "dp2 zero3 offload bf16": ("llama", [BF16, *layout(data=2, zero=3, microbatches=2, offload=["optimizer", "parameters"])]),
     "one rank": ("llama", layout()),
     "pp2 separate documents": ("llama", [SEPARATE, *layout(pipeline=2, microbatches=3)]),
 }
@@ -148,6 +149,8 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     assert sent["context"] == planned.cp + (spec.parallel.context - 1) * planned.cp_pairs
     held = state_bytes(shape, spec, layers)[found.place.pp, found.place.tp]
     assert found.step.state.optimizer == held.optimizer
+    if spec.reduce == "step":
+        assert found.step.state.gradients == held.gradients
     if spec.parallel.zero <= 1:
         assert found.step.state == held
     return found
@@ -157,6 +160,7 @@ def check_against_the_plan(spec: JobSpec, rank: int) -> DryRun:
     ("llama-tied", layout(2, 2, 2, zero=1, microbatches=1), 6),
     ("gpt2", layout(1, 3, 2, zero=3, microbatches=2, partition=[0, 5, 0]), 4),
     ("llama", layout(2, 2, context=2, microbatches=1, recompute="full"), 6),
+    ("llama-tied", layout(1, 2, 2, zero=3, microbatches=2, reduce="step"), 0),
     # as many rows for each expert as for any other
     ("mixtral with one choice of many experts", ["train.global_batch=40", *layout(data=4, expert=2, microbatches=2)], 2),
     ("llama", layout(2, context=4, context_method='"ulysses"', recompute="every-2"), 6),
@@ -228,6 +232,9 @@ def test_the_command(tmp_path: Path) -> None:
     for word in ("rank 3 of 2,048 on cuda over NCCL: dp 0, pp 1, tp 1", "optimizer", "all-gather", "draws random values",
                  "shard-00004-model.safetensors"):
         assert word in shown.output
+    away = CliRunner().invoke(command, [path, "--dry-run", "--rank", "3", *sizes, "--set", "parallel.zero=3", "--set",
+                                        'parallel.offload=["parameters"]'])
+    assert "parameters 0 B" in away.output and "in the host's memory" in away.output
     assert not list(tmp_path.glob("runs*"))  # nothing is written
 
 

@@ -12,6 +12,7 @@ import torch
 from exact import LAYOUTS, WRONG, Engine, Reference
 from layouts import job, run_engine
 
+from hpc_mp.layout.schedule import of_job
 from hpc_mp.train.engine import (
     collectives,
     context,
@@ -143,6 +144,22 @@ def early_reduction() -> None:
     data_axis.DataAxis.begin = soon
 
 
+def forgotten_sums() -> None:
+    """Gradients that begin anew with every backward whose REDUCE comes."""
+    announce = gradients.UnitGradient.announce
+    gradients.UnitGradient.announce = lambda self: (self.begin(), announce(self))[1]
+
+
+def early_sums() -> None:
+    """Whole gradients are summed after every microbatch, though those before are still in them."""
+    complete = of_job.build
+    of_job.build = lambda name, pipeline, microbatches, virtual, reduce: complete(name, pipeline, microbatches, virtual, "each")
+    data_axis.DataAxis.reduce = lambda self, stage: [unit.gradient.reduce() for unit in self.stages[stage]]
+    original = data_axis.DataAxis.__init__
+    data_axis.DataAxis.__init__ = lambda self, layouts, stages, reductions, groups, zero, once, *rest: original(
+        self, layouts, stages, reductions, groups, zero, True, *rest)
+
+
 def mean_of_means() -> None:
     """Each microbatch's own mean, averaged: what many trainers did until 2024."""
     _LabelCount.all = lambda self: torch.tensor(24.0 * 24)  # of the global batch, all that there are
@@ -222,6 +239,8 @@ CONTROLS: dict[str, tuple[str, Callable[[], None], str]] = {
     "pipeline: a tied weight of two stages is summed too early": ("tp2 pp2 dp2 zero1 zero_bubble_v", early_reduction, "gpt2"),
     "zero 1: shards are averaged": ("dp2 zero1", averaged_shards, "gpt2"),
     "zero 1: parameters are not handed on": ("dp2 zero1", stale_parameters, "gpt2"),
+    "zero 3 once: the last microbatch alone is summed": ("dp2 zero3 once", forgotten_sums, "llama"),
+    "zero 2 once: each microbatch's sums are added up": ("pp2 dp2 zero2 zero_bubble once", early_sums, "llama"),
     "zero 2: shards are not summed": ("dp4 zero2", unsummed_shards, "llama"),
     "zero 3: shards are averaged": ("dp2 zero3", averaged_shards, "llama"),
     "zero 3: parameters are not gathered anew": ("dp2 zero3", kept_gathered, "llama"),
@@ -244,7 +263,8 @@ QUICK = {
     "experts: the router's gradient is not summed",
     "window: one token more is seen", "pipeline: a microbatch is forgotten", "pipeline: tied gradients are not summed",
     "pipeline: weight gradients put off are lost", "zero 0: replicas are not summed", "zero 1: parameters are not handed on",
-    "zero 2: shards are not summed", "zero 3: parameters are not gathered anew", "replicas train the same samples",
+    "zero 3 once: the last microbatch alone is summed", "zero 2: shards are not summed",
+    "zero 3: parameters are not gathered anew", "replicas train the same samples",
     "context: a ring forgets a block", "context: labels are counted by every rank", "ignored labels are counted",
 }
 assert CONTROLS.keys() >= QUICK

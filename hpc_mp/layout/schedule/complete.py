@@ -19,7 +19,7 @@ def build(name: str, pipeline: int, microbatches: int, virtual_stages: int = 1, 
 
     Args:
         virtual_stages: stages per rank, where the schedule leaves that open.
-        reduce: after which backwards a stage's gradients are synchronised: its ``last`` one (ZeRO-0/1), or ``each`` (ZeRO-2/3).
+        reduce: after which backwards a stage's gradients are synchronised: its ``last`` one, or ``each`` (for ZeRO-2 and 3).
 
     Raises:
         HpcMpError: an unknown name, a size below 1, or microbatches or virtual stages that the schedule cannot take.

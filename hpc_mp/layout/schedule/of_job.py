@@ -18,13 +18,13 @@ from hpc_mp.layout.schedule.table import read_table
 
 
 def schedule_of(spec: JobSpec) -> Schedule:
-    """The complete schedule of a job. With ZeRO-2 and 3 gradients are synchronised after each backward, else after the last.
+    """The complete schedule of a job. Gradients are synchronised after each backward or after the last, as the job says.
 
     Raises:
         HpcMpError: sizes that the schedule cannot take; a table that cannot be read, is not valid or is of other sizes.
     """
     p = spec.parallel
-    reduce: Reduce = "each" if p.zero >= 2 else "last"
+    reduce: Reduce = "each" if spec.reduce == "microbatch" else "last"
     if not is_table(p.schedule):
         return build(p.schedule, p.pipeline, spec.microbatches, p.virtual_stages, reduce)
     schedule = read_table(Path(p.schedule), reduce)

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpc_mp.job import JobSpec
@@ -53,7 +54,7 @@ class DryStep:
 
     Attributes:
         state: parameters, gradients and optimizer state between steps.
-        rest: bytes allocated before the step: the state, and small things such as rotary tables.
+        rest: bytes on the device before the step: the state, and small things such as rotary tables.
         peaks: the fullest moment of each kind of action, "optimizer" being what follows the last one.
         messages: all of the step, by axis, kind and size.
         in_flight: chunks (stage, microbatch) whose activations were held at once at most.
@@ -118,6 +119,7 @@ def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule
         units = engine.data.units
         state = StateBytes(**state_bytes(units.values(), engine.optimizer))
         recorder.gathers(unit.whole.untyped_storage() for unit in units.values() if unit.gathers)
+        recorder.on_host(array.untyped_storage() for array in _on_host(engine))
         recorder.slabs = partial(_slab_bytes, engine.data)
         rest = recorder.live
         for kind, perform in engine.pipeline.perform.items():
@@ -155,6 +157,15 @@ def _over(recorder: Recorder) -> Sequence[float]:
     """The last backward is over. The notes are as many as the trainer's."""
     recorder.at("optimizer", "the optimizer")
     return 0.0, 0.0
+
+
+def _on_host(engine: Engine) -> Iterator[Tensor]:
+    """What the rank keeps in host memory between two steps."""
+    for unit in engine.data.units.values():
+        yield from unit.away.arrays if unit.away else ()
+    home = engine.optimizer.home
+    for slots in home.arrays().values() if home.nbytes.host else ():
+        yield from slots.values()
 
 
 def _slab_bytes(data: DataAxis) -> int:

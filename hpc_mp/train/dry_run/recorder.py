@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
     Attributes:
         live: bytes that are allocated now, but for ``gathered``.
         gathered: storages that come and go by resizing, of which the dispatcher hears nothing: gathered parameters.
+        hosts: storages in host memory, which are no part of it.
         slabs: asked for the bytes of gradient slabs at every new peak.
         peaks: the fullest moment of every kind of action.
         messages: (axis, kind, ranks, bytes, elements) -> how many.
@@ -97,7 +98,8 @@ class Recorder(TorchDispatchMode):
         self.axes = axes
         self.live = 0
         self.gathered: Sequence[torch.UntypedStorage] = ()
-        self._resized: frozenset[int] = frozenset()
+        self.hosts: Sequence[torch.UntypedStorage] = ()
+        self._uncounted: frozenset[int] = frozenset()
         self.slabs: Callable[[], int] = lambda: 0
         self.peaks: dict[str, Peak] = {}
         self.messages: Counter[tuple[str, str, int, int, int]] = Counter()
@@ -112,8 +114,16 @@ class Recorder(TorchDispatchMode):
     def gathers(self, storages: Iterable[torch.UntypedStorage]) -> None:
         """These come and go by resizing from now on."""
         self.gathered = tuple(storages)
-        self._resized = frozenset(map(id, self.gathered))
-        for storage in self.gathered:
+        self._forget(self.gathered)
+
+    def on_host(self, storages: Iterable[torch.UntypedStorage]) -> None:
+        """These lie in host memory."""
+        self.hosts = tuple(storages)
+        self._forget(self.hosts)
+
+    def _forget(self, storages: Sequence[torch.UntypedStorage]) -> None:
+        self._uncounted |= frozenset(map(id, storages))
+        for storage in storages:
             self._freed(id(storage))
 
     def sent(self) -> list[SentMessages]:
@@ -154,7 +164,7 @@ class Recorder(TorchDispatchMode):
         if isinstance(result, Tensor):
             storage = result.untyped_storage()
             key = id(storage)
-            if key not in self._alive and key not in self._resized and result.device.type != "meta":
+            if key not in self._alive and key not in self._uncounted and result.device.type != "meta":
                 self._alive[key] = storage.nbytes(), weakref.ref(storage, partial(self._freed, key))
                 self.live += self._alive[key][0]
         elif isinstance(result, list | tuple):

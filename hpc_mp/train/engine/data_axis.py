@@ -10,9 +10,11 @@ zero held between steps by each rank of the axis and, while a step computes     
 3    the same                                    the running unit, its part of gradients  after every microbatch
 ==== =========================================== ======================================== =======================================
 
-With a shard degree, replicas of a part all-reduce it once per step, at its end. Where the masters have the format that computes,
-they lie inside the parameters; otherwise ranks hold both. The loss is divided by the number of tokens of the global batch before
-backward, so every reduction here is a plain sum.
+With ZeRO-2 and 3 too, a schedule may sum gradients once per step: then ranks hold all of them, in which microbatches add up.
+Parameters of ZeRO-3 may lie in host memory between uses, see ``host_parameters``. With a shard degree, replicas of a part
+all-reduce it once per step, at its end. Where the masters have the format that computes, they lie inside the parameters;
+otherwise ranks hold both. The loss is divided by the number of tokens of the global batch before backward: every reduction is a
+plain sum.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from hpc_mp.layout.flat import TIED, FlatLayout, ParameterSlot
 from hpc_mp.train.engine.collectives import Running, all_gather, all_reduce
 from hpc_mp.train.engine.gradients import Sink, Slabs, UnitGradient
 from hpc_mp.train.engine.groups import Axis, Groups
+from hpc_mp.train.engine.host_parameters import Bus, HostPart
 from hpc_mp.train.engine.precision import Precision
 
 
@@ -35,17 +38,24 @@ class Unit:
     Attributes:
         parameters: by name, views of ``whole``.
         master: this rank's part, (part,), in the masters' format.
+        away: where it lies in host memory; None: on the device.
     """
 
-    def __init__(self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool) -> None:
-        self.layout, self.shard, self.gradient, self.gathers = layout, shard, gradient, gathers
+    def __init__(
+        self, layout: FlatLayout, shard: Axis, gradient: UnitGradient, precision: Precision, gathers: bool,
+        away: HostPart | None = None,
+    ) -> None:
+        self.layout, self.shard, self.gradient, self.gathers, self.away = layout, shard, gradient, gathers, away
         device = gradient.held.device
         self.whole = torch.empty(layout.padded, dtype=precision.compute, device=device)
         self._bytes = self.whole.untyped_storage().nbytes()
         begin = shard.rank * layout.part
         self._own = self.whole[begin:begin + layout.part]
         self._inside = precision.master == precision.compute and not gathers
-        self.master = self._own if self._inside else torch.empty(layout.part, dtype=precision.master, device=device)
+        if away is not None:
+            self.master = away.master
+        else:
+            self.master = self._own if self._inside else torch.empty(layout.part, dtype=precision.master, device=device)
         self.parameters = {slot.weight.name: self._parameter(slot) for slot in layout.slots}
         self.sinks = {slot.weight.name: Sink(gradient, slot) for slot in layout.slots}
         self._arriving = Running()
@@ -55,6 +65,12 @@ class Unit:
     def _parameter(self, slot: ParameterSlot) -> nn.Parameter:
         """A view with a version of its own: gathering anew what autograd has saved is no change of it."""
         return nn.Parameter(self.whole.data[slot.begin:slot.begin + slot.size].view(slot.shape))
+
+    def filled(self) -> None:
+        """The host has given the masters values."""
+        if self.away is not None:
+            self.away.filled()
+        self.publish()
 
     def publish(self) -> None:
         """The masters have new values: hand them to the ranks that compute with them, unless these ask for them themselves."""
@@ -81,9 +97,15 @@ class Unit:
     @torch.no_grad()
     def _fill(self) -> None:
         self._arriving.wait()
+        if self.away is not None:
+            self._arriving = self.away.arrive(self._own, self._gather)
+            return
         if not self._inside:
             self._own.copy_(self.master)
-        self._arriving = all_gather(self.whole, self._own, self.shard)
+        self._arriving = self._gather()
+
+    def _gather(self) -> Running:
+        return all_gather(self.whole, self._own, self.shard)
 
 
 class DataAxis:
@@ -94,21 +116,25 @@ class DataAxis:
         stages: which units each stage of the rank has.
         reductions: how many REDUCE actions each stage has in a step.
         zero: 0 to 3; for a unit without other shards it makes no difference.
+        once: whether the schedule sums gradients once per step rather than after every microbatch.
         shares: the tensor ranks whose gradients of a slot are shares of a sum.
+        bus: to host memory, where parameters of ZeRO-3 lie, also of units without other shards; None: they lie on the device.
     """
 
     def __init__(
         self, layouts: Mapping[str, FlatLayout], stages: Mapping[int, Iterable[str]], reductions: Mapping[int, int],
-        groups: Groups, zero: int, precision: Precision, device: torch.device,
-        shares: Callable[[ParameterSlot], Axis] = lambda slot: Axis(),
+        groups: Groups, zero: int, once: bool, precision: Precision, device: torch.device,
+        shares: Callable[[ParameterSlot], Axis] = lambda slot: Axis(), bus: Bus | None = None,
     ) -> None:
         self.slabs = Slabs(precision.master, device)
         self.units: dict[str, Unit] = {}
         for name, layout in layouts.items():
             holders = groups.holders(layout.of_experts)
             alone = holders.shard.size == 1
-            gradient = UnitGradient(layout, holders, alone or zero <= 1, self.slabs, shares)
-            self.units[name] = Unit(layout, holders.shard, gradient, precision, zero == 3 and not alone)
+            gradient = UnitGradient(layout, holders, alone or once or zero <= 1, self.slabs, shares)
+            away = None if bus is None else HostPart(layout.part, precision, bus)
+            gathers = away is not None or (zero == 3 and not alone)
+            self.units[name] = Unit(layout, holders.shard, gradient, precision, gathers, away)
         self.stages = {stage: [self.units[name] for name in names] for stage, names in stages.items()}
         self.reductions = reductions
         self._waiting: dict[str, int] = {}
@@ -147,6 +173,10 @@ class DataAxis:
             unit.gradient.settle()
             if name in shared:
                 all_reduce(unit.gradient.part, shared[name]).wait()
+
+    def filled(self) -> None:
+        for unit in self.units.values():
+            unit.filled()
 
     def publish(self) -> None:
         for unit in self.units.values():

@@ -31,6 +31,7 @@ from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import DropoutClock, Moment
 from hpc_mp.train.engine.expert_axis import ExpertAxis
 from hpc_mp.train.engine.groups import Groups
+from hpc_mp.train.engine.host_parameters import Bus
 from hpc_mp.train.engine.loss_scale import ScaleRule, ScaleState, Unscaled
 from hpc_mp.train.engine.optimizer import Held, HomeMaker, Optimizer, OptimizerSettings
 from hpc_mp.train.engine.optimizer_state import OnDevice
@@ -59,6 +60,7 @@ class EngineSettings:
         seed: of dropout.
         loss_scale: how that of fp16 moves.
         home: makes the place where optimizer state lies between two steps.
+        host_parameters: parameters lie in host memory, see the file of that name: for ZeRO-3, with a home that streams.
         recompute: see ``recompute``.
         router_balance, router_z: what the balance loss of a sample and the z loss of a token count, see ``router_loss``.
         expert_capacity: the factor of what experts take of a sample, see ``capacity``; None: all.
@@ -79,6 +81,7 @@ class EngineSettings:
     tensor_modules: tuple[str, ...] = ("*",)
     loss_scale: ScaleRule = field(default_factory=Unscaled)
     home: HomeMaker = OnDevice
+    host_parameters: bool = False
     recompute: str = "none"
     offload_horizon: int | None = None
     router_balance: float = 0.0
@@ -186,7 +189,9 @@ class Engine:
         layouts = rank_units(model.family, model.shape, mine.values(), tensor.cut, groups.shard.size, expert)
         names = {stage: list(unit_weights(model.family, model.shape, span, expert)) for stage, span in mine.items()}
         reductions = Counter(action.stage for action in schedule.ranks[groups.pipeline] if action.kind == "REDUCE")
-        self.data = DataAxis(layouts, names, reductions, groups, settings.zero, precision, device, tensor.shares)
+        once = any(count < schedule.microbatches for count in reductions.values())
+        bus = Bus(device) if settings.host_parameters else None
+        self.data = DataAxis(layouts, names, reductions, groups, settings.zero, once, precision, device, tensor.shares, bus)
         whole = model.skeleton()
         experts = ExpertAxis(groups.expert, model.shape.experts)
         self.router_loss = RouterLoss(settings.router_balance, settings.router_z, settings.samples, settings.sequence, device)
@@ -217,7 +222,7 @@ class Engine:
     def start(self, source: initial.Source) -> None:
         """Give the parameters their first values."""
         initial.fill(self.data.units.values(), source)
-        self.data.publish()
+        self.data.filled()
 
     def held(self) -> Iterator[Held]:
         """This rank's state, to be saved, or to be filled by whoever calls ``restored`` afterwards."""
@@ -228,7 +233,7 @@ class Engine:
         self.optimizer.set_steps(updates)
         if scale:
             self.scale = loss_scale.on_device(scale, self.device)
-        self.data.publish()
+        self.data.filled()
 
     def step(
         self, number: int, share: Microbatches, notes: Callable[[], Sequence[float]] = tuple, trace: bool = False,

@@ -61,7 +61,7 @@ class UnitGradient:
 
     Args:
         holders: the ranks over which it is summed.
-        kept: whether ranks keep all of it until it is summed once per step (ZeRO-0 and 1), or their own part of its sum.
+        kept: whether ranks keep all of it until it is summed once per step, or their own part of its sum.
         shares: the tensor ranks whose gradients of a slot are shares of a sum; one alone where its gradient is whole.
     """
 

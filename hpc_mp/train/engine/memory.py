@@ -35,13 +35,14 @@ def limit_bytes(device: torch.device, ranks_per_node: int) -> int:
 def state_bytes(units: Iterable[Unit], optimizer: Optimizer) -> dict[str, int]:
     """Bytes of parameters, gradients and optimizer state that this rank holds between steps, and those that lie elsewhere."""
     units = list(units)
-    arrays = {id(storage): storage.nbytes() for unit in units
-              for storage in (unit.whole.untyped_storage(), unit.master.untyped_storage())}
+    here = {id(storage): storage.nbytes() for unit in units
+            for storage in (unit.whole.untyped_storage(), *(() if unit.away else (unit.master.untyped_storage(),)))}
+    away = sum(array.nbytes for unit in units if unit.away for array in unit.away.arrays)
     return {
-        "parameters": sum(arrays.values()),
+        "parameters": sum(here.values()),
         "gradients": sum(unit.gradient.held.nbytes for unit in units),
         "optimizer": optimizer.home.nbytes.device,
-        "host": optimizer.home.nbytes.host,
+        "host": away + optimizer.home.nbytes.host,
         "disk": optimizer.home.nbytes.disk,
     }
 

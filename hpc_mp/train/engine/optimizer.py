@@ -15,7 +15,8 @@ from torch import Tensor
 from hpc_mp.layout.flat import Box, Piece
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.groups import Axis
-from hpc_mp.train.engine.optimizer_state import OnDevice, StateHome, StateShape, Stretch, Turn
+from hpc_mp.train.engine.host_parameters import HostParts
+from hpc_mp.train.engine.optimizer_state import MASTER, OnDevice, StateHome, StateShape, Stretch, Turn
 
 
 class OptimizerSettings(Protocol):
@@ -70,7 +71,12 @@ class Held:
     release: Callable[[], None]
 
 
-HomeMaker = Callable[[StateShape, Iterable[Stretch], torch.device], StateHome]
+class HomeMaker(Protocol):
+    """Makes the home of optimizer state; ``masters``: those that lie in host memory."""
+
+    def __call__(
+        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *, masters: HostParts,
+    ) -> StateHome: ...
 
 
 class Optimizer:
@@ -89,7 +95,7 @@ class Optimizer:
         slots = SLOTS[settings.optimizer] if settings.optimizer == "adamw" or settings.momentum > 0 else ()
         self.units, self.settings, self.saved = units, settings, saved
         # The fused optimizers know a scale of 32 bits only.
-        first = next(iter(units.values())).master
+        first = next(iter(units.values())).gradient.part
         self.wide = first.dtype == torch.float64
         self.gradients = [(unit.gradient.part[begin:end], float(counts and unit.gradient.replicate.rank == 0))
                           for name, unit in units.items() for begin, end, counts in _stretches(unit, partial(saved, name))]
@@ -97,7 +103,8 @@ class Optimizer:
         stretches = [Stretch(name, begin, end, spared) for name, unit in units.items() for begin, end, spared in _stretches(
             unit, lambda piece: _matches(piece.slot.weight.name, settings.no_decay))]
         shape = StateShape({name: unit.layout.part for name, unit in units.items()}, slots, first.dtype)
-        self.home = home(shape, stretches, first.device)
+        masters = {name: unit.away for name, unit in units.items() if unit.away is not None}
+        self.home = home(shape, stretches, first.device, masters=masters)
         self.turns = [self._torch(turn) for turn in self.home.turns]
 
     def _torch(self, turn: Turn) -> torch.optim.Optimizer:
@@ -106,11 +113,11 @@ class Optimizer:
         groups: dict[bool, list[Tensor]] = {False: [], True: []}
         state: dict[Tensor, dict[str, Tensor]] = {}
         for stretch, slots in turn:
-            unit = self.units[stretch.unit]
-            part = unit.master[stretch.begin:stretch.end]
+            unit, kept = self.units[stretch.unit], dict(slots)
+            part = kept.pop(MASTER, unit.master[stretch.begin:stretch.end])
             part.grad = unit.gradient.part[stretch.begin:stretch.end]
             groups[stretch.spared].append(part)
-            state[part] = dict(slots)
+            state[part] = kept
             if settings.optimizer == "adamw":
                 state[part]["step"] = torch.zeros((), dtype=torch.float32, device=part.device)
         given = [{"params": groups[False], "weight_decay": settings.weight_decay}, {"params": groups[True], "weight_decay": 0.0}]

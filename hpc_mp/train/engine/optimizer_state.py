@@ -4,7 +4,7 @@ A home gives the optimizer turns. A turn is what is updated at once, with views 
 device there is one turn with everything. Elsewhere a turn has at most ``CHUNK`` elements, and the state streams through two
 buffers: while one chunk is updated, the one before is written back and the next one is fetched. A chunk of a stretch begins at a
 multiple of ``CHUNK`` from where the stretch begins, so that vector instructions meet the same elements as without: the update is
-equal to the last bit.
+equal to the last bit. Masters in host memory stream too, in a row of the buffers beside those of the state.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hpc_mp.layout.offload import BUFFERS, CHUNK, buffer_elements
+from hpc_mp.train.engine.host_parameters import HostParts
 
+MASTER = "master"  # what a turn calls the parameters themselves, where they stream beside their state
 Arrays = Mapping[str, Mapping[str, Tensor]]  # unit -> slot -> this rank's part of it
 
 
@@ -78,9 +81,13 @@ class StateHome(Protocol):
 
 
 class OnDevice:
-    """All state where parameters are."""
+    """All state where parameters are: on the device, both of them."""
 
-    def __init__(self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device) -> None:
+    def __init__(
+        self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device, *, masters: HostParts = MappingProxyType({}),
+    ) -> None:
+        if masters:
+            raise ValueError("masters in host memory need a home from which they stream")
         self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device) for slot in shape.slots}
                         for unit, length in shape.lengths.items()}
         self.nbytes = StateBytesAt(device=shape.nbytes)
@@ -148,41 +155,55 @@ class Streamed:
 
     Args:
         open_store: makes the store of these chunks, which go through these buffers, (slots, elements).
+        masters: of all units, or of none.
     """
 
     def __init__(
         self, shape: StateShape, stretches: Iterable[Stretch], device: torch.device,
-        open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store],
+        open_store: Callable[[StateShape, Sequence[Chunk], Sequence[Tensor]], Store], *,
+        masters: HostParts = MappingProxyType({}),
     ) -> None:
+        self._masters = masters
+        rows = (*shape.slots, MASTER) if masters else shape.slots
         self._chunks = list(chunks(stretches))
         elements = buffer_elements(shape.lengths.values())
-        self._buffers = [torch.zeros(len(shape.slots), elements, dtype=shape.dtype, device=device) for _ in range(BUFFERS)]
-        self._store = open_store(shape, self._chunks, self._buffers)
+        self._buffers = [torch.zeros(len(rows), elements, dtype=shape.dtype, device=device) for _ in range(BUFFERS)]
+        self._of_state = [buffer[:len(shape.slots)] for buffer in self._buffers]
+        self._store = open_store(shape, self._chunks, self._of_state)
         self._device = device
         self._streams = [torch.cuda.Stream(device) for _ in self._buffers] if device.type == "cuda" else []
         self.turns = [[(each, {slot: row[each.begin - chunk.begin:each.end - chunk.begin]
-                               for slot, row in zip(shape.slots, self._buffers[number % BUFFERS], strict=True)})
+                               for slot, row in zip(rows, self._buffers[number % BUFFERS], strict=True)})
                        for each in chunk.stretches] for number, chunk in enumerate(self._chunks)]
 
     @property
     def nbytes(self) -> StateBytesAt:
-        return replace(self._store.nbytes, device=sum(buffer.nbytes for buffer in self._buffers))
+        store = self._store.nbytes
+        return replace(store, device=store.device + sum(buffer.nbytes for buffer in self._buffers))
 
     def each(self, update: Callable[[int], None]) -> None:
+        for part in self._masters.values():
+            part.bus.settle()
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream(self._device))
-        for number in range(len(self._chunks)):
-            buffer = self._buffers[number % BUFFERS]
+        for number, chunk in enumerate(self._chunks):
+            buffer, master = self._of_state[number % BUFFERS], self._masters.get(chunk.unit)
             with self._beside(number % BUFFERS):
                 self._store.fetch(number, buffer)
+                if master is not None:
+                    master.fetch(chunk.begin, chunk.end, self._buffers[number % BUFFERS][-1])
                 update(number)
                 self._store.keep(number, buffer)
+                if master is not None:
+                    master.keep(chunk.begin, chunk.end, self._buffers[number % BUFFERS][-1])
         for stream in self._streams:
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def arrays(self) -> Arrays:
         for stream in self._streams:
             stream.synchronize()
+        for part in self._masters.values():
+            part.bus.synchronize()  # the host may now fill them
         return self._store.arrays()
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""Stores of optimizer state that streams: the host's memory, and a file on a disk of the node."""
+"""Stores of optimizer state that streams: the host's memory, the device's own, and a file on a disk of the node."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from hpc_mp.layout.offload import BUFFERS
 from hpc_mp.train.engine.optimizer_state import Arrays, Chunk, StateBytesAt, StateShape
 
 
-class HostStore:
-    """Pinned memory of the host."""
+class MemoryStore:
+    """Arrays that are there all the time."""
 
-    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
-        pinned = buffers[0].is_cuda
-        self._arrays = {unit: {slot: torch.zeros(length, dtype=shape.dtype, pin_memory=pinned) for slot in shape.slots}
-                        for unit, length in shape.lengths.items()}
+    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], device: torch.device, pinned: bool) -> None:
+        self._arrays = {
+            unit: {slot: torch.zeros(length, dtype=shape.dtype, device=device, pin_memory=pinned) for slot in shape.slots}
+            for unit, length in shape.lengths.items()}
         self._rows = [[whole[chunk.begin:chunk.end] for whole in self._arrays[chunk.unit].values()] for chunk in chunks]
-        self.nbytes = StateBytesAt(host=shape.nbytes)
 
     def fetch(self, number: int, into: Tensor) -> None:
         for row, target in zip(self._rows[number], into, strict=True):
@@ -41,6 +40,22 @@ class HostStore:
 
     def release(self) -> None:
         pass
+
+
+class HostStore(MemoryStore):
+    """Pinned memory of the host."""
+
+    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
+        super().__init__(shape, chunks, torch.device("cpu"), buffers[0].is_cuda)
+        self.nbytes = StateBytesAt(host=shape.nbytes)
+
+
+class DeviceStore(MemoryStore):
+    """Memory of the device, for state whose parameters alone stream."""
+
+    def __init__(self, shape: StateShape, chunks: Sequence[Chunk], buffers: Sequence[Tensor]) -> None:
+        super().__init__(shape, chunks, buffers[0].device, False)
+        self.nbytes = StateBytesAt(device=shape.nbytes)
 
 
 class FileStore:

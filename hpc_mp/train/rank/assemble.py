@@ -29,7 +29,7 @@ from hpc_mp.train.engine.loss_scale import Unscaled
 from hpc_mp.train.engine.optimizer import HomeMaker
 from hpc_mp.train.engine.optimizer_state import OnDevice, Streamed
 from hpc_mp.train.engine.section import CausalModel, hugging_face_config
-from hpc_mp.train.engine.state_stores import FileStore, HostStore
+from hpc_mp.train.engine.state_stores import DeviceStore, FileStore, HostStore
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import status
 from hpc_mp.train.rank.failures import RankContext
@@ -121,6 +121,7 @@ def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> E
         seed=spec.train.seed, optimizer=spec.train, sequence_parallel=spec.parallel.sequence,
         tensor_modules=spec.parallel.tensor_modules,
         loss_scale=spec.train.loss_scale if spec.train.precision == "fp16" else Unscaled(), home=_home(spec),
+        host_parameters="parameters" in spec.parallel.offload,
         recompute=spec.parallel.recompute, offload_horizon=spec.offload_horizon,
         router_balance=spec.train.router_balance / spec.train.global_batch,
         router_z=spec.train.router_z / (spec.train.global_batch * spec.data.sequence_length),
@@ -129,9 +130,9 @@ def settings_of(spec: JobSpec, schedule: Schedule, layers: tuple[int, ...]) -> E
 
 def _home(spec: JobSpec) -> HomeMaker:
     """Where optimizer state lies between two steps."""
-    if "optimizer" not in spec.parallel.offload:
-        return OnDevice
-    directory = spec.parallel.offload_directory
+    offload, directory = spec.parallel.offload, spec.parallel.offload_directory
+    if "optimizer" not in offload:
+        return partial(Streamed, open_store=DeviceStore) if "parameters" in offload else OnDevice
     return partial(Streamed, open_store=HostStore if directory is None else partial(FileStore, Path(directory)))
 
 

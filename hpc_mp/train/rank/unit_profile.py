@@ -58,7 +58,7 @@ def _engine(spec: JobSpec, shape: ModelShape, schedule: Schedule, alone: groups.
     whole = model_of(spec, shape)
     whole.config.num_hidden_layers = 1
     settings = replace(settings_of(spec, schedule, STAGES), zero=0, sequence_parallel=False, tensor_modules=("*",),
-                       home=OnDevice, offload_horizon=None)
+                       home=OnDevice, host_parameters=False, offload_horizon=None)
     engine = Engine(CausalModel(whole.config, whole.family, replace(shape, layers=1)), settings, alone, device)
     for unit in engine.data.units.values():
         unit.master.normal_(0.0, VALUES)

@@ -1,0 +1,228 @@
+"""Parameters in host memory: the same training to the last bit, with nothing of them on the device but what runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, OPTIMIZERS, TIED, Engine, Reference
+from layouts import job, layout, relaunch, run_engine, start
+from ranks import run_ranks
+
+from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.planner.device import Device, check_offload
+from hpc_mp.planner.memory import state_bytes
+from hpc_mp.rundir import read_json, read_lines
+from hpc_mp.rundir.plan import StateBytes
+from hpc_mp.train.dry_run.dry_run import dry_run
+from hpc_mp.train.engine import host_parameters, optimizer_state
+from hpc_mp.train.engine.collectives import Running
+from hpc_mp.train.engine.host_parameters import Bus, HostPart
+from hpc_mp.train.engine.optimizer_state import OnDevice, StateShape, Stretch
+from hpc_mp.train.engine.precision import PRECISIONS
+from hpc_mp.train.rank.bootstrap import lay_out
+
+CPU = torch.device("cpu")
+PARAMETERS = 'parallel.offload=["parameters"]'
+BOTH = 'parallel.offload=["optimizer","parameters"]'
+ALL = 'parallel.offload=["optimizer","parameters","activations"]'
+ALONE = [*layout(microbatches=2, zero=3)]  # one rank: all of a unit is its part
+
+
+def small_chunks() -> None:
+    """Many chunks, the last of each unit shorter."""
+    optimizer_state.CHUNK = 1000
+
+
+def on_disk(place: Path) -> list[str]:
+    disk = place / "disk"
+    disk.mkdir(exist_ok=True)
+    return [BOTH, f'parallel.offload_directory="{disk}"']
+
+
+# (layout, model, format, what is offloaded)
+CASES = [
+    ("tp2 pp2 dp2 zero3", TIED, "bf16", [BOTH]), ("dp4 zero3 shard2", GPT2, "fp32", [PARAMETERS]),
+    ("dp2 zero3", LLAMA, "bf16", [PARAMETERS]), ("dp2 zero3 once", LLAMA, "bf16", [BOTH]),
+    ("tp2 pp2 dp2 zero3 zero_bubble", TIED, "fp32", [BOTH]), ("pp2 dp2 zero3 zero_bubble_v", LLAMA, "bf16", [PARAMETERS]),
+    ("pp2 dp2 zero3 interleaved_1f1b once", TIED, "fp32", [ALL, "parallel.offload_horizon=0"]),
+    ("pp3 dp2 zero3 layers 0+5+0", TIED, "bf16", [BOTH]), ("sp2 dp2 zero3", GPT2, "bf16", [BOTH]),
+    ("dp2 cp2 zero3", LLAMA, "bf16", [BOTH]), ("ep2 dp4 zero3 shard2", MIXTRAL, "bf16", [BOTH]),
+    ("ep2 zero3", MIXTRAL, "fp32", [BOTH]),
+]
+QUICK = ("tp2 pp2 dp2 zero3", "dp4 zero3 shard2", "pp2 dp2 zero3 interleaved_1f1b once")
+
+
+@pytest.mark.parametrize(("name", "model", "precision", "offload"), [
+    pytest.param(*case, id=f"{case[0]} {case[2]} {case[3][0]}", marks=() if case[0] in QUICK else pytest.mark.prove)
+    for case in CASES])
+def test_training_is_the_same_to_the_last_bit(
+    place: Path, engine: Engine, name: str, model: str, precision: str, offload: list[str],
+) -> None:
+    more = [f'train.precision="{precision}"', *LAYOUTS[name]]
+    whole, _ = engine(model, *more)
+    assert run_engine(job(place, model, [*more, *offload]), before=small_chunks).distance(whole) == 0
+
+
+def test_one_rank_with_its_optimizer_on_a_disk_too(place: Path, engine: Engine) -> None:
+    """Where there is nobody to gather from, what is computed with comes from host memory all the same."""
+    more = ['train.precision="bf16"', *ALONE]
+    whole, _ = engine(TIED, *more)
+    assert run_engine(job(place, TIED, [*more, *on_disk(place)]), before=small_chunks).distance(whole) == 0
+
+
+@pytest.mark.parametrize("optimizer", [
+    ("adamw", ()), ("sgd", OPTIMIZERS["sgd"]),
+    pytest.param(("plain sgd", ('train.optimizer="sgd"', "train.learning_rate=0.5")), marks=pytest.mark.prove)])
+def test_it_equals_one_process(
+    place: Path, engine: Engine, reference: Reference, optimizer: tuple[str, tuple[str, ...]],
+) -> None:
+    """Also SGD, which has one number of state, or none."""
+    name, settings = optimizer
+    expected = reference(GPT2, name) if name in OPTIMIZERS else engine(GPT2, *settings)[0]
+    spec = job(place, GPT2, [*settings, *LAYOUTS["dp2 zero3"], PARAMETERS])
+    assert run_engine(spec, before=small_chunks).distance(expected) < EXACT
+
+
+def test_a_step_without_an_update_leaves_them(place: Path, engine: Engine) -> None:
+    """fp16 whose first scale overflows: chunks come and go, and nothing changes."""
+    more = ['train.precision="fp16"', "train.loss_scale={ initial = 1e9, hysteresis = 1 }", *LAYOUTS["dp2 zero3"]]
+    whole, _ = engine(LLAMA, *more)
+    assert run_engine(job(place, LLAMA, [*more, BOTH]), before=small_chunks).distance(whole) == 0
+
+
+# --- negative controls -----------------------------------------------------------------------------------------------
+
+
+def forget_what_computes() -> None:
+    """The masters are updated, and ranks compute on with the values from before."""
+    def keep(self: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
+        self.master[begin:end].copy_(source[:end - begin])
+
+    HostPart.keep = keep  # type: ignore[method-assign]
+
+
+def forget_a_chunk() -> None:
+    small_chunks()
+    keep = HostPart.keep
+
+    def kept(self: HostPart, begin: int, end: int, source: torch.Tensor) -> None:
+        if begin != 1000:
+            keep(self, begin, end, source)
+
+    HostPart.keep = kept  # type: ignore[method-assign]
+
+
+def forget_first_values() -> None:
+    """What computes is not made of the masters that have been read or drawn."""
+    HostPart.filled = lambda self: self.computed.zero_() if self.computed is not self.master else None  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("sabotage", [
+    forget_what_computes, pytest.param(forget_a_chunk, marks=pytest.mark.prove),
+    pytest.param(forget_first_values, marks=pytest.mark.prove)])
+def test_what_is_lost_would_be_seen(place: Path, engine: Engine, sabotage: Callable[[], None]) -> None:
+    more = ['train.precision="bf16"', *LAYOUTS["dp2 zero3"]]
+    whole, _ = engine(LLAMA, *more)
+    assert run_engine(job(place, LLAMA, [*more, BOTH]), before=sabotage).distance(whole) > 0
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+def test_checkpoints_go_from_the_host_to_the_device_and_back(place: Path, engine: Engine) -> None:
+    """Two steps with parameters in host memory and two without, on another layout, and the other way round."""
+    whole, _ = engine(GPT2, "train.steps=4")
+    away, zero1 = [BOTH, *LAYOUTS["dp2 zero3"]], LAYOUTS["pp2 dp2 zero2 1f1b once"]
+    for first, second in ((away, zero1), (zero1, away)):
+        spec = job(place, GPT2, ["train.steps=2", *first])
+        run = start(spec)
+        run_engine(spec, before=small_chunks, run=run)
+        assert relaunch(run, place, GPT2, ["train.steps=4", *second]).distance(whole) < EXACT
+
+
+# --- where they lie --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "model", "more"), [
+    ("tp2 pp2 dp2 zero3", TIED, ['train.precision="bf16"', BOTH]),
+    pytest.param("dp4 zero3 shard2 once", GPT2, ['train.precision="fp32"', PARAMETERS], marks=pytest.mark.prove),
+    pytest.param("ep2 zero3", MIXTRAL, ['train.precision="bf16"', PARAMETERS], marks=pytest.mark.prove)])
+def test_the_predicted_state_is_what_ranks_hold(place: Path, name: str, model: str, more: list[str]) -> None:
+    spec = job(place, model, ["train.steps=1", *more, *LAYOUTS[name]])
+    run = start(spec)
+    run_engine(spec, run=run)
+    shape = read_shape(spec)
+    predicted = state_bytes(shape, spec, stage_layers(spec, shape))
+    for line in (line for line in read_lines(run.ranks) if line["dp"] == 0):  # of shared-out experts the first have most
+        held, told = read_json(run.trace(line["rank"]))["memory"], predicted[line["pp"], line["tp"]]
+        assert (held["optimizer"], held["host"], held["disk"]) == (told.optimizer, told.host, 0)
+        assert held["parameters"] == 0, "nothing of them is on the device between two steps"
+        assert told.host > 0 and (spec.reduce != "step" or held["gradients"] == told.gradients)
+
+
+def test_bytes_are_those_of_the_table(place: Path) -> None:
+    """By hand, for one rank: 4 bytes of masters and 2 that compute on the host, two blocks on the device while they run, and two
+    buffers, of two slots and a row for masters each."""
+    shape, layers, plan = read_shape(job(place, GPT2)), (5,), dict[str, StateBytes]()
+    for offload in ("none", PARAMETERS, BOTH):
+        more = [] if offload == "none" else [offload]
+        plan[offload] = state_bytes(shape, job(place, GPT2, ['train.precision="bf16"', *ALONE, *more]), layers)[0, 0]
+    part = plan["none"].gradients // 4
+    block = 32 * 96 + 96 + 32 * 32 + 32 + 2 * 32 * 102 + 102 + 32 + 4 * 32 + 2  # the largest unit, and its padding
+    assert plan["none"] == StateBytes(6 * part, 4 * part, 8 * part)
+    assert (plan[PARAMETERS].host, plan[BOTH].host) == (6 * part, 14 * part)
+    assert plan[PARAMETERS].optimizer - 8 * part == plan[BOTH].optimizer == 2 * 3 * 4 * block
+    assert plan[PARAMETERS].parameters == plan[BOTH].parameters == 2 * 2 * block
+
+
+@pytest.mark.parametrize("offload", [BOTH, pytest.param(PARAMETERS, marks=pytest.mark.prove)])
+def test_a_dry_run_says_what_lies_where(place: Path, offload: str) -> None:
+    more = ['job.device="cpu"', 'train.precision="bf16"', *LAYOUTS["dp2 zero3"]]
+    resident, away = (job(place, LLAMA, [*more, *each]) for each in ([], [offload]))
+    there, here = (dry_run(spec, read_shape(spec), lay_out(spec), 0).step for spec in (resident, away))
+    told = state_bytes(read_shape(away), away, (5,))[0, 0]
+    assert (here.state.host, here.state.optimizer, here.state.parameters) == (told.host, told.optimizer, 0)
+    saved = there.state.parameters + there.state.optimizer - here.state.optimizer
+    assert there.rest - here.rest == saved, "host memory is no part of the device's"
+    for action in ("F", "B"):
+        assert there.peaks[action].bytes - here.peaks[action].bytes == saved, "only what runs is on the device"
+    assert here.messages == there.messages
+
+
+def test_it_may_be_tried_on_cpus(place: Path) -> None:
+    check_offload(job(place, GPT2, [*ALONE, PARAMETERS]).parallel, Device("cpu", ""))
+
+
+def test_a_home_that_does_not_stream_takes_no_masters_elsewhere() -> None:
+    part = HostPart(8, PRECISIONS["fp32"], Bus(CPU))
+    with pytest.raises(ValueError, match="a home from which they stream"):
+        OnDevice(StateShape({"one": 8}, (), torch.float32), [Stretch("one", 0, 8, False)], CPU, masters={"one": part})
+
+
+def overtaken(waits: bool) -> bool:
+    """On a GPU: whether each request gets the values of the update before it, among long computations."""
+    if not waits:
+        host_parameters.Bus.settle = lambda self: None  # type: ignore[method-assign]
+    device, size = torch.device("cuda", 0), 2**24
+    part = HostPart(size, PRECISIONS["bf16"], Bus(device))
+    part.master.fill_(0)
+    part.filled()
+    own, busy, right = torch.empty(size, dtype=torch.bfloat16, device=device), torch.ones(4096, 4096, device=device), True
+    for step in range(8):
+        own.fill_(-1)
+        arriving = part.arrive(own, Running)
+        busy = busy @ busy * 1e-4
+        arriving.wait()
+        right &= bool((own == step).all())
+        part.bus.settle()
+        part.keep(0, size, torch.full((size,), step + 1.0, device=device))
+    return right
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_streams_wait_for_each_other() -> None:
+    assert run_ranks(1, partial(overtaken, True)) == [True]
