@@ -183,6 +183,6 @@ def _together(action: Callable[[], None]) -> None:
     except Exception as error:  # whatever it is, the other ranks must learn of it
         reason = f"rank {dist.get_rank()}: {error}" if isinstance(error, Damaged) else (
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
-    reasons = [each for each in facts.gather(reason) if each]
-    if reasons:
+    if facts.largest(reason is not None):
+        reasons = [each for each in facts.gather(reason) if each]
         raise SaveFailed("; ".join(dict.fromkeys(reasons)))

@@ -89,7 +89,7 @@ def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float
 
 
 def _spoken_to(world: int, rank: int) -> int:
-    """Ranks that one exchanges messages with in the world's group: rank 0, by way of which facts go to all, and those at powers of
+    """Ranks that one exchanges messages with in the world: rank 0, by way of which facts go to all, and those at powers of
     two of ranks from here, which gloo's barriers and broadcasts connect."""
     if rank == 0:
         return world - 1

@@ -23,6 +23,11 @@ def gather(fact: Any, axis: Axis | None = None) -> list[Any]:
     return [_decoded(text[:size]) for text, size in zip(known_to_all(padded, axis), sizes, strict=True)]
 
 
+def largest(number: int) -> int:
+    """Of all ranks' numbers. All of them call this."""
+    return int(known_to_all(torch.tensor([number]), world()).max())
+
+
 def broadcast(fact: Any) -> Any:
     """Rank 0's fact. All ranks call this; what the others give is not looked at."""
     text = _encoded(fact) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)

@@ -274,7 +274,7 @@ def evaluation_is_due(spec: JobSpec, step: int) -> bool:
 
 def agree(flag: StopFlag) -> str | None:
     """Why the run must stop, on all ranks alike; None when none of them has a reason. All ranks call this."""
-    return REASONS.get(max(facts.gather(int(flag.reason))))
+    return REASONS.get(facts.largest(int(flag.reason)))
 
 
 def write_trace(path: Path, trace: RankTrace) -> None:
