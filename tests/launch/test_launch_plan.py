@@ -71,6 +71,7 @@ def test_ranks_share_what_libraries_read_when_imported(tmp_path: Path) -> None:
     shared = shared_environment(spec, {"PATH": "/bin", "SLURM_JOB_ID": "9", "RANK": "3", "RANKING": "kept"}, 9, EMULATED)
     assert shared == {
         "PATH": "/bin", "RANKING": "kept", "OMP_NUM_THREADS": "2", "HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo",
+        "RES_OPTIONS": "timeout:1 attempts:1",
         "HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     }

@@ -154,7 +154,7 @@ def run_engine(spec: JobSpec, before: Callable[[], None] = lambda: None, run: Ru
         before()
         return train(run.job)
 
-    codes = run_ranks(spec.ranks, rank)
+    codes = run_ranks(spec.ranks, rank, timeout=600.0)
     assert codes == [0] * spec.ranks, run.main_log.read_text()
     lines = read_lines(run.metrics)
     checkpoint, skipped = newest_complete(run.checkpoints)

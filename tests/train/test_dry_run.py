@@ -29,6 +29,7 @@ from hpc_mp.train.checkpoint.shard_file import write_shard
 from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
 from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.groups import build
+from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
 from hpc_mp.train.rank.rank_env import identity
 from hpc_mp.train.rank.rendezvous import meet, rendezvous
@@ -67,6 +68,7 @@ def real_rank(spec: JobSpec, directory: Path) -> Real:
     schedule = schedule_of(spec)
     groups = build(lay_out(spec), spec.shard_degree, CPU, "gloo", schedule, None, expert_shards=expert_cut(spec).shards)
     dist.barrier()
+    facts.gather("here")
     opened = len(os.listdir("/proc/self/fd")) - before
     engine, step = stepped(spec, read_shape(spec), groups, schedule)
     shard = directory / checkpoint.SHARD.format(number=dist.get_rank() + 1)

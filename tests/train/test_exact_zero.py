@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from exact import COVER, EXACT, GPT2, GPTJ, LAYOUTS, LLAMA, MIXTRAL, ONCE, OPTIMIZERS, ZERO, Engine, Reference, pairs
-from layouts import job
+from layouts import job, layout, run_engine, run_plain, write_text
 
 from hpc_mp.layout.models import read_shape, stage_layers
 from hpc_mp.planner.memory import state_bytes
@@ -45,3 +46,16 @@ def test_the_predicted_state_is_what_ranks_hold(place: Path, engine: Engine, mod
             assert held["parameters"] == fullest.parameters
         if spec.reduce == "step":  # else a rank holds more of these
             assert held["gradients"] == fullest.gradients
+
+
+FEW_NUMBERS = [f"model.config.{key}={value}" for key, value in {
+    "num_hidden_layers": 1, "hidden_size": 4, "intermediate_size": 6, "num_attention_heads": 2, "num_key_value_heads": 1}.items()]
+
+
+@pytest.mark.parametrize("ranks", [6, pytest.param(192, marks=pytest.mark.prove)])
+def test_ranks_without_any_part_of_a_unit_train_too(tmp_path: Path, ranks: int) -> None:
+    """The last norm has four numbers for all of them."""
+    few = [*FEW_NUMBERS, "train.steps=2", f"train.global_batch={ranks}"]
+    write_text(tmp_path)
+    found = run_engine(job(tmp_path, LLAMA, [*few, *layout(data=ranks, zero=1)]))
+    assert found.distance(run_plain(job(tmp_path, LLAMA, few))) < EXACT

@@ -9,8 +9,8 @@ from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.job import JobSpec
 
-# Of ranks that share one machine. torch asks for the name of ::ffff:127.0.0.1 when it connects; no name server knows it, and where
-# one is slow to say so, resolv.conf(5)'s defaults are 5 s and 2 attempts, for hundreds of ranks at once.
+# Of ranks that share one machine. torch asks for the name of ::ffff:127.0.0.1 when it connects, which no name server knows; where
+# one is slow to say so, hundreds of ranks wait for 5 s and try again: the defaults of resolv.conf(5).
 EMULATED = {"HPC_MP_EMULATED": "1", "GLOO_SOCKET_IFNAME": "lo", "RES_OPTIONS": "timeout:1 attempts:1"}
 
 
