@@ -20,7 +20,7 @@ from hpc_mp.layout.schedule import build as build_schedule
 from hpc_mp.train.engine import initial
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, EngineSettings, Microbatches
-from hpc_mp.train.engine.groups import build
+from hpc_mp.train.engine.groups import build, everyone
 from hpc_mp.train.engine.section import Batch, CausalModel, hugging_face_config
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "intermediate_size": 172, "num_attention_heads": 4,
@@ -67,7 +67,8 @@ def train() -> list[float]:
     shape = family.read(CONFIG)
     schedule = build_schedule("1f1b", pipeline=2, microbatches=MICROBATCHES)
     placement = place(Degrees(pipeline=2, data=2), "DPT", ranks_per_node=4)
-    groups = build(placement, shard_degree=2, device=CPU, backend="gloo", schedule=schedule, timeout=None)
+    groups = build(placement, shard_degree=2, device=CPU, backend="gloo", schedule=schedule, timeout=None,
+                   host=everyone())
     settings = EngineSettings(layers=(2, 2), schedule=schedule, samples=SAMPLES, sequence=SEQUENCE, zero=1, precision="fp32",
                               seed=0, optimizer=AdamW())
     engine = Engine(CausalModel(hugging_face_config(CONFIG, family, dropout=None), family, shape), settings, groups, CPU)

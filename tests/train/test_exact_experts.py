@@ -220,9 +220,8 @@ def test_a_broken_loss_of_routers_is_seen(
 
 def there_and_back(counts: list[list[int]]) -> tuple[list[float], tuple[int, ...], list[float], list[float]]:
     """One rank's rows, numbered by rank, expert and row, at their experts and back; and the gradient of a sum."""
-    meet(identity(os.environ), rendezvous(None), "gloo")
-    rank = torch.distributed.get_rank()
-    axis = groups.Axis(2, rank, torch.distributed.group.WORLD, True)
+    _, host = meet(identity(os.environ), rendezvous(None), "gloo")
+    rank, axis = host.rank, host.block
     mine = counts[rank]
     rows = torch.tensor([[100.0 * rank + 10 * expert + row] for expert, count in enumerate(mine) for row in range(count)],
                         dtype=torch.bfloat16).reshape(-1, 1).requires_grad_()

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from hpc_mp.rundir import AttemptRecord, read_attempt, write_attempt
+from hpc_mp.train.engine.collectives import known_to_all
 from hpc_mp.train.rank.proof import Intrusion, SignedKeys, digest, proven
 from hpc_mp.train.rank.rank_env import identity
 from hpc_mp.train.rank.rendezvous import Rendezvous, meet, rendezvous
@@ -69,14 +70,11 @@ def summed(who: int, world: int, secret: str = "s", timeout: float = 60.0) -> fl
     seat = identity({**os.environ, "SLURM_PROCID": str(who), "SLURM_NTASKS": str(world)})
     where = Rendezvous("127.0.0.1", int(os.environ["MASTER_PORT"]), secret,
                        int(os.environ["HPC_MP_LISTEN_FD"]) if who == 0 else None)
-    keys = meet(seat, where, "gloo", timedelta(seconds=timeout))
+    keys, host = meet(seat, where, "gloo", timedelta(seconds=timeout))
     if who == 0:
         keys.set("said", "by rank 0")
     assert keys.get("said") == "by rank 0"
-    ones = torch.ones(1)
-    dist.all_reduce(ones)
-    dist.barrier()
-    return float(ones)
+    return float(known_to_all(torch.ones(1), host).sum())
 
 
 def stranger(world: int, secret: str) -> None:

@@ -21,7 +21,7 @@ from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, counters_document
 from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart, ShardReader, write_shard
-from hpc_mp.train.engine.groups import Axis, Groups
+from hpc_mp.train.engine.groups import Axis, Groups, Tree, tree_of
 from hpc_mp.train.engine.optimizer import Held
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence, FencedOut
@@ -93,7 +93,7 @@ def save(
 
     try:
         for turn in (prepare, write, list_stage, publish):
-            _together(turn)
+            _together(turn, groups.host)
     except (SaveFailed, FencedOut):
         if first:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -113,7 +113,7 @@ def lists_stage(groups: Groups) -> bool:
     return all(axis.rank == 0 for axis in _stage_axes(groups))
 
 
-def load(checkpoint: Path, held: Iterable[Held]) -> None:
+def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
     """Fill what this rank holds, whatever layout wrote it; all ranks call this.
 
     Each rectangle is read by one replica, which hands it on to the others.
@@ -127,7 +127,7 @@ def load(checkpoint: Path, held: Iterable[Held]) -> None:
         ShardReader(checkpoint, read_indexes(checkpoint)).read(state.part for state in states if state.mine)
 
     try:
-        _together(read)
+        _together(read, host)
     except SaveFailed as failed:
         raise Damaged(str(failed)) from None
     for state in states:
@@ -169,11 +169,11 @@ def _of_stage(written: CheckpointIndex, groups: Groups) -> CheckpointIndex:
     index = written
     for axis in _stage_axes(groups):
         if axis.size > 1:
-            index = merged(map(index_of, facts.gather(document_of(index), axis)))
+            index = merged(map(index_of, facts.gather(document_of(index), tree_of(axis))))
     return index
 
 
-def _together(action: Callable[[], None]) -> None:
+def _together(action: Callable[[], None], host: Tree) -> None:
     """Do something on every rank; if it fails anywhere, it fails everywhere with the reasons."""
     reason = None
     try:
@@ -183,6 +183,6 @@ def _together(action: Callable[[], None]) -> None:
     except Exception as error:  # whatever it is, the other ranks must learn of it
         reason = f"rank {dist.get_rank()}: {error}" if isinstance(error, Damaged) else (
             f"rank {dist.get_rank()}: {type(error).__name__}: {error}")
-    if facts.largest(reason is not None):
-        reasons = [each for each in facts.gather(reason) if each]
+    if facts.largest(reason is not None, host):
+        reasons = [each for each in facts.gather(reason, host) if each]
         raise SaveFailed("; ".join(dict.fromkeys(reasons)))

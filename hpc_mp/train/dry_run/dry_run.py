@@ -31,7 +31,7 @@ from hpc_mp.train.dry_run.recorder import Peak, Recorder, SentMessages
 from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
-from hpc_mp.train.engine.groups import Groups, build
+from hpc_mp.train.engine.groups import Groups, build, everyone
 from hpc_mp.train.engine.memory import state_bytes
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank.assemble import assemble
@@ -100,8 +100,9 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
     began, on_gpu = time.perf_counter(), spec.job.device != "cpu"
     schedule = schedule_of(spec)
     with _alone(rank, spec.ranks):
+        new = partial(_fake_group, rank)
         groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
-                       kv_copies(shape, spec.parallel.tensor), partial(_fake_group, rank), expert_cut(spec).shards)
+                       everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
         with FakeTensorMode():
             engine, step = stepped(spec, shape, groups, schedule)
             return DryRun(
@@ -176,10 +177,9 @@ def _slab_bytes(data: DataAxis) -> int:
 
 def _axes(groups: Groups) -> Iterator[tuple[str, tuple[str, int]]]:
     """The name that torch gives each group of this rank, the axis, and how many ranks it has."""
-    world = dist.group.WORLD
-    assert world is not None
-    yield world.group_name, ("world", world.size())
-    axes = {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "ends", "kv", "expert")}
+    axes = {} if groups.world.through_host else {"world": groups.world.block}
+    axes |= {"block of the world": groups.host.block, "blocks of the world": groups.host.heads}
+    axes |= {name: getattr(groups, name) for name in ("tensor", "context", "shard", "replicate", "ends", "kv", "expert")}
     axes |= {"shard of experts": groups.experts.shard, "replicate of experts": groups.experts.replicate}
     for name, axis in axes.items():
         if axis.group is not None:

@@ -29,7 +29,7 @@ class OpenSockets:
     """Connections of a rank once all groups are made.
 
     Attributes:
-        gloo: one to each other rank of every group that gloo connects, and in the world's to those that this rank talks to.
+        gloo: one to each other rank of every group that gloo connects.
         store: to the rendezvous; rank 0's holds one for each rank and its own.
         heartbeat: between the nodes' first ranks and rank 0.
         descriptors: all of these, and what gloo opens besides.
@@ -78,23 +78,14 @@ def open_sockets(groups: Groups, placement: Placement, rank: int, timeout: float
     sizes = [axis.size for axis in (groups.tensor, groups.shard, groups.replicate, groups.ends, groups.kv, groups.expert,
                                      groups.experts.shard, groups.experts.replicate) if axis.size > 1]
     sizes += [2] * len(groups.channels.groups)
-    by_gloo = sizes if groups.channels.through_host else []  # the world's group has gloo beside NCCL
-    devices = 2 if by_gloo else 1  # the world's is one of its own
-    gloo, store = _spoken_to(world, rank) + sum(size - 1 for size in by_gloo), world + 1 if rank == 0 else 1
+    facts = [axis.size for axis in (groups.host.block, groups.host.heads) if axis.size > 1]  # over gloo, beside NCCL too
+    by_gloo = facts + sizes if groups.channels.through_host else facts
+    gloo, store = sum(size - 1 for size in by_gloo), world + 1 if rank == 0 else 1
     beating = bool(timeout) and nodes > 1
     first = placement.ranks[rank].local_rank == 0 and placement.ranks[rank].node != placement.ranks[0].node
     heartbeat = (nodes - 1 if rank == 0 else int(first)) if beating else 0
-    return OpenSockets(gloo, store, heartbeat, gloo + store + heartbeat + DEVICE * devices,
+    return OpenSockets(gloo, store, heartbeat, gloo + store + heartbeat + (DEVICE if gloo else 0),
                        0 if groups.channels.through_host else 1 + len(sizes))
-
-
-def _spoken_to(world: int, rank: int) -> int:
-    """Ranks that one exchanges messages with in the world: rank 0, by way of which facts go to all, and those at powers of
-    two of ranks from here, which gloo's barriers and broadcasts connect."""
-    if rank == 0:
-        return world - 1
-    steps = [1 << power for power in range((world - 1).bit_length())]
-    return len({0, *((rank + step) % world for step in steps), *((rank - step) % world for step in steps)} - {rank})
 
 
 def loading(spec: JobSpec, shape: ModelShape, engine: Engine, rank: int) -> Loading:

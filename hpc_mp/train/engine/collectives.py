@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_mp.train.engine.groups import Axis
+from hpc_mp.train.engine.groups import Axis, Tree
 
 # torch 2.13's names, or the earlier ones
 GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -83,22 +83,40 @@ def reduce_scatter(into: Tensor, whole: Tensor, axis: Axis) -> Running:
     return Running(work, sum_up)
 
 
-def known_to_all(values: Tensor, axis: Axis) -> Tensor:
+def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
     """A few numbers of each rank, (n,), as (ranks, n), the same on all.
 
-    gloo sends them by way of the first rank: 2 messages per rank. Its all-gather is a ring of ranks - 1 messages per rank, each
-    of which waits for the one before.
+    gloo sends them up the tree and down again: 2 messages for most ranks. Its all-gather is a ring of ranks - 1 messages per
+    rank, each of which waits for the one before.
     """
-    everyone = values.new_empty(axis.size, *values.shape)
-    if axis.size == 1:
-        everyone[0] = values
-    elif axis.through_host:
-        ranks = list(everyone.unbind()) if axis.rank == 0 else None
-        dist.gather(values, ranks, group=axis.group, group_dst=0)
-        dist.broadcast(everyone, group=axis.group, group_src=0)
+    if ranks.size > 1 and not ranks.through_host:
+        everyone = values.new_empty(ranks.size, *values.shape)
+        GATHER(everyone.view(-1), values, group=ranks.block.group)
+        return everyone
+    blocks = -(-ranks.size // ranks.width)
+    everyone = values.new_empty(blocks, ranks.width, *values.shape)
+    block = _gathered(values, ranks.block, ranks.width)
+    if ranks.block.rank == 0:
+        everyone = _gathered(block, ranks.heads, blocks)
+    return told(everyone, ranks).flatten(0, 1)[:ranks.size]
+
+
+def told(values: Tensor, ranks: Tree) -> Tensor:
+    """The numbers of rank 0, which all others have as many of. Over gloo alone; ``values`` is overwritten."""
+    for axis in (ranks.heads, ranks.block):
+        if axis.size > 1:
+            dist.broadcast(values, group=axis.group, group_src=0)
+    return values
+
+
+def _gathered(values: Tensor, axis: Axis, width: int) -> Tensor:
+    """On the first rank of an axis what all have, (width, …): zeros behind the last one. The others get nothing of use."""
+    rows = values.new_zeros(width, *values.shape)
+    if axis.size > 1:
+        dist.gather(values, list(rows[:axis.size].unbind()) if axis.rank == 0 else None, group=axis.group, group_dst=0)
     else:
-        GATHER(everyone.view(-1), values, group=axis.group)
-    return everyone
+        rows[0] = values
+    return rows
 
 
 def shift(values: Tensor, axis: Axis) -> tuple[Tensor, Running]:

@@ -1,11 +1,12 @@
-"""gloo with one thread per rank that moves bytes, whatever the number of groups.
+"""gloo with one thread per rank that moves bytes, whatever the number of groups, and no socket that nobody needs.
 
 torch gives every group of gloo a device of its own, whose thread wakes a hundred times a second even when nothing comes. A rank
 of tensor 2 × pipeline 4 × data 32 has ten groups, and 256 such ranks on one machine hardly did anything but wake. Here all groups
 of a process share one device.
 
-The world's group has another: its ranks connect when they first talk to each other, which few of them do; else each of W ranks
-would open W sockets. The other groups connect at once: where two ranks both send first, gloo's late connections hang.
+torch also wants a default group of all ranks, in which gloo connects every one with every other. Here it has no back end: what
+all ranks tell each other goes along a ``groups.Tree``. (gloo can connect late, but with a device that several groups share, two
+ranks that both send first then wait for ever.)
 """
 
 from __future__ import annotations
@@ -18,29 +19,39 @@ from typing import Any
 import torch.distributed as dist
 
 GLOO = "gloo_of_groups"
-WORLD = "gloo_of_the_world"
+SILENT = "silent"  # of a default group that no message passes through
+
+
+class Silent(dist.ProcessGroup):
+    """All ranks, none connected: every message is torch's error that there is no back end."""
+
+    def _has_hooks(self) -> bool:
+        """torch asks when the group ends, and warns where there is no back end to ask."""
+        return False
 
 
 def register() -> None:
     """Make both back ends known to torch, by these names."""
-    for name, late in ((GLOO, False), (WORLD, True)):
+    makers: dict[str, Callable[..., Any]] = {GLOO: _connected, SILENT: _silent}
+    for name, maker in makers.items():
         if name.upper() not in dist.Backend._plugins:
-            dist.Backend.register_backend(name, _maker(late), devices=["cpu", "cuda"])
+            dist.Backend.register_backend(name, maker, devices=["cpu", "cuda"])
 
 
-def _maker(late: bool) -> Callable[..., dist.ProcessGroupGloo]:
-    def make(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
-        options: Any = _gloo()._Options()
-        options._devices, options._timeout = [_device(late)], timeout
-        return dist.ProcessGroupGloo(store, rank, size, options)
+def _silent(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Silent:
+    return Silent(rank, size)  # type: ignore[call-arg]  # torch's stubs know no constructor that Python may extend
 
-    return make
+
+def _connected(store: dist.Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroupGloo:
+    options: Any = _gloo()._Options()
+    options._devices, options._timeout = [_device()], timeout
+    return dist.ProcessGroupGloo(store, rank, size, options)
 
 
 @cache
-def _device(late: bool) -> Any:
+def _device() -> Any:
     """This process's own: it is made when a group first needs it."""
-    return _gloo().create_default_device(lazy_init=late)
+    return _gloo().create_default_device(lazy_init=False)
 
 
 def _gloo() -> Any:

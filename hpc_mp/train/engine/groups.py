@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
-from math import prod
+from math import isqrt, prod
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ from hpc_mp.layout.placement import Placement, normalize_order
 from hpc_mp.layout.schedule import Schedule
 from hpc_mp.train.engine import gloo
 
+ONE_BLOCK = 16  # ranks that rank 0 hears one by one
 AXES = ("pipeline", "replicate", "shard", "tensor")
 Payload = Literal["F", "B"]  # an activation, or the gradient of one
 Channel = tuple[int, int, Payload]  # from which place of the pipeline, to which, with what
@@ -39,6 +40,31 @@ class Axis:
     rank: int = 0
     group: dist.ProcessGroup | None = None
     through_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Ranks that tell each other a few numbers: by way of the first of each block of neighbours, and the first of these.
+
+    Attributes:
+        block: this rank's. A tree of one block is all that an axis needs that is no larger.
+        heads: the first ranks of all blocks, as they see themselves; the others never use it.
+        width: how many ranks the blocks have; the last one may have fewer.
+    """
+
+    size: int
+    rank: int
+    block: Axis
+    heads: Axis
+    width: int
+
+    @property
+    def through_host(self) -> bool:
+        return self.block.through_host
+
+
+def tree_of(axis: Axis) -> Tree:
+    return Tree(axis.size, axis.rank, axis, Axis(), axis.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +94,8 @@ class Groups:
     """All that a rank needs to talk to others.
 
     Attributes:
-        world: all ranks.
+        world: all ranks, for what their devices tell each other.
+        host: the same over gloo, for facts, which lie in host memory.
         pipeline: this rank's place in the pipeline.
         shard, replicate: the two halves of data × context: ranks with other parts of the same state, and with the same part.
         context: the ranks that share the tokens of each sample.
@@ -79,7 +106,8 @@ class Groups:
         kv: the ranks of the tensor axis that hold the same key-value heads, where these are fewer than its ranks.
     """
 
-    world: Axis
+    world: Tree
+    host: Tree
     tensor: Axis
     shard: Axis
     replicate: Axis
@@ -99,11 +127,12 @@ class Groups:
 
 def build(
     placement: Placement, shard_degree: int, device: torch.device, backend: str, schedule: Schedule, timeout: timedelta | None,
-    kv_copies: int = 1, new: NewGroup = dist.new_group, expert_shards: int = 1,
+    host: Tree, kv_copies: int = 1, new: NewGroup = dist.new_group, expert_shards: int = 1,
 ) -> Groups:
     """Make every group that this rank is in; all ranks call this at the same time.
 
     Args:
+        host: what ``everyone`` gives.
         timeout: how long a message of a step may take; None for torch's default.
         kv_copies: how many neighbours along the tensor axis hold the same key-value heads.
         expert_shards: over how many ranks with the same experts ZeRO shares out their state.
@@ -129,12 +158,22 @@ def build(
         blocks = grid.flatten(1, 2).unflatten(1, (-1, expert_shards, size))  # pipeline, replicate, shard, expert, tensor
         expert, *experts = (maker.axis(blocks.movedim(axis, -1).flatten(0, -2).tolist()) for axis in (3, 2, 1))
         more = {"expert": expert, "experts": StateAxes(*experts)}
-    return Groups(world(maker.through_host), tensor, shard, replicate, here, channels, data_rank, context, ends, kv, **more)
+    world = host if maker.through_host else tree_of(Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD))
+    return Groups(world, host, tensor, shard, replicate, here, channels, data_rank, context, ends, kv, **more)
 
 
-def world(through_host: bool = True) -> Axis:
-    """All ranks; on the host beside NCCL too, as rendezvous makes the default group."""
-    return Axis(dist.get_world_size(), dist.get_rank(), dist.group.WORLD, through_host)
+def everyone(timeout: timedelta | None = None, new: NewGroup = dist.new_group) -> Tree:
+    """All ranks, over gloo; all of them call this at the same time.
+
+    Args:
+        timeout: how long one may wait for the others; None for torch's default.
+        new: as for ``build``.
+    """
+    gloo.register()
+    size, maker = dist.get_world_size(), _Maker("gloo", timeout, new)
+    width = size if size <= ONE_BLOCK else isqrt(size - 1) + 1
+    blocks = [list(range(begin, min(begin + width, size))) for begin in range(0, size, width)]
+    return Tree(size, dist.get_rank(), maker.axis(blocks), maker.axis([[first for first, *_ in blocks]]), width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,8 +192,8 @@ def learning_rate(number: int, settings: OptimizerSettings) -> float:
 
 
 def _squared_norm(part: Tensor) -> Tensor:
-    """A float64 scalar, of (length,). The sum of a row keeps the digits of the part's own format (1e-9 of the whole in fp32, where
-    one sum over millions of squares keeps 1e-5), and no copy of the part in fp64 is made."""
+    """A float64 scalar, of (length,). The sum of a row keeps the digits of the part's own format (1e-9 of the whole in fp32,
+    where one sum over millions of squares keeps 1e-5), and no copy of the part in fp64 is made."""
     rows = part.numel() // NORM_ROW
     whole, rest = part[:rows * NORM_ROW].view(rows, NORM_ROW), part[rows * NORM_ROW:]
     norms = torch.cat((torch.linalg.vector_norm(whole, dim=1), torch.linalg.vector_norm(rest).view(1)))

@@ -149,12 +149,12 @@ def restore(
     now = Origin(model_fields(configuration, family.dropouts), spec.train.optimizer, tokens.tokenizer_sha256,
                  tokens.directory.name, spec.data.sequence_length, spec.train.seed, spec.data.documents)
     damaged: set[Path] = set()
-    while (found := facts.broadcast(_newest(spec, context, damaged))) is not None:
+    while (found := facts.broadcast(_newest(spec, context, damaged), context.everyone)) is not None:
         path = Path(found)
         context.log.say(f"going on from {path}")
         counters = _counters(path, now, spec, context)
         try:
-            checkpoint.load(path, engine.held())
+            checkpoint.load(path, engine.held(), context.everyone)
             engine.restored(counters.step - counters.skipped, counters.loss_scale if spec.train.precision == "fp16" else ())
             return counters
         except Damaged as damage:

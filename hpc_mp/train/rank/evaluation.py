@@ -104,7 +104,7 @@ class Evaluator:
 def last_evaluated(context: RankContext) -> int:
     """The step of the newest evaluation that the run directory holds, 0 for none. All ranks call this."""
     mine = read_records(context.run.evaluations, Evaluation) if context.who.rank == 0 else []
-    found: int = facts.broadcast(mine[-1].step if mine else 0)
+    found: int = facts.broadcast(mine[-1].step if mine else 0, context.everyone)
     return found
 
 

@@ -6,37 +6,36 @@ import json
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from hpc_mp.train.engine.collectives import known_to_all
-from hpc_mp.train.engine.groups import Axis, world
+from hpc_mp.train.engine.collectives import known_to_all, told
+from hpc_mp.train.engine.groups import Tree
 
 
-def gather(fact: Any, axis: Axis | None = None) -> list[Any]:
-    """The fact of every rank of the axis (default: of all), by rank. All of them call this; a fact is what JSON can hold."""
-    axis = axis or world()
+def gather(fact: Any, ranks: Tree) -> list[Any]:
+    """The fact of every rank of the tree, by rank. All of them call this; a fact is what JSON can hold."""
     mine = _encoded(fact)
-    device = torch.device("cpu") if axis.through_host else torch.device("cuda", torch.cuda.current_device())
-    sizes = known_to_all(torch.tensor([len(mine)], device=device), axis).flatten().tolist()
+    device = torch.device("cpu") if ranks.through_host else torch.device("cuda", torch.cuda.current_device())
+    sizes = known_to_all(torch.tensor([len(mine)], device=device), ranks).flatten().tolist()
     padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
     padded[:len(mine)] = mine.to(device)
-    return [_decoded(text[:size]) for text, size in zip(known_to_all(padded, axis), sizes, strict=True)]
+    return [_decoded(text[:size]) for text, size in zip(known_to_all(padded, ranks), sizes, strict=True)]
 
 
-def largest(number: int) -> int:
+def largest(number: int, host: Tree) -> int:
     """Of all ranks' numbers. All of them call this."""
-    return int(known_to_all(torch.tensor([number]), world()).max())
+    return int(known_to_all(torch.tensor([number]), host).max())
 
 
-def broadcast(fact: Any) -> Any:
+def broadcast(fact: Any, host: Tree) -> Any:
     """Rank 0's fact. All ranks call this; what the others give is not looked at."""
-    text = _encoded(fact) if dist.get_rank() == 0 else torch.empty(0, dtype=torch.uint8)
-    size = torch.tensor([len(text)])
-    dist.broadcast(size, 0)
-    if dist.get_rank() != 0:
-        text = torch.empty(int(size), dtype=torch.uint8)
-    dist.broadcast(text, 0)
-    return _decoded(text)
+    text = _encoded(fact) if host.rank == 0 else torch.empty(0, dtype=torch.uint8)
+    size = int(told(torch.tensor([len(text)]), host))
+    return _decoded(told(text if host.rank == 0 else torch.empty(size, dtype=torch.uint8), host))
+
+
+def barrier(host: Tree) -> None:
+    """Every rank has come here."""
+    largest(0, host)
 
 
 def _encoded(fact: Any) -> torch.Tensor:

@@ -16,6 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
+from hpc_mp.train.engine.groups import Tree
 from hpc_mp.train.rank.fencing import Fence, RunRemoved
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.rank_env import RankEnv
@@ -31,6 +32,7 @@ class RankContext:
     Attributes:
         attempt: counts the starts of the run, from 1.
         record: what a launcher that tells starts apart wrote down for this one; None without such a launcher.
+        host: all ranks; None until they have met.
     """
 
     who: RankEnv
@@ -41,6 +43,13 @@ class RankContext:
     record: AttemptRecord | None
     log: Log
     waits: Waits
+    host: Tree | None = None
+
+    @property
+    def everyone(self) -> Tree:
+        """All ranks, who have met."""
+        assert self.host is not None
+        return self.host
 
     @property
     def place(self) -> RankPlace:

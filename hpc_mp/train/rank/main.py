@@ -25,7 +25,7 @@ from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.train.data import HeldOut, Samples
 from hpc_mp.train.engine.engine import StepResult
-from hpc_mp.train.engine.groups import build, check_coordinates
+from hpc_mp.train.engine.groups import Tree, build, check_coordinates
 from hpc_mp.train.engine.memory import limit_bytes, peak_bytes, resident_noted, state_bytes
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.assemble import assemble, restore, tokens_of
@@ -91,13 +91,13 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         record_failure(begun.context(begun.run, begun.placement), error)
         return 2
     try:
-        store = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
+        store, host = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
     except dist.DistError as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
         record_failure(begun.context(begun.run, begun.placement), error)
         return 1
-    context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, store))
+    context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, store, host))
     context.log.capture()
     with ExitStack() as beating:
         beating.enter_context(noted(context.waits, context.run, context.attempt, spec.job.step_timeout))
@@ -109,7 +109,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
                                             spec.job.heartbeat_timeout, partial(_lost, context)))
             watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
             ended = _train(spec, shape, context, device, backend, store, stop, watchdog)
-            leave()
+            leave(host)
         except FencedOut:
             raise
         except Exception as error:  # every end of a rank is recorded, whatever its cause
@@ -121,9 +121,9 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
     return EXIT_STOPPED if ended.stopped else 0
 
 
-def leave() -> None:
+def leave(host: Tree) -> None:
     """Take leave of the others; gloo with sub-groups aborts at interpreter exit, so the caller ends with ``os._exit``."""
-    dist.barrier()
+    facts.barrier(host)
     dist.destroy_process_group()
 
 
@@ -139,7 +139,7 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     Raises:
         HpcMpError: the ranks' devices do not suit each other.
     """
-    everyone = [RankStart(**each) for each in facts.gather(asdict(rank_start(context, device)))]
+    everyone = [RankStart(**each) for each in facts.gather(asdict(rank_start(context, device)), context.everyone)]
     if context.who.rank == 0:
         announce(context.run, everyone)
     check_devices([(each.node, each.device) for each in everyone])
@@ -166,7 +166,7 @@ def _train(
 
     def stop_if_asked() -> None:
         asked()
-        reason = agree(stop)
+        reason = agree(stop, context.everyone)
         if reason is not None:
             raise Stopped(reason)
 
@@ -176,8 +176,8 @@ def _train(
         schedule = schedule_of(spec)
         timeout = timedelta(seconds=FIRST * spec.job.step_timeout) if spec.job.step_timeout else None
         groups = context.waits.together("the making of process groups", range(context.who.world), lambda: build(
-            context.placement, spec.shard_degree, device, backend, schedule, timeout, kv_copies(shape, spec.parallel.tensor),
-            expert_shards=expert_cut(spec).shards))
+            context.placement, spec.shard_degree, device, backend, schedule, timeout, context.everyone,
+            kv_copies(shape, spec.parallel.tensor), expert_shards=expert_cut(spec).shards))
         engine = assemble(spec, shape, groups, schedule, device)
         stop_if_asked()
         watchdog.now("load")
@@ -212,7 +212,7 @@ def _train(
     watchdog.now("first step")
     ended = trainer.train(counters, traced) if missing is None else TrainingEnd(counters.step, missing)
     watchdog.now("step")
-    dist.barrier()
+    facts.barrier(context.everyone)
     _conclude(context, ended.stopped, f"after step {ended.step}")
     return ended
 

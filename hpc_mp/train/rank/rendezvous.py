@@ -11,11 +11,13 @@ import torch.distributed as dist
 
 from hpc_mp.rundir import SECRET, AttemptRecord
 from hpc_mp.train.engine import gloo
+from hpc_mp.train.engine.groups import Tree, everyone
 from hpc_mp.train.rank.proof import SignedKeys, digest
 from hpc_mp.train.rank.rank_env import RankEnv
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet
 LATER = timedelta(seconds=10)  # rank 0, which knows who is missing, shall speak first
+DEFAULT = {"gloo": gloo.SILENT, "cpu:gloo,cuda:nccl": "cuda:nccl"}  # back end of the ranks' messages -> of the default group
 NAMED = 8  # missing ranks, in words
 FILES_TIMEOUT = timedelta(hours=24)  # rank 0 may have terabytes to tokenize, or a checkpoint of terabytes to verify
 
@@ -54,8 +56,8 @@ def rendezvous(record: AttemptRecord | None, environ: Mapping[str, str] = os.env
                       int(listening) if listening else None, environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True")
 
 
-def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = START_TIMEOUT) -> SignedKeys:
-    """Wait for all ranks and make the default process group; returns this start's own keys of the store.
+def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = START_TIMEOUT) -> tuple[SignedKeys, Tree]:
+    """Wait for all ranks and make the default process group; returns this start's own keys of the store, and all ranks.
 
     torch's store counts whoever connects as one of the ranks; so nobody waits for its count, and each rank says itself that it is
     here. In the default group ranks wait for each other's files too (``FILES_TIMEOUT``); a rank that hangs while it computes
@@ -76,9 +78,8 @@ def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = STA
     keys = SignedKeys(dist.PrefixStore("own", store), where.secret)
     _gather(who, keys, timeout)
     gloo.register()
-    dist.init_process_group(backend.replace("gloo", gloo.WORLD), store=store, rank=who.rank, world_size=who.world,
-                            timeout=FILES_TIMEOUT)
-    return keys
+    dist.init_process_group(DEFAULT[backend], store=store, rank=who.rank, world_size=who.world, timeout=FILES_TIMEOUT)
+    return keys, everyone(FILES_TIMEOUT)
 
 
 def _gather(who: RankEnv, keys: SignedKeys, timeout: timedelta) -> None:

@@ -27,7 +27,7 @@ from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.data import Samples, positions
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
-from hpc_mp.train.engine.groups import Groups
+from hpc_mp.train.engine.groups import Groups, Tree
 from hpc_mp.train.engine.memory import peak_bytes
 from hpc_mp.train.engine.optimizer import learning_rate
 from hpc_mp.train.engine.readback import to_device
@@ -151,7 +151,7 @@ class Trainer:
             if stop or due:
                 failed = self._save(reached)
                 self._between_steps()
-                stop = stop or agree(self.stop)  # who asked while this was saved waits for no other step
+                stop = stop or agree(self.stop, self.groups.host)  # who asked while this was saved waits for no other step
             ended = TrainingEnd(step + 1, stop if step + 1 < settings.steps else missing)
             if stop:
                 break
@@ -272,9 +272,9 @@ def evaluation_is_due(spec: JobSpec, step: int) -> bool:
     return bool(spec.evaluate.files) and (step == spec.train.steps or (every > 0 and step % every == 0))
 
 
-def agree(flag: StopFlag) -> str | None:
+def agree(flag: StopFlag, host: Tree) -> str | None:
     """Why the run must stop, on all ranks alike; None when none of them has a reason. All ranks call this."""
-    return REASONS.get(facts.largest(int(flag.reason)))
+    return REASONS.get(facts.largest(int(flag.reason), host))
 
 
 def write_trace(path: Path, trace: RankTrace) -> None:

@@ -41,7 +41,7 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
     device, backend = choose_device(spec.job.device, RankEnv(0, 1, 0, node_name(), "no launcher"), 1)
     schedule = build("breadth_first", 1, 1, len(STAGES), "last")
     with _alone(backend):
-        alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None)
+        alone = groups.build(place(Degrees(1, 1, 1), "DPT", 1), 1, device, backend, schedule, None, groups.everyone())
         engine = _engine(spec, shape, schedule, alone, device)
         kept = [0] * len(STAGES)
         engine.pipeline.perform["F"] = partial(_noted, engine, kept, engine.pipeline.perform["F"])

@@ -211,8 +211,10 @@ def _note(waits: Waits, run: RunDirectory, attempt: int, period: float, done: th
 
 
 def stack() -> traceback.StackSummary:
-    """Of the main thread, from any."""
-    return traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
+    """Of the main thread, from any. Source lines are read when somebody prints them: where a rank stands can be told without."""
+    frames = traceback.walk_stack(sys._current_frames()[threading.main_thread().ident or 0])
+    innermost_first = traceback.StackSummary.extract(frames, lookup_lines=False)
+    return traceback.StackSummary.from_list(innermost_first[::-1])
 
 
 def place(frames: Sequence[traceback.FrameSummary]) -> str:
