@@ -1,6 +1,7 @@
 """Pipeline schedules as data: actions, generators, tables, validator, simulation, partition, drawing. Pure Python."""
 
 from hpc_mp.layout.schedule.actions import Action, Kind, Schedule
+from hpc_mp.layout.schedule.arrivals import arrivals
 from hpc_mp.layout.schedule.complete import Reduce, build
 from hpc_mp.layout.schedule.of_job import check_schedule, schedule_of
 from hpc_mp.layout.schedule.partition import most_stages, partition
@@ -16,6 +17,7 @@ __all__ = [
     "Residency",
     "Schedule",
     "Timeline",
+    "arrivals",
     "build",
     "check_schedule",
     "most_stages",

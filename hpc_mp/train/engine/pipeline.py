@@ -1,14 +1,15 @@
 """The pipeline driver: it executes one rank's action list of a schedule, whatever the schedule is.
 
-Receives are posted where the schedule says (one compute action ahead) and waited for by their consumer; sends are never waited
-for before the end of the step. Every pair of ranks has a communicator for each direction and payload, so that a message waits for
-none but those before it between the same two.
+Receives are posted where the schedule says (one compute action ahead) and waited for by their consumer. What is sent is let go
+where the schedule proves that it has arrived (``layout/schedule/arrivals.py``), at the end of the step at the latest; of many a
+message NCCL says so earlier, gloo of none. Every pair of ranks has a communicator for each direction and payload, so that a
+message waits for none but those before it between the same two.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule
+from hpc_mp.layout.schedule import Action, Chunk, Residency, Schedule, arrivals
 from hpc_mp.train.engine.activations import Activations, ChunkActivations, SavedStorage
 from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.dropout import DropoutClock, Moment
@@ -81,7 +82,7 @@ class _Step:
     put_off: dict[Chunk, WeightGradients] = field(default_factory=dict)
     noted: dict[Chunk, list[SavedStorage]] = field(default_factory=dict)  # what they hold
     arriving: dict[tuple[Payload, int, int], _Arrival] = field(default_factory=dict)
-    sending: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
+    sending: dict[Action, list[tuple[dist.Work, Tensor]]] = field(default_factory=dict)  # what has not arrived yet
     loss: Tensor | None = None
     count: Tensor | None = None
     most_held: int = 0
@@ -138,6 +139,7 @@ class Pipeline:
         self.activations = Activations(device)
         self._anchor = torch.empty(0, device=device, requires_grad=True)
         self.last = len(schedule.placement) - 1
+        self.arrived = arrivals(schedule, self.rank)
         self.reducing = {(action.stage, action.microbatch) for action in self.actions if action.kind == "REDUCE"}
         self.perform: dict[str, Callable[[_Step, Action], None]] = {
             "F": self._forward, "B": self._backward, "I": self._input_backward, "W": self._weight_backward,
@@ -172,8 +174,7 @@ class Pipeline:
                 self._traced(step, action)
             else:
                 self.perform[action.kind](step, action)
-        for sent, _ in step.sending:
-            sent.wait()
+        self._let_go(step, tuple(step.sending))
         nothing = torch.zeros((), device=self.device)
         return Passed((nothing if step.loss is None else step.loss).double(), nothing if step.count is None else step.count,
                       step.spans, step.most_held, self.activations.most_here, self.activations.most_away)
@@ -203,7 +204,7 @@ class Pipeline:
         section = self.sections[stage]
         step.work.enter(m)
         self.clock.set(step.work.moment(m))
-        received = self._taken(step, "F", stage, m) if stage > 0 else {}
+        received = self._taken(step, "F", action) if stage > 0 else {}
         if torch.is_grad_enabled():
             found = step.found[chunk] = {}
             received = {name: _Inlet.apply(self._anchor, tensor, name, found) for name, tensor in received.items()}
@@ -273,7 +274,7 @@ class Pipeline:
             loss = step.losses.pop(chunk)
             outputs, gradients = [loss], [step.work.loss_scale().to(loss.dtype)]
         else:
-            made, wanted = step.roots.pop(chunk), self._taken(step, "B", stage, m)
+            made, wanted = step.roots.pop(chunk), self._taken(step, "B", action)
             outputs, gradients = list(made.values()), [wanted[name] for name in made]
         with self.sections[stage].precision.computing():
             torch.autograd.backward(outputs, gradients)
@@ -288,10 +289,10 @@ class Pipeline:
         self.data.reduce(action.stage)
 
     def _send_output(self, step: _Step, action: Action) -> None:
-        self._send(step, step.outputs.pop((action.stage, action.microbatch)), action.stage + 1, "F")
+        self._send(step, action, step.outputs.pop((action.stage, action.microbatch)), action.stage + 1, "F")
 
     def _send_gradient(self, step: _Step, action: Action) -> None:
-        self._send(step, step.gradients.pop((action.stage, action.microbatch)), action.stage - 1, "B")
+        self._send(step, action, step.gradients.pop((action.stage, action.microbatch)), action.stage - 1, "B")
 
     def _post_input(self, step: _Step, action: Action) -> None:
         step.arriving["F", action.stage, action.microbatch] = self._receive(action.stage - 1, "F")
@@ -302,19 +303,29 @@ class Pipeline:
     def _is_here(self, stage: int) -> bool:
         return self.schedule.placement[stage] == self.rank
 
-    def _taken(self, step: _Step, payload: Payload, stage: int, microbatch: int) -> Boundary:
-        """What another stage made for this one, on this rank or another."""
-        key = payload, stage, microbatch
-        return step.local.pop(key) if key in step.local else step.arriving.pop(key).wait()
+    def _taken(self, step: _Step, payload: Payload, action: Action) -> Boundary:
+        """What another stage made for this computation, on this rank or another."""
+        key = payload, action.stage, action.microbatch
+        if key in step.local:
+            return step.local.pop(key)
+        taken = step.arriving.pop(key).wait()
+        self._let_go(step, self.arrived.get(action, ()))
+        return taken
 
-    def _send(self, step: _Step, tensors: Boundary, stage: int, payload: Payload) -> None:
+    def _let_go(self, step: _Step, sends: Iterable[Action]) -> None:
+        for send in sends:
+            for work, _ in step.sending.pop(send, ()):
+                work.wait()
+
+    def _send(self, step: _Step, action: Action, tensors: Boundary, stage: int, payload: Payload) -> None:
         place = self.schedule.placement[stage]
         group = self.channels.groups[self.rank, place, payload]
-        step.sending = [(work, tensor) for work, tensor in step.sending if not work.is_completed()]
+        step.sending = {send: sent for send, sent in step.sending.items() if not all(work.is_completed() for work, _ in sent)}
+        sending = step.sending[action] = []
         for name in self.boundary:
             tensor = tensors[name].detach().contiguous()
             tensor = tensor.cpu() if self.channels.through_host else tensor
-            step.sending.append((_posted(dist.isend(tensor, self.channels.ranks[place], group=group)), tensor))
+            sending.append((_posted(dist.isend(tensor, self.channels.ranks[place], group=group)), tensor))
 
     def _receive(self, stage: int, payload: Payload) -> _Arrival:
         place = self.schedule.placement[stage]

@@ -1,0 +1,53 @@
+"""Which messages have arrived, known from the schedule alone: the sender need not ask, nor keep them to the end of the step.
+
+Messages are sent while the computing goes on, and what is sent must stay as it is until it has arrived. A rank that waited for
+that would wait for its receiver, which may be busy with something else. A rank that asks the back end frees memory at moments
+that depend on the network, if it is told at all: a send of gloo is complete only when somebody has waited for it. But a rank gets
+messages too, and each of them proves that its sender had done what stands before it in its list of actions:
+
+    rank 0    F0  F1  F2  F3          B0          rank 1's B0 stands behind its F0, which has consumed what rank 0 sent: when
+    rank 1        F0  B0  F1  B1                  the gradient is there for rank 0's B0, the output of its F0 has arrived
+
+So a computation that consumes another rank's message proves the arrival of all that its rank has sent there and that was consumed
+before the message was made. Outputs are known to have arrived at the latest when their gradient comes; gradients with the next
+outputs, of which the last ones of a step have none behind them, and end with it. Under 1F1B a rank keeps as many sent messages as
+chunks, or one or two more, whatever the number of microbatches.
+
+Alone in its file because it is an argument of its own about schedules, which neither their validator nor the engine makes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+from hpc_mp.layout.schedule.actions import COMPUTE, Action, Message, Schedule, compute, consumed, produced
+
+
+def arrivals(schedule: Schedule, rank: int) -> Mapping[Action, tuple[Action, ...]]:
+    """What a rank knows to have arrived, and when.
+
+    Args:
+        schedule: complete and valid. Where an evaluation runs its forwards alone, what is said of them still holds.
+
+    Returns:
+        computation of the rank -> those of its sends whose arrival is proved once the computation's input is there, and by none
+        before. Sends that nothing proves are in none.
+    """
+    placement, stages = schedule.placement, schedule.stages
+    made: dict[Message | None, int] = {}  # a message -> where its sender's list has the computation that makes it
+    used: dict[Message | None, int] = {}  # where its receiver's list has the one that consumes it
+    for computations in compute(schedule):
+        for place, action in enumerate(computations):
+            made[produced(action, stages)] = used[consumed(action, stages)] = place
+    under_way: defaultdict[int, list[tuple[int, Action]]] = defaultdict(list)  # receiving rank -> (place of its use, send)
+    found: dict[Action, tuple[Action, ...]] = {}
+    for action in schedule.ranks[rank]:
+        if action.kind.startswith("SEND") and (sent := produced(action, stages)):
+            under_way[placement[sent.receiver]].append((used[sent], action))
+        elif action.kind in COMPUTE and (needed := consumed(action, stages)) and needed.travels(placement):
+            waiting, known = under_way[placement[needed.sender]], made[needed]
+            under_way[placement[needed.sender]] = [(place, send) for place, send in waiting if place > known]
+            if proved := tuple(send for place, send in waiting if place <= known):
+                found[action] = proved
+    return found
