@@ -98,10 +98,10 @@ def known_to_all(values: Tensor, ranks: Tree) -> Tensor:
     block = _gathered(values, ranks.block, ranks.width)
     if ranks.block.rank == 0:
         everyone = _gathered(block, ranks.heads, blocks)
-    return told(everyone, ranks).flatten(0, 1)[:ranks.size]
+    return from_first(everyone, ranks).flatten(0, 1)[:ranks.size]
 
 
-def told(values: Tensor, ranks: Tree) -> Tensor:
+def from_first(values: Tensor, ranks: Tree) -> Tensor:
     """The numbers of rank 0, which all others have as many of. Over gloo alone; ``values`` is overwritten."""
     for axis in (ranks.heads, ranks.block):
         if axis.size > 1:

@@ -6,8 +6,9 @@ the data axis owns. The module tree carries Hugging Face's names, so that ``name
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any, cast
@@ -70,11 +71,19 @@ class CausalModel:
     shape: ModelShape
 
     def skeleton(self) -> nn.Module:
-        """All of Hugging Face's modules, without values: stages take theirs from it, each once."""
+        """Modules of Hugging Face without values, as of a model of one layer. Stages take what is at its ends, each once."""
+        config = copy.copy(self.config)
+        config.num_hidden_layers = 1
         with torch.device("meta"):
-            whole = cast(nn.Module, AutoModelForCausalLM.from_config(self.config))
-        _check_table(self, whole)
+            whole = cast(nn.Module, AutoModelForCausalLM.from_config(config))
+        _check_table(self.family, replace(self.shape, layers=1), whole)
         return whole
+
+    def block(self, skeleton: nn.Module, layer: int) -> nn.Module:
+        """A layer's module, without values: a rank makes those of its stages alone."""
+        kind = type(skeleton.get_submodule(f"{self.family.blocks}.0"))
+        with torch.device("meta"):
+            return kind(skeleton.config, layer)
 
 
 def hugging_face_config(
@@ -139,7 +148,7 @@ class StageSection(nn.Module):
             self._build_embedding(whole)
         for layer in span.layers:
             path = f"{self.family.blocks}.{layer}"
-            block = whole.get_submodule(path)
+            block = model.block(whole, layer)
             self._cut(block, path)
             self._graft(path, block)
         if span.last:
@@ -363,13 +372,13 @@ class StageSection(nn.Module):
             self.context_axis.attach(attention, heads)
 
 
-def _check_table(model: CausalModel, whole: nn.Module) -> None:
+def _check_table(family: Family, shape: ModelShape, whole: nn.Module) -> None:
     """Raises RuntimeError when a family's table is not what transformers has."""
-    given = {weight.name: prod(weight.shape) for weight in model.family.all_weights(model.shape)}
+    given = {weight.name: prod(weight.shape) for weight in family.all_weights(shape)}
     found = {name: parameter.numel() for name, parameter in whole.named_parameters()}
     if given != found:
         different = sorted(dict(given.items() ^ found.items()))
-        raise RuntimeError(f"the table of {model.family.model_type} does not match transformers: {', '.join(different)}")
+        raise RuntimeError(f"the table of {family.model_type} does not match transformers: {', '.join(different)}")
 
 
 def _check_buffers(section: StageSection) -> None:

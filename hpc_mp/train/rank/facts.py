@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hpc_mp.train.engine.collectives import known_to_all, told
+from hpc_mp.train.engine.collectives import from_first, known_to_all
 from hpc_mp.train.engine.groups import Tree
 
 
@@ -29,8 +29,8 @@ def largest(number: int, host: Tree) -> int:
 def broadcast(fact: Any, host: Tree) -> Any:
     """Rank 0's fact. All ranks call this; what the others give is not looked at."""
     text = _encoded(fact) if host.rank == 0 else torch.empty(0, dtype=torch.uint8)
-    size = int(told(torch.tensor([len(text)]), host))
-    return _decoded(told(text if host.rank == 0 else torch.empty(size, dtype=torch.uint8), host))
+    size = int(from_first(torch.tensor([len(text)]), host))
+    return _decoded(from_first(text if host.rank == 0 else torch.empty(size, dtype=torch.uint8), host))
 
 
 def barrier(host: Tree) -> None:

@@ -79,9 +79,11 @@ class Log:
         sys.stderr = _Lines(self.own, sys.stderr)
         warnings.showwarning = lambda message, category, *rest, **more: self.warn(f"{category.__name__}: {message}")
         handler = _Handler(self)
-        logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+        # No level is set where it would change nothing: that makes Python forget what it knows of each of a thousand loggers.
+        logging.basicConfig(handlers=[handler], force=True)
         logging.getLogger("transformers").handlers = []
-        logging.getLogger("transformers.configuration_utils").setLevel(logging.ERROR)  # launch has shown its warnings
+        # Launch has shown this one's warnings.
+        logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
         logging.getLogger("transformers").propagate = True
 
 
