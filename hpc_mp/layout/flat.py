@@ -228,3 +228,16 @@ def stretches(sizes: tuple[int, ...], box: Box) -> Iterator[tuple[int, int]]:
     length = (last.stop - last.start) * strides[whole - 1]
     for at in product(*(range(part.start, part.stop) for part in box[:whole - 1])):
         yield sum(i * stride for i, stride in zip((*at, last.start), strides[:whole], strict=True)), length
+
+
+def pieces(shape: tuple[int, ...], most: int) -> Iterator[Box]:
+    """Rectangles that make up a tensor, in the order of its elements, each of no more than ``most`` of them."""
+    row = prod(shape[1:])
+    if row > most:
+        for at in range(shape[0]):
+            for rest in pieces(shape[1:], most):
+                yield slice(at, at + 1), *rest
+    elif row:
+        rows = most // row
+        for begin in range(0, shape[0], rows):
+            yield slice(begin, min(begin + rows, shape[0])), *(slice(0, size) for size in shape[1:])

@@ -30,7 +30,7 @@ from collections import Counter
 from hpc_mp.job import JobSpec
 from hpc_mp.layout.flat import FlatLayout, blocks_together, rank_units, stage_spans
 from hpc_mp.layout.models import ModelShape, TensorCut, expert_cut, family_of
-from hpc_mp.layout.offload import BUFFERS, buffer_elements
+from hpc_mp.layout.offload import BUFFERS, chunk_elements
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir.plan import StateBytes
 
@@ -80,7 +80,7 @@ def _bytes(spec: JobSpec, units: list[FlatLayout]) -> StateBytes:
     gradients = (sum(unit.part for unit in parted) + _whole(units, parted, 1)) * master
     optimizer = part * slots * master
     state_away = "optimizer" in spec.parallel.offload
-    buffers = BUFFERS * buffer_elements(unit.part for unit in units) * (slots + away) * master if away or state_away else 0
+    buffers = BUFFERS * chunk_elements(unit.part for unit in units) * (slots + away) * master if away or state_away else 0
     if not state_away:
         return StateBytes(parameters, gradients, optimizer + buffers, host=host)
     if spec.parallel.offload_directory is None:

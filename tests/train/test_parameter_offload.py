@@ -12,7 +12,9 @@ from exact import EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, OPTIMIZERS, TIED, Engine
 from layouts import job, layout, relaunch, run_engine, start
 from ranks import run_ranks
 
+from hpc_mp.layout import offload as layout_offload
 from hpc_mp.layout.models import read_shape, stage_layers
+from hpc_mp.layout.offload import CHUNK, GRAIN
 from hpc_mp.planner.device import Device, check_offload
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.rundir import read_json, read_lines
@@ -34,7 +36,7 @@ ALONE = [*layout(microbatches=2, zero=3)]  # one rank: all of a unit is its part
 
 def small_chunks() -> None:
     """Many chunks, the last of each unit shorter."""
-    optimizer_state.CHUNK = 1000
+    optimizer_state.chunk_elements = lambda parts: 1000
 
 
 def on_disk(place: Path) -> list[str]:
@@ -166,7 +168,7 @@ def test_the_predicted_state_is_what_ranks_hold(place: Path, name: str, model: s
 
 def test_bytes_are_those_of_the_table(place: Path) -> None:
     """By hand, for one rank: 4 bytes of masters and 2 that compute on the host, two blocks on the device while they run, and two
-    buffers, of two slots and a row for masters each."""
+    buffers of the shortest chunk, of two slots and a row for masters each."""
     shape, layers, plan = read_shape(job(place, GPT2)), (5,), dict[str, StateBytes]()
     for offload in ("none", PARAMETERS, BOTH):
         more = [] if offload == "none" else [offload]
@@ -175,12 +177,13 @@ def test_bytes_are_those_of_the_table(place: Path) -> None:
     block = 32 * 96 + 96 + 32 * 32 + 32 + 2 * 32 * 102 + 102 + 32 + 4 * 32 + 2  # the largest unit, and its padding
     assert plan["none"] == StateBytes(6 * part, 4 * part, 8 * part)
     assert (plan[PARAMETERS].host, plan[BOTH].host) == (6 * part, 14 * part)
-    assert plan[PARAMETERS].optimizer - 8 * part == plan[BOTH].optimizer == 2 * 3 * 4 * block
+    assert plan[PARAMETERS].optimizer - 8 * part == plan[BOTH].optimizer == 2 * 3 * 4 * GRAIN
     assert plan[PARAMETERS].parameters == plan[BOTH].parameters == 2 * 2 * block
 
 
 @pytest.mark.parametrize("offload", [BOTH, pytest.param(PARAMETERS, marks=pytest.mark.prove)])
-def test_a_dry_run_says_what_lies_where(place: Path, offload: str) -> None:
+def test_a_dry_run_says_what_lies_where(place: Path, monkeypatch: pytest.MonkeyPatch, offload: str) -> None:
+    monkeypatch.setattr(layout_offload, "GRAIN", CHUNK)  # a chunk for each unit: then there are no more counters of steps
     more = ['job.device="cpu"', 'train.precision="bf16"', *LAYOUTS["dp2 zero3"]]
     resident, away = (job(place, LLAMA, [*more, *each]) for each in ([], [offload]))
     there, here = (dry_run(spec, read_shape(spec), lay_out(spec), 0).step for spec in (resident, away))

@@ -136,13 +136,12 @@ def load(checkpoint: Path, held: Iterable[Held], host: Tree) -> None:
 
 
 def _share_out(state: State, replicas: Axis) -> None:
-    """Hand a rectangle that one replica has read to the others; NCCL sends from GPUs alone."""
-    values = state.held.values
-    sent = values.cuda() if values.device.type == "cpu" and not replicas.through_host else values
-    dist.broadcast(sent, group=replicas.group, group_src=state.owner)
-    if sent is not values:
-        values.copy_(sent)
-    state.held.release()
+    """Hand a rectangle that one replica has read to the others, a piece at a time; NCCL sends from GPUs alone."""
+    for values in state.part.pieces():
+        sent = values.cuda() if values.device.type == "cpu" and not replicas.through_host else values
+        dist.broadcast(sent, group=replicas.group, group_src=state.owner)
+        if sent is not values:
+            values.copy_(sent)
 
 
 def _states(held: Iterable[Held]) -> Iterator[State]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hpc_mp.layout.flat import Box, stretches
+from hpc_mp.layout.flat import Box, pieces, stretches
 from hpc_mp.rundir.checkpoint_index import (
     BLOCK,
     CheckpointIndex,
@@ -34,6 +34,7 @@ FORMATS: dict[str, torch.dtype] = {
 }
 NAMES = {dtype: name for name, dtype in FORMATS.items()}
 ALIGNED = 8  # bytes: the header is filled with blanks up to a multiple
+PIECE = 1 << 20  # bytes of a part that are copied at once: what lies on a disk or a GPU need not be in memory as a whole
 
 
 class Damaged(Exception):
@@ -45,14 +46,20 @@ class LocalPart:
     """A part of a whole tensor that this rank holds: under which name, of which shape the whole is, where the part lies.
 
     Attributes:
-        release: called whenever some of its values have been written or filled.
+        release: called with those of its values that have been written or filled.
     """
 
     name: str
     shape: tuple[int, ...]
     box: Box
     values: Tensor
-    release: Callable[[], None] = lambda: None
+    release: Callable[[Tensor], None] = lambda values: None
+
+    def pieces(self) -> Iterator[Tensor]:
+        """Its values, in their order, of which no more than ``PIECE`` bytes are in use at once."""
+        for box in pieces(tuple(self.values.shape), PIECE // self.values.element_size()):
+            yield self.values[box]
+            self.release(self.values[box])
 
 
 def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
@@ -72,8 +79,8 @@ def write_shard(path: Path, parts: Sequence[LocalPart]) -> CheckpointIndex:
             before = tensors[part.name].parts if part.name in tensors else ()
             here = StoredPart(path.name, hashed.size, *_rectangle(part.box))
             tensors[part.name] = StoredTensor(NAMES[part.values.dtype], part.shape, (*before, here))
-            hashed.write(_bytes(part.values))
-            part.release()
+            for some in part.pieces():
+                hashed.write(_bytes(some))
         os.fsync(file.fileno())
     return CheckpointIndex({path.name: hashed.end()}, tensors)
 
@@ -110,33 +117,29 @@ class ShardReader:
         filled = [0] * len(wanted)
         for _, _, number, stored in sorted(found, key=lambda each: each[:3]):
             part = wanted[number]
-            filled[number] += self._read_part(self._index.tensors[part.name].dtype, stored, part.box, part.values)
-            part.release()
+            filled[number] += self._read_part(self._index.tensors[part.name].dtype, stored, part)
         for part, elements in zip(wanted, filled, strict=True):
             if elements != part.values.numel():
                 raise Damaged(f"{part.name} is not there as a whole: {elements} of {part.values.numel()} elements are")
 
-    def _read_part(self, dtype: str, part: StoredPart, box: Box, into: Tensor) -> int:
-        """What a stored part has of the rectangle, some rows at a time; how many elements that is."""
-        common = _common(box, part)
+    def _read_part(self, dtype: str, stored: StoredPart, part: LocalPart) -> int:
+        """What a stored part has of a part, a piece at a time; how many elements that is."""
+        common = _common(part.box, stored)
         if common is None:
             return 0
-        first, *others = common
-        size = FORMATS[dtype].itemsize
-        row = size * prod(each.stop - each.start for each in others)
-        rows = max(1, BLOCK // row)
-        for begin in range(first.start, first.stop, rows):
-            some = (slice(begin, min(begin + rows, first.stop)), *others)
-            inside = tuple(slice(c.start - offset, c.stop - offset) for c, offset in zip(some, part.offsets, strict=True))
-            here = tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(some, box, strict=True))
-            shape = [c.stop - c.start for c in some]
-            buffer = bytearray(prod(shape) * size)
+        size, shape = FORMATS[dtype].itemsize, tuple(each.stop - each.start for each in common)
+        for piece in pieces(shape, PIECE // size):
+            some = [slice(c.start + each.start, c.start + each.stop) for c, each in zip(common, piece, strict=True)]
+            inside = tuple(slice(c.start - offset, c.stop - offset) for c, offset in zip(some, stored.offsets, strict=True))
+            into = part.values[tuple(slice(c.start - b.start, c.stop - b.start) for c, b in zip(some, part.box, strict=True))]
+            buffer = bytearray(into.numel() * size)
             view, done = memoryview(buffer), 0
-            for at, count in stretches(part.sizes, inside):
-                self._copy(part.file, part.begin + at * size, view[done:done + count * size])
+            for at, count in stretches(stored.sizes, inside):
+                self._copy(stored.file, stored.begin + at * size, view[done:done + count * size])
                 done += count * size
-            into[here].copy_(torch.frombuffer(buffer, dtype=FORMATS[dtype]).view(shape))
-        return prod(each.stop - each.start for each in common)
+            into.copy_(torch.frombuffer(buffer, dtype=FORMATS[dtype]).view(into.shape))
+            part.release(into)
+        return prod(shape)
 
     def _copy(self, name: str, begin: int, target: memoryview) -> None:
         """Bytes of a file from ``begin`` on, through checked blocks."""

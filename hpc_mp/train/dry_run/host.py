@@ -15,7 +15,7 @@ from hpc_mp.layout.models.weight_files import find, weight_files
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.checkpoint_index import BLOCK, INDEX
 from hpc_mp.train.checkpoint.checkpoint import SHARD, lists_stage, parts_to_write
-from hpc_mp.train.checkpoint.shard_file import shard_bytes
+from hpc_mp.train.checkpoint.shard_file import PIECE, shard_bytes
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.engine import Engine
 from hpc_mp.train.engine.groups import Groups
@@ -95,7 +95,7 @@ def loading(spec: JobSpec, shape: ModelShape, engine: Engine, rank: int) -> Load
     largest = max((each.values.nbytes for each in engine.held()), default=0)
     indexes = tuple(INDEX.format(stage=place) for place in range(spec.parallel.pipeline))
     return Loading(_weights(spec, family_of(shape.model_type), units), (SHARD.format(number=rank + 1), *indexes),
-                   values, BLOCK + min(BLOCK, largest))
+                   values, BLOCK + min(PIECE, largest))
 
 
 def _weights(spec: JobSpec, family: Family, units: Iterable[Unit]) -> tuple[str, ...] | None:
@@ -115,4 +115,4 @@ def saving(engine: Engine, groups: Groups, rank: int, on_gpu: bool) -> Saving:
     files = [SHARD.format(number=rank + 1)] if size else []
     if lists_stage(groups):
         files.append(INDEX.format(stage=groups.pipeline))
-    return Saving(tuple(files), size, max((part.values.nbytes for part in parts), default=0) if on_gpu else 0)
+    return Saving(tuple(files), size, min(PIECE, max((part.values.nbytes for part in parts), default=0)) if on_gpu else 0)

@@ -6,8 +6,7 @@ Both depend on a parameter's name and global index only, so every layout starts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from math import prod
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import cast
 
@@ -15,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from hpc_mp.layout.flat import Box
+from hpc_mp.layout.flat import Box, pieces
 from hpc_mp.layout.models import Family, Weight
 from hpc_mp.layout.models.weight_files import stored_parts, weight_files
 from hpc_mp.train.engine.counter_random import key_of, normal
@@ -37,22 +36,9 @@ def fill(units: Iterable[Unit], source: Source) -> None:
 
 def fill_part(target: Tensor, weight: Weight, box: Box, source: Source) -> None:
     """Give the part of a weight that lies in ``box`` its values, a few rows at a time."""
-    for some in _chunks(tuple(target.shape)):
+    for some in pieces(tuple(target.shape), CHUNK):
         there = tuple(slice(whole.start + part.start, whole.start + part.stop) for whole, part in zip(box, some, strict=True))
         target[some].copy_(source(weight, there))
-
-
-def _chunks(shape: tuple[int, ...]) -> Iterator[Box]:
-    """Rectangles that make up a tensor, each of no more than ``CHUNK`` elements or of one row of its last dimension."""
-    row = prod(shape[1:])
-    if row > CHUNK and len(shape) > 1:
-        for at in range(shape[0]):
-            for rest in _chunks(shape[1:]):
-                yield slice(at, at + 1), *rest
-    elif row:
-        rows = max(1, CHUNK // row)
-        for begin in range(0, shape[0], rows):
-            yield slice(begin, min(begin + rows, shape[0])), *(slice(0, size) for size in shape[1:])
 
 
 def drawn(seed: int, layers: int, initializer_range: float, padding: dict[str, int]) -> Source:

@@ -59,7 +59,7 @@ class Held:
         shape: of the whole.
         saved: whether this rank and its replicas have the part that is saved: another tensor rank or stage may hold it too.
         replicas: the ranks that hold the same, and ``of_experts``: whether they are others than those of most state.
-        release: to be called when ``values`` have been read or filled: what lies on a disk need not stay in memory.
+        release: to be called with a part of ``values`` that was read or filled: what lies on a disk need not stay in memory.
     """
 
     key: str
@@ -69,7 +69,7 @@ class Held:
     saved: bool
     replicas: Axis
     of_experts: bool
-    release: Callable[[], None]
+    release: Callable[[Tensor], None]
 
 
 class HomeMaker(Protocol):
@@ -137,9 +137,10 @@ class Optimizer:
             arrays = {"": unit.master} | {f"optimizer.{slot}.": values for slot, values in state[name].items()}
             for piece in unit.layout.pieces(unit.shard.rank):
                 for prefix, values in arrays.items():
+                    release = self.home.release if prefix else _stay
                     yield Held(prefix + piece.slot.weight.name, piece.slot.weight.shape, piece.box,
                                values[piece.begin:piece.begin + piece.size].view(piece.shape), self.saved(name, piece),
-                               unit.gradient.replicate, unit.layout.of_experts, self.home.release)
+                               unit.gradient.replicate, unit.layout.of_experts, release)
 
     def squared_norm(self) -> Tensor:
         """This rank's share of the squared L2 norm of all gradients, a float64 scalar: summed over all ranks it is whole. What
@@ -212,6 +213,10 @@ def _stretches(unit: Unit, kind: Callable[[Piece], bool]) -> Iterator[tuple[int,
         end = piece.begin + piece.size
     if end > begin:
         yield begin, end, last
+
+
+def _stay(values: Tensor) -> None:
+    """Parameters are in memory all the time."""
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

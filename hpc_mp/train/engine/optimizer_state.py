@@ -1,9 +1,9 @@
 """Where optimizer state lies between two steps: on the device, in the host's memory, or in a file on a disk.
 
 A home gives the optimizer turns. A turn is what is updated at once, with views of the state as it will be there by then. On the
-device there is one turn with everything. Elsewhere a turn has at most ``CHUNK`` elements, and the state streams through two
+device there is one turn with everything. Elsewhere a turn has at most ``chunk_elements``, and the state streams through two
 buffers: while one chunk is updated, the one before is written back and the next one is fetched. A chunk of a stretch begins at a
-multiple of ``CHUNK`` from where the stretch begins, so that vector instructions meet the same elements as without: the update is
+multiple of so many from where the stretch begins, so that vector instructions meet the same elements as without: the update is
 equal to the last bit. Masters in host memory stream too, in a row of the buffers beside those of the state.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from hpc_mp.layout.offload import BUFFERS, CHUNK, buffer_elements
+from hpc_mp.layout.offload import BUFFERS, chunk_elements
 from hpc_mp.train.engine.host_parameters import HostParts
 
 MASTER = "master"  # what a turn calls the parameters themselves, where they stream beside their state
@@ -76,8 +76,8 @@ class StateHome(Protocol):
     def arrays(self) -> Arrays:
         """All state, to be read or filled between two steps."""
 
-    def release(self) -> None:
-        """What has been read or filled in ``arrays`` need not stay in memory."""
+    def release(self, values: Tensor) -> None:
+        """This part of one of ``arrays`` has been read or filled: it need not stay in memory."""
 
 
 class OnDevice:
@@ -100,7 +100,7 @@ class OnDevice:
     def arrays(self) -> Arrays:
         return self._arrays
 
-    def release(self) -> None:
+    def release(self, values: Tensor) -> None:
         pass
 
 
@@ -114,13 +114,13 @@ class Chunk:
     stretches: tuple[Stretch, ...]
 
 
-def chunks(stretches: Iterable[Stretch]) -> Iterator[Chunk]:
-    """Stretches, cut at multiples of ``CHUNK`` from their beginnings; neighbours in a unit that fit are together."""
+def chunks(stretches: Iterable[Stretch], most: int) -> Iterator[Chunk]:
+    """Stretches, cut at multiples of ``most`` from their beginnings; neighbours in a unit that fit are together."""
     held: list[Stretch] = []
     for stretch in stretches:
-        for begin in range(stretch.begin, stretch.end, CHUNK):
-            cut = replace(stretch, begin=begin, end=min(begin + CHUNK, stretch.end))
-            if held and (held[0].unit != cut.unit or cut.end - held[0].begin > CHUNK):
+        for begin in range(stretch.begin, stretch.end, most):
+            cut = replace(stretch, begin=begin, end=min(begin + most, stretch.end))
+            if held and (held[0].unit != cut.unit or cut.end - held[0].begin > most):
                 yield _chunk(held)
                 held = []
             held.append(cut)
@@ -146,7 +146,7 @@ class Store(Protocol):
 
     def arrays(self) -> Arrays: ...
 
-    def release(self) -> None: ...
+    def release(self, values: Tensor) -> None: ...
 
 
 class Streamed:
@@ -165,8 +165,8 @@ class Streamed:
     ) -> None:
         self._masters = masters
         rows = (*shape.slots, MASTER) if masters else shape.slots
-        self._chunks = list(chunks(stretches))
-        elements = buffer_elements(shape.lengths.values())
+        elements = chunk_elements(shape.lengths.values())
+        self._chunks = list(chunks(stretches, elements))
         self._buffers = [torch.zeros(len(rows), elements, dtype=shape.dtype, device=device) for _ in range(BUFFERS)]
         self._of_state = [buffer[:len(shape.slots)] for buffer in self._buffers]
         self._store = open_store(shape, self._chunks, self._of_state)
@@ -206,8 +206,8 @@ class Streamed:
             part.bus.synchronize()  # the host may now fill them
         return self._store.arrays()
 
-    def release(self) -> None:
-        self._store.release()
+    def release(self, values: Tensor) -> None:
+        self._store.release(values)
 
     def _beside(self, number: int) -> AbstractContextManager[Any]:
         return torch.cuda.stream(self._streams[number]) if self._streams else nullcontext()

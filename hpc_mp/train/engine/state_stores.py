@@ -17,6 +17,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.offload import BUFFERS
 from hpc_mp.train.engine.optimizer_state import Arrays, Chunk, StateBytesAt, StateShape
 
+AROUND = 2 << 20  # bytes, at a multiple of them in a file: Linux may map all of them where one is looked at (a large folio)
+
 
 class MemoryStore:
     """Arrays that are there all the time."""
@@ -38,7 +40,7 @@ class MemoryStore:
     def arrays(self) -> Arrays:
         return self._arrays
 
-    def release(self) -> None:
+    def release(self, values: Tensor) -> None:
         pass
 
 
@@ -115,9 +117,14 @@ class FileStore:
         return {unit: {slot: torch.frombuffer(mapped, dtype=shape.dtype, count=length, offset=self._begins[unit, slot])
                        for slot in shape.slots} for unit, length in shape.lengths.items()}
 
-    def release(self) -> None:
-        if self._mapped is not None:
-            self._mapped.madvise(mmap.MADV_DONTNEED)  # of a shared mapping: what was changed stays in the file
+    def release(self, values: Tensor) -> None:
+        if self._mapped is None or not values.numel():
+            return
+        first = values.data_ptr() - torch.frombuffer(self._mapped, dtype=torch.uint8).data_ptr()
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(values.shape, values.stride(), strict=True))
+        begin, end = first // AROUND * AROUND, first + extent * values.element_size()
+        # The mapping is shared: what was changed stays in the file.
+        self._mapped.madvise(mmap.MADV_DONTNEED, begin, -(-(end - begin) // AROUND) * AROUND)
 
     def _length(self, number: int) -> int:
         return self._chunks[number].end - self._chunks[number].begin
