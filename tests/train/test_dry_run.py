@@ -136,6 +136,16 @@ def test_a_dry_run_is_what_ranks_do(tmp_path: Path, name: str, ranks: tuple[int,
             assert dry.sockets.descriptors == real[rank].opened
 
 
+def test_a_dry_run_needs_no_disk_for_what_lies_on_one(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    here, nowhere = (job(tmp_path, "gpt2", [ON_CPU, *layout(data=2, zero=1), 'parallel.offload=["optimizer"]',
+                                            f'parallel.offload_directory="{place}"']) for place in (disk, tmp_path / "nowhere"))
+    dry, real = dry_run(nowhere, read_shape(nowhere), lay_out(nowhere), 1), run_ranks(2, real_rank, here, tmp_path)[1]
+    assert dry.step == real.step and dry.step.state.disk > 0
+    assert (dry.saving.files[0], dry.saving.bytes) == real.saved
+
+
 def test_masks_of_separate_documents_are_one_for_each_microbatch_on_its_way(tmp_path: Path) -> None:
     length, samples = 512, 4
     longer = [f"model.config.n_positions={length}", f"data.sequence_length={length}"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -104,7 +104,7 @@ def dry_run(spec: JobSpec, shape: ModelShape, placement: Placement, rank: int) -
         groups = build(placement, spec.shard_degree, CPU, "cpu:gloo,cuda:nccl" if on_gpu else "gloo", schedule, None,
                        everyone(new=new), kv_copies(shape, spec.parallel.tensor), new, expert_cut(spec).shards)
         with FakeTensorMode():
-            engine, step = stepped(spec, shape, groups, schedule)
+            engine, step = _stepped_without_disk(spec, shape, groups, schedule)
             return DryRun(
                 placement.ranks[rank], spec.ranks, "cuda" if on_gpu else "cpu", engine.settings.layers,
                 tuple(schedule.stages_of(groups.pipeline)), step, tuple(sorted(axis for _, axis in _axes(groups))),
@@ -131,6 +131,16 @@ def stepped(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule
     return engine, DryStep(
         tuple(UnitElements(name, unit.layout.padded, unit.layout.part) for name, unit in units.items()), state, rest,
         recorder.peaks, tuple(recorder.sent()), result.most_held)
+
+
+def _stepped_without_disk(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule) -> tuple[Engine, DryStep]:
+    """No file is opened: optimizer state that would lie in one is that of fake tensors on the host."""
+    if spec.parallel.offload_directory is None:
+        return stepped(spec, shape, groups, schedule)
+    parallel = spec.parallel.model_copy(update={"offload_directory": None})
+    engine, step = stepped(spec.model_copy(update={"parallel": parallel}), shape, groups, schedule)
+    there = engine.optimizer.home.nbytes.host
+    return engine, replace(step, state=replace(step.state, host=step.state.host - there, disk=there))
 
 
 def _share(spec: JobSpec) -> Microbatches:
