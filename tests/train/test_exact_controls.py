@@ -45,7 +45,7 @@ def unsummed_router_gradient() -> None:
 def expert_of_another() -> None:
     """Two experts get each other's tokens, and their outputs come back to the right ones."""
     dispatch = experts.dispatch
-    experts.dispatch = lambda index, count: dispatch(torch.where(index < 2, 1 - index, index), count)
+    experts.dispatch = lambda index, *more: dispatch(torch.where(index < 2, 1 - index, index), *more)
 
 
 def forgotten_choice() -> None:
