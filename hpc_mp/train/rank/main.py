@@ -109,7 +109,7 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
                                             spec.job.heartbeat_timeout, partial(_lost, context)))
             watchdog = beating.enter_context(Watchdog(limits(spec.job), partial(die, context)))
             ended = _train(spec, shape, context, device, backend, store, stop, watchdog)
-            leave(host)
+            leave(host, backend)
         except FencedOut:
             raise
         except Exception as error:  # every end of a rank is recorded, whatever its cause
@@ -121,10 +121,12 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
     return EXIT_STOPPED if ended.stopped else 0
 
 
-def leave(host: Tree) -> None:
-    """Take leave of the others; gloo with sub-groups aborts at interpreter exit, so the caller ends with ``os._exit``."""
+def leave(host: Tree, backend: str) -> None:
+    """Take leave of the others. gloo with sub-groups aborts at interpreter exit, so the caller ends with ``os._exit``; that
+    closes its connections too, without waiting for each one's thread to wake."""
     facts.barrier(host)
-    dist.destroy_process_group()
+    if backend != "gloo":
+        dist.destroy_process_group()
 
 
 def _check_seat(context: RankContext, spec: JobSpec) -> None:
