@@ -77,6 +77,7 @@ class UnitGradient:
         self.kept = kept
         self.shared = list(_stretches(layout, shares))
         self.whole: Tensor | None = self.held if kept else None
+        self._views: dict[str, Tensor] = {}  # of ``whole``, by weight: each of them is asked for in every backward
         self.begun = False  # whether a sum has begun before its REDUCE
         self._announced, self._come = False, 0
         self._running = Running()
@@ -93,7 +94,10 @@ class UnitGradient:
         """Where the gradient of a slot adds up, in the slot's shape."""
         if self.whole is None:
             self.whole = self.slabs.take(self.layout.padded)
-        return self.whole[slot.begin:slot.begin + slot.size].view(slot.shape)
+        found = self._views.get(slot.weight.name)
+        if found is None:
+            found = self._views[slot.weight.name] = self.whole[slot.begin:slot.begin + slot.size].view(slot.shape)
+        return found
 
     def came(self) -> None:
         """A slot's gradient of this backward has been added."""
@@ -116,7 +120,7 @@ class UnitGradient:
             if self.shard.size == 1:
                 self._running = all_reduce(self.part, self.replicate)
         else:
-            self.whole = None
+            self.whole, self._views = None, {}
             self.slabs.send(reduce_scatter(self.part, whole, self.shard), whole)
 
     def reduce_replicas(self) -> None:
