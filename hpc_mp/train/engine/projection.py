@@ -48,6 +48,7 @@ class WeightGradients:
         if not self.split:
             self.work_off()
 
+    @torch.no_grad()  # behind a backward autograd is on again, and would keep these inputs in a graph that grows with every step
     def work_off(self) -> None:
         while self._waiting:
             projection, x, gradient = self._waiting.popleft()

@@ -1,0 +1,82 @@
+"""What a step allocates is free again when it is over: nothing that autograd has kept outlives it."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from layouts import job, layout, run_engine, write_text
+
+from hpc_mp.train.engine.engine import Engine
+from hpc_mp.train.engine.projection import WeightGradients
+
+STEPS, SETTLED, SEEN = 14, 4, 4  # steps in all, after how many of them a rank has all that it keeps, and how many are looked at
+MOST = 96 << 10  # bytes by which the heap may differ then, a step's losses and messages among them
+
+LAYOUTS = {
+    "1f1b": layout(pipeline=2),
+    "tp2": layout(tensor=2),
+    "zero_bubble": [*layout(pipeline=2), 'parallel.schedule="zero_bubble"'],
+    "tp2 zero_bubble": [*layout(tensor=2, pipeline=2), 'parallel.schedule="zero_bubble"'],
+    "zero_bubble_v": [*layout(pipeline=2), 'parallel.schedule="zero_bubble_v"'],
+    "dp2 zero2": [*layout(data=2), "parallel.zero=2"],
+    "dp2 zero3 full": [*layout(data=2), "parallel.zero=3", 'parallel.recompute="full"'],
+}
+
+
+class _Heap(ctypes.Structure):
+    """glibc's ``struct mallinfo2``, see mallinfo(3)."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")]
+
+
+def _allocated() -> int:
+    """Bytes that malloc has given to this process and not got back."""
+    mallinfo2 = ctypes.CDLL(None).mallinfo2
+    mallinfo2.restype = _Heap
+    heap = mallinfo2()
+    return int(heap.uordblks + heap.hblkhd)
+
+
+def _growth(directory: Path, overrides: Sequence[str], forget: bool = False) -> list[int]:
+    """Of each rank, from the most of some early steps to the least of the last ones: gloo's threads let go of messages late.
+    ``forget``: weight gradients are added with autograd on."""
+    write_text(directory)
+    spec = job(directory, "llama", [*overrides, f"train.steps={STEPS}"])
+
+    def before() -> None:
+        os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder keeps the last 2,000 messages, and grows until then
+        step, seen = Engine.step, []
+
+        def noted(self: Engine, *args: Any, **named: Any) -> Any:
+            gc.collect()  # of cycles, which Python frees when it comes to it
+            seen.append(_allocated())
+            (directory / f"heap-{os.environ['SLURM_PROCID']}").write_text(json.dumps(seen))
+            return step(self, *args, **named)
+
+        Engine.step = noted  # type: ignore[method-assign]
+        if forget:
+            WeightGradients.work_off = torch.enable_grad()(WeightGradients.work_off.__wrapped__)  # type: ignore[attr-defined,method-assign]
+
+    run_engine(spec, before)
+    heaps = [json.loads(file.read_text()) for file in directory.glob("heap-*")]
+    assert len(heaps) == spec.ranks
+    return [min(heap[-SEEN:]) - max(heap[SETTLED:SETTLED + SEEN]) for heap in heaps]
+
+
+@pytest.mark.parametrize("name", [
+    name if name in ("1f1b", "tp2 zero_bubble") else pytest.param(name, marks=pytest.mark.prove) for name in LAYOUTS])
+def test_the_heap_does_not_grow_with_steps(tmp_path: Path, name: str) -> None:
+    assert max(_growth(tmp_path, LAYOUTS[name])) < MOST
+
+
+def test_a_graph_that_grows_is_seen(tmp_path: Path) -> None:
+    assert max(_growth(tmp_path, LAYOUTS["zero_bubble"], forget=True)) > 2 * MOST
