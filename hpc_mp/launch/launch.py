@@ -16,7 +16,7 @@ from hpc_mp.job import JobSpec, load_array
 from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
-from hpc_mp.launch.model_check import check_model
+from hpc_mp.launch.model_check import ModelChecker, check_model
 from hpc_mp.launch.plan import JobPlan, compose, newest_run, origin_of
 from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
@@ -121,7 +121,7 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     """Check everything and render the job script; start and write nothing."""
     plans = plan_job(request)
     with _resumed(plans[0], request) as resumed:
-        _check_models(plans, listener)()
+        _check_models(plans, listener)(check_model)
         listener.say(describe(plans[0], BACKENDS[plans[0].where.place].target.title))
         run = resumed.run.path if resumed else next_run(plans[0].spec)
         others = (run.with_name(f"{int(run.name) + number:04d}") for number in range(1, len(plans)))
@@ -180,15 +180,15 @@ def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
         yield resumed
 
 
-def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[], None]:
-    """What asks transformers about the models: it imports transformers, which takes seconds."""
+def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[ModelChecker], None]:
+    """What asks transformers about the models."""
 
-    def check() -> None:
+    def check(ask: ModelChecker) -> None:
         for plan in plans:
             config = read_config(plan.given)
             resume = plan.given.checkpoint.resume
-            origin = origin_of(Path(resume)) if resume is not None else None
-            for text in check_model(config, plan.shape.vocabulary, origin):
+            origin = str(origin_of(Path(resume))) if resume is not None else None
+            for text in ask(config, plan.shape.vocabulary, origin):
                 listener.note(f"warning: {text}")
 
     return check

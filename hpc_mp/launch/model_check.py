@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ from hpc_mp.base.extras import REMEDY
 from hpc_mp.layout.models import family_of
 from hpc_mp.rundir.origin import TAKE_WEIGHTS, counters_of, first_difference, model_fields
 
+ModelChecker = Callable[[dict[str, Any], int, str | None], list[str]]
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def check_model(config: dict[str, Any], vocabulary: int, origin: Path | None = None) -> list[str]:
+def check_model(config: dict[str, Any], vocabulary: int, origin: str | None = None) -> list[str]:
     """Let transformers validate a configuration; returns warnings. Imports transformers, which takes 2 to 3 s.
 
     Where only the control half is installed, the one warning is that nobody has validated it.
@@ -42,7 +44,7 @@ def check_model(config: dict[str, Any], vocabulary: int, origin: Path | None = N
                          "mend that value") from None
     if origin is not None:
         now = model_fields(built.to_dict(), family_of(config["model_type"]).dropouts)
-        if difference := first_difference(counters_of(origin).origin, {"model": now}):
+        if difference := first_difference(counters_of(Path(origin)).origin, {"model": now}):
             raise HpcMpError(f"checkpoint.resume = {origin}", str(difference), TAKE_WEIGHTS)
     return [f"model.config.{key} = {config[key]} is beyond the vocabulary of {vocabulary}" for key in SPECIAL
             if isinstance(config.get(key), int) and not 0 <= config[key] < vocabulary]

@@ -15,7 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import load_job
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, watch
@@ -26,8 +28,27 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.records import StepMetrics, line_of
 
 ENTRY = "emulated:rank"
+NO_WARNING, A_WARNING = "emulated:no_warning", "emulated:a_warning"  # in place of what asks transformers
 if "LAG" in os.environ:
     sys.modules["__main__"].LAG_S = float(os.environ["LAG"])  # type: ignore[attr-defined]  # of the zygote that imports us
+
+
+def no_warning(*_: Any) -> list[str]:
+    return []
+
+
+def a_warning(*_: Any) -> list[str]:
+    return ["a warning"]
+
+
+def asked(what: str) -> Any:
+    """What the launcher asks of the zygote: every way in which a call can end."""
+    os.environ["LEFT"] = what
+    if what == "refuse":
+        raise HpcMpError("a value", "a rule", "a remedy")
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return {"left": what, "numbers": [1, 2.5]}[what]
 
 
 def rank(job_file: Path) -> int:

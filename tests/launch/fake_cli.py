@@ -20,6 +20,7 @@ sys.modules["hpc_mp.report.page"] = report
 hpc_mp.launch.backends.local.family_of = lambda _: SimpleNamespace(modules=())
 BACKENDS["local"] = dataclasses.replace(BACKENDS["local"],
                                         start=functools.partial(hpc_mp.launch.backends.local.start, entry=emulated.ENTRY))
+hpc_mp.launch.backends.local.CHECK = emulated.NO_WARNING
 hpc_mp.launch.launch.check_model = lambda *_, **__: []
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ from pathlib import Path
 import emulated
 import psutil
 import pytest
+from emulated import ENTRY
 from launching import environment, mark, marked, until
 
+from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd
-from hpc_mp.launch.emulator.emulator import Exit
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
 from hpc_mp.rundir import RunDirectory, create_run
 
 HERE = Path(__file__).parent
@@ -85,6 +88,30 @@ def test_a_module_that_cannot_be_imported_is_named(run: RunDirectory, mark: str,
     assert ended.exits == ()
     assert ended.broken == ("what ranks need cannot be imported "
                             "(ModuleNotFoundError: No module named 'a_library_that_is_not_there')")
+
+
+def test_the_launcher_has_functions_called_where_the_ranks_modules_are(run: RunDirectory, mark: str, tmp_path: Path) -> None:
+    with (Emulator((ENTRY.partition(":")[0],), environment(mark, DEED="tell")) as emulator, open(run.path / ".lock", "w") as lock,
+          socket.create_server(("127.0.0.1", 0)) as listener):
+        assert emulator.call("emulated:asked", "numbers") == [1, 2.5]
+        with pytest.raises(HpcMpError, match=r"a value: a rule\. A remedy\."):
+            emulator.call("emulated:asked", "refuse")
+        with pytest.raises(RunFailed, match="emulated:asked was killed by SIGSEGV"):
+            emulator.call("emulated:asked", "die")
+        with pytest.raises(RunFailed, match="KeyError: 'nothing'"):
+            emulator.call("emulated:asked", "nothing")
+        assert emulator.call("emulated:asked", "left") == "left"
+        rank = EmulatedRank(run.rank_log(0), {"SLURM_PROCID": "0", "MASTER_PORT": "1"})
+        emulator.start([rank], run.job, listener, lock.fileno(), ENTRY)
+        while emulator.running:
+            emulator.receive(None)
+    assert [end.code for end in emulator.exits] == [0] and emulator.broken is None
+    assert "LEFT" not in json.loads((run.path / "told-0.json").read_text())["environ"]  # what a call does leaves nothing behind
+
+    (tmp_path / "emulated.py").write_text("import a_library_that_is_not_there\n")
+    with (Emulator(("emulated",), environment(mark, tmp_path)) as emulator,
+          pytest.raises(RunFailed, match=r"cannot be imported .*a_library_that_is_not_there")):
+        emulator.call("emulated:asked", "numbers")
 
 
 def test_the_current_directory_is_not_on_the_path(run: RunDirectory, mark: str, tmp_path: Path,

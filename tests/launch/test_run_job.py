@@ -40,6 +40,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     local = functools.partial(hpc_mp.launch.backends.local.start, entry=emulated.ENTRY)
     monkeypatch.setitem(BACKENDS, "local", dataclasses.replace(BACKENDS["local"], start=local))
     monkeypatch.setattr(hpc_mp.launch.backends.local, "family_of", lambda _: SimpleNamespace(modules=()))
+    monkeypatch.setattr(hpc_mp.launch.backends.local, "CHECK", emulated.A_WARNING)
     monkeypatch.setattr(hpc_mp.launch.launch, "check_model", lambda *_, **__: ["a warning"])
     monkeypatch.setattr(hpc_mp.report.page, "write_report", lambda run: run.report)
     monkeypatch.setenv("DEED", "train")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.model_check import ModelChecker
 from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.resume import Resumed
 from hpc_mp.launch.submit.worker import SubmittedCall
@@ -24,14 +25,15 @@ class Launch:
         plans: one; several for an array, and only where the back end takes arrays.
         resumed: the run to go on with; None for a new one.
         wait: whether to wait for the end where the back end can leave a run alone.
-        check: the last check, to be called before anything is written. It takes seconds and raises HpcMpError.
+        check: the last check, to be called before anything is written, with what asks transformers: ``check_model``, or another
+            that has it called elsewhere. It takes seconds and raises HpcMpError.
         listener: is notified of where the run lies and how it goes.
     """
 
     plans: tuple[JobPlan, ...]
     resumed: Resumed | None
     wait: bool
-    check: Callable[[], None]
+    check: Callable[[ModelChecker], None]
     listener: Listener
 
     @property

@@ -8,6 +8,7 @@ import socket
 import sys
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
@@ -33,13 +34,14 @@ def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
     return as_given(spec, local_device(spec.job.device, spec.ranks))
 
 
+CHECK = "hpc_mp.launch.model_check:check_model"  # called where transformers is imported anyway
 TARGET = Target("emulated on this machine", outside, _gpus, in_script=False)
 
 
 def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     """Start every rank, follow them to their end and say what became of them.
 
-    The last check is made while the ranks' modules are imported.
+    The last check is made where the ranks' modules are imported.
 
     Args:
         entry: what a rank calls, ``"module:function"``.
@@ -56,7 +58,7 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)
     with ExitStack() as stack:
         emulator = stack.enter_context(Emulator(modules, environment))
-        launch.check()
+        launch.check(partial(emulator.call, CHECK))
         interrupts = stack.enter_context(Interrupts())
         run, number, lock = stack.enter_context(begin(plan, launch.resumed))
         listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))

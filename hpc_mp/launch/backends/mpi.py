@@ -16,6 +16,7 @@ from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
 from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.slurm_env import shared_environment
 from hpc_mp.launch.facts import ClusterFacts, outside
+from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.planner.device import Device
@@ -48,7 +49,7 @@ def start(launch: Launch) -> Outcome:
     Raises:
         HpcMpError: there is no mpirun, or none that we know; the run directory cannot be written.
     """
-    launch.check()
+    launch.check(check_model)
     environ = shared_environment(launch.plan.spec, os.environ, len(os.sched_getaffinity(0)), mpirun_environment())
     options = mpirun(launch.plan.spec)
     with begin(launch.plan, launch.resumed) as begun:

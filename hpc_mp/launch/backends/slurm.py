@@ -13,6 +13,7 @@ from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, 
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.archive import stage_environment
@@ -37,7 +38,7 @@ def start(launch: Launch) -> Outcome:
     Raises:
         HpcMpError: the run directory cannot be written.
     """
-    launch.check()
+    launch.check(check_model)
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
 
 

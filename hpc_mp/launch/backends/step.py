@@ -13,6 +13,7 @@ from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
+from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import Target
 from hpc_mp.launch.run_files import begin
 from hpc_mp.launch.staging.archive import stage_environment
@@ -32,7 +33,7 @@ def start(launch: Launch) -> Outcome:
     Raises:
         HpcMpError: the run directory cannot be written.
     """
-    launch.check()
+    launch.check(check_model)
     job_id = os.environ["SLURM_JOB_ID"]
     with begin(launch.plan, launch.resumed) as begun:
         stage_environment(launch.plan.spec, launch.listener, begun.run)

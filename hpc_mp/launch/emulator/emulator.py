@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
 ENTRY = "hpc_mp.train.rank.main:main"
 STDERR = 2
+NOT_IMPORTED = "what ranks need cannot be imported ({why})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,31 @@ class Emulator:
         self.running = True
         self.broken: str | None = None
 
+    def call(self, function: str, *arguments: Any) -> Any:
+        """What a function returns that the zygote calls, beside all that it has imported; before the ranks are started.
+
+        Args:
+            function: ``"module:function"``; its arguments and its result are what JSON can hold.
+
+        Raises:
+            HpcMpError: the function's own.
+            RunFailed: the imports failed, or the function did otherwise.
+        """
+        with suppress(ConnectionError):  # what became of the zygote is found below
+            self._channel.send({"call": function, "arguments": arguments})
+        try:
+            while not (events := self._channel.receive()):
+                pass
+        except EOFError:
+            self.running = False
+            raise RunFailed(f"the process that forks the ranks {ending(self._process.wait())}") from None
+        (event,) = events  # nothing else has been asked
+        if event["event"] == "refused":
+            raise HpcMpError(event["value"], event["rule"], event["remedy"])
+        if event["event"] != "answer":
+            raise RunFailed(event["why"] if event["event"] == "failed" else NOT_IMPORTED.format(why=event["why"]))
+        return event["value"]
+
     def start(
         self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket, lock: int, entry: str = ENTRY
     ) -> None:
@@ -100,7 +128,7 @@ class Emulator:
                     if event["event"] == "exit":
                         self.exits.append(Exit(event["rank"], event["code"], event["time"], event["ours"]))
                     else:
-                        self.broken = f"what ranks need cannot be imported ({event['why']})"
+                        self.broken = NOT_IMPORTED.format(why=event["why"])
         except EOFError:
             self.running = False
             if len(self.exits) < self._ranks and self.broken is None:

@@ -6,9 +6,13 @@ threads of OpenMP, rayon and CUDA do not survive one.
 Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a ``EventChannel`` as standard input. It says
 
     {"event": "broken", "why"}                            a module could not be imported
+    {"event": "answer", "value"}                          what a function has returned that it was asked to call
+    {"event": "refused", "value", "rule", "remedy"}       the HpcMpError that it raised instead
+    {"event": "failed", "why"}                            it ended otherwise
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
-and receives first ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
+It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
+It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
 the lock on the run, later ``{"command": "stop"}`` (SIGTERM to every rank) or ``{"command": "kill"}``. When the channel
 closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
 """
@@ -33,6 +37,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
 ORDERLY = (os.EX_OK, os.EX_TEMPFAIL)  # done, and stopped by a signal after saving
@@ -58,7 +64,9 @@ def main(modules: Sequence[str]) -> int:
         messages: list[dict[str, Any]] = []
         while not messages:
             messages = channel.receive()
-    except EOFError:
+            while messages and "call" in messages[0]:
+                answer(channel, messages.pop(0))
+    except (EOFError, BrokenPipeError):
         return 0  # the launcher refused the job, or gave up
     gc.freeze()  # a collection in a rank would else touch, and so copy, all that is shared: 90 MB per rank
     gc.enable()
@@ -69,6 +77,30 @@ def main(modules: Sequence[str]) -> int:
     os.close(channel.files[0])  # rank 0 has it; the lock stays open here and in every rank as long as one lives
     ranks.watch(commands)
     return 0
+
+
+def answer(channel: EventChannel, question: dict[str, Any]) -> None:
+    """Call a function in a process of its own, so that nothing of what it does stays in what ranks are forked from."""
+    zygote = os.getpid()
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        if status:
+            channel.send({"event": "failed", "why": f"{question['call']} {ending(os.waitstatus_to_exitcode(status))}"})
+        return
+    code = 1
+    try:
+        die_with(zygote)
+        try:
+            said = {"event": "answer", "value": pkgutil.resolve_name(question["call"])(*question["arguments"])}
+        except HpcMpError as error:
+            said = {"event": "refused", "value": error.value, "rule": error.rule, "remedy": error.remedy}
+        except Exception as error:
+            said = {"event": "failed", "why": f"{question['call']}: {type(error).__name__}: {error}"}
+        channel.send(said)
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def fork_rank(rank: int, order: dict[str, Any], listener: int) -> int:

@@ -13,12 +13,13 @@ from hpc_mp.train.engine.groups import Tree
 
 def gather(fact: Any, ranks: Tree) -> list[Any]:
     """The fact of every rank of the tree, by rank. All of them call this; a fact is what JSON can hold."""
-    mine = _encoded(fact)
-    device = torch.device("cpu") if ranks.through_host else torch.device("cuda", torch.cuda.current_device())
-    sizes = known_to_all(torch.tensor([len(mine)], device=device), ranks).flatten().tolist()
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    padded[:len(mine)] = mine.to(device)
-    return [_decoded(text[:size]) for text, size in zip(known_to_all(padded, ranks), sizes, strict=True)]
+    return [_decoded(text) for text in _texts(fact, ranks)]
+
+
+def on_first(fact: Any, ranks: Tree) -> list[Any]:
+    """As ``gather`` on rank 0; the others, which all call this too, get nothing and need not read what all have said."""
+    texts = _texts(fact, ranks)
+    return [_decoded(text) for text in texts] if ranks.rank == 0 else []
 
 
 def largest(number: int, host: Tree) -> int:
@@ -36,6 +37,16 @@ def broadcast(fact: Any, host: Tree) -> Any:
 def barrier(host: Tree) -> None:
     """Every rank has come here."""
     largest(0, host)
+
+
+def _texts(fact: Any, ranks: Tree) -> list[torch.Tensor]:
+    """The fact of every rank, by rank, as it was sent."""
+    mine = _encoded(fact)
+    device = torch.device("cpu") if ranks.through_host else torch.device("cuda", torch.cuda.current_device())
+    sizes = known_to_all(torch.tensor([len(mine)], device=device), ranks).flatten().tolist()
+    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
+    padded[:len(mine)] = mine.to(device)
+    return [text[:size] for text, size in zip(known_to_all(padded, ranks), sizes, strict=True)]
 
 
 def _encoded(fact: Any) -> torch.Tensor:

@@ -55,6 +55,9 @@ from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
 
+# A thread that waits for the interpreter wakes so often to ask for it: Python's 5 ms wake every watching thread of every rank for
+# nothing where ranks outnumber cores. The main thread gives it up in every operation of torch anyway.
+SWITCH_S = 0.1
 LINGER_S = 2 * GRACE_S  # in which a rank that lost another lives on, so that the heartbeat can say which node it was
 
 
@@ -65,6 +68,7 @@ def main(job_file: Path, stop: StopFlag | None = None) -> int:
         stop: made by a caller who wants no stop request to be lost while this module is imported.
     """
     stop = stop or StopFlag()
+    sys.setswitchinterval(SWITCH_S)
     faulthandler.enable()  # a segmentation fault leaves a stack trace in the rank's log
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # gloo connects every rank with every other, the store with all
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -141,11 +145,15 @@ def _introduce(context: RankContext, device: str) -> dict[int, str]:
     Raises:
         HpcMpError: the ranks' devices do not suit each other.
     """
-    everyone = [RankStart(**each) for each in facts.gather(asdict(rank_start(context, device)), context.everyone)]
-    if context.who.rank == 0:
-        announce(context.run, everyone)
-    check_devices([(each.node, each.device) for each in everyone])
-    return {place.node: each.node for place, each in zip(context.placement.ranks, everyone, strict=True)}
+    starts = [RankStart(**each) for each in facts.on_first(asdict(rank_start(context, device)), context.everyone)]
+    found: set[tuple[int, str, str]] = set()
+    if starts:
+        announce(context.run, starts)
+        found = {(place.node, each.node, each.device) for place, each in zip(context.placement.ranks, starts, strict=True)}
+    # All ranks read it, so that it is a line per node, not per rank.
+    seats: list[tuple[int, str, str]] = facts.broadcast(sorted(found), context.everyone)
+    check_devices([(name, device) for _, name, device in seats])
+    return {node: name for node, name, _ in seats}
 
 
 def _train(
