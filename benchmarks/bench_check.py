@@ -86,12 +86,12 @@ def side_by_side(name: str, size: int, ranks: int, rounds: int, rank: int) -> li
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
     from hpc_mp.doctor.bench.spec import BenchSpec
     from hpc_mp.planner.collectives import COLLECTIVES
-    from hpc_mp.train.rank.rank_env import Identity
+    from hpc_mp.train.rank.rank_env import RankEnv
     from hpc_mp.train.rank.rendezvous import Rendezvous
 
     spec = BenchSpec(name, "gloo", 1, ranks, (tuple(range(ranks)),), (size,))
     port = int(os.environ["MASTER_PORT"])
-    network = TorchNetwork(spec, Identity(rank, ranks, rank, "here", "bench_check"), Rendezvous("127.0.0.1", port, "check"))
+    network = TorchNetwork(spec, RankEnv(rank, ranks, rank, "here", "bench_check"), Rendezvous("127.0.0.1", port, "check"))
     this = COLLECTIVES[name]
     counts = this.counts(size, ranks, 4)
     buffers = allocate(network, counts)

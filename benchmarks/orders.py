@@ -21,10 +21,10 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.job import JobSpec, dump_job, resolve
-from hpc_mp.layout.models import layer_costs, read_shape
+from hpc_mp.layout.models import read_shape, stage_layers
 from hpc_mp.layout.placement import ORDERS
-from hpc_mp.layout.schedule.partition import stage_layers
-from hpc_mp.planner.order import settle_order
+from hpc_mp.planner.order import choose_rank_order
+from hpc_mp.planner.traffic import traffic_of
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # for tests/slurm_lab
 
@@ -52,10 +52,8 @@ def job(share: Path, name: str, workload: str, order: str, steps: int) -> JobSpe
 def settled(spec: JobSpec) -> tuple[JobSpec, str]:
     """The same job with its order in letters, and why it has these."""
     shape, p = read_shape(spec), spec.parallel
-    costs = layer_costs(shape, spec.data.sequence_length)
-    layers = stage_layers(p.partition, costs.blocks, p.pipeline, costs.embedding, costs.head)
-    order, why = settle_order(spec, shape, layers)
-    return spec.model_copy(update={"parallel": p.model_copy(update={"order": order})}), why
+    order = choose_rank_order(spec, traffic_of(spec, shape, stage_layers(spec, shape)))
+    return spec.model_copy(update={"parallel": p.model_copy(update={"order": order.letters})}), order.why
 
 
 def write(share: Path, workload: str, rounds: int, steps: int) -> str:

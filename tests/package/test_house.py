@@ -164,3 +164,42 @@ def test_the_table_of_decisions_leads_to_files() -> None:
 ])
 def test_a_row_that_leads_nowhere_would_be_seen(row: str, found: dict[str, list[str]]) -> None:
     assert lost(decided(f"# A\n\n## Where is … decided?\n| question | file |\n|---|---|\n{row}\n\n## B\n| x | y |\n")) == found
+
+
+# --- programs beside the package --------------------------------------------------------------------------------------
+
+BESIDE = ("benchmarks", "demo", "docs", "examples")  # no test runs all of them, so that a name may leave without a sound
+
+
+def imported_from(source: str) -> Iterator[tuple[str, str]]:
+    """(module, name) of every import of ours, wherever in the source it stands."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "hpc_mp":
+            yield from ((node.module, each.name) for each in node.names)
+
+
+def offered(module: str, name: str) -> bool:
+    """Whether a module, found without importing it, has a name: one of its own, one that it imports, or a module in it."""
+    place = ROOT.joinpath(*module.split("."))
+    if (place / f"{name}.py").exists() or (place / name / "__init__.py").exists():
+        return True
+    file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+    if not file.exists():
+        return False
+    stored = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+    return any(
+        isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
+        or isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        or isinstance(node, ast.alias) and (node.asname or node.name) == name for node in stored)
+
+
+def test_programs_beside_the_package_import_what_it_has() -> None:
+    files = [file for folder in BESIDE for file in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 10
+    assert [f"{file.relative_to(ROOT)}: {module}.{name}" for file in files
+            for module, name in imported_from(file.read_text(encoding="utf-8")) if not offered(module, name)] == []
+
+
+def test_an_import_of_nothing_would_be_seen() -> None:
+    (found,) = imported_from("def f():\n    from hpc_mp.planner.order import settle_order")
+    assert not offered(*found) and offered("hpc_mp.planner.order", "OrderCost") and offered("hpc_mp.planner", "order")
