@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -65,6 +66,14 @@ class Verbs(click.Group):
         command = importlib.import_module(f"hpc_mp.cli.{VERBS[verb][0]}").command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, with the nearest verb beside the one that there is not."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            near = get_close_matches(args[0], VERBS, n=1)
+            guess = f"Did you mean '{near[0]}'?" if near else "'hpc-mp --help' lists them."
+            ctx.fail(f"No such command '{args[0]}'. {guess}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for group, verbs in GROUPS.items():

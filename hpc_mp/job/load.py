@@ -24,6 +24,13 @@ from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.job.values import check_values
 
+_TOML = "a job file is TOML; `hpc-mp init` writes one"
+OTHERS = {  # what people give in place of a job file, by its suffix
+    **dict.fromkeys((".json", ".yaml", ".yml"), _TOML),
+    **dict.fromkeys((".sh", ".sbatch", ".slurm"), f"{_TOML}, and `hpc-mp lint` looks at job scripts"),
+    ".py": f"{_TOML}, with the model and the data in it",
+}
+
 
 def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
     """Read a job file.
@@ -96,7 +103,7 @@ def _parse(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise HpcMpError(value, f"is not valid TOML ({error})", "mend that line") from None
+        raise HpcMpError(value, f"is not valid TOML ({error})", OTHERS.get(path.suffix, "mend that line")) from None
     except ValueError:  # from Python's int
         raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
     except RecursionError:

@@ -188,9 +188,9 @@ def offered(module: str, name: str) -> bool:
         return False
     stored = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
     return any(
-        isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name
-        or isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
-        or isinstance(node, ast.alias) and (node.asname or node.name) == name for node in stored)
+        (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name == name)
+        or (isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name)
+        or (isinstance(node, ast.alias) and (node.asname or node.name) == name) for node in stored)
 
 
 def test_programs_beside_the_package_import_what_it_has() -> None:
