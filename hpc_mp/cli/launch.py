@@ -12,10 +12,18 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.base.text import loss_words
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cluster.slurm.releases import Version, parse_version
-from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, launch, preview
+from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, alone, launch, preview
 from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.summary import defaults
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
+
+
+# What would end the same way again, unless something is done before.
+MEND_FIRST = {
+    "memory": "let a rank hold less (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
+    "space": "make room",
+}
 
 
 @click.command(help="Plan, place, render and start a job.")
@@ -24,7 +32,7 @@ from hpc_mp.rundir.outcome import Outcome
               help="Slurm, or emulated nodes on this machine; auto says which it takes and why.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key: --set train.steps=20.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
-@click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line.")
+@click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line, and all defaults.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
 @click.option("--resume", is_flag=True, help="Go on with the newest run of this job, on this or another layout.")
 @click.option("--slurm-version", metavar="YEAR.MONTH", callback=lambda _context, _option, text: text and parse_version(text),
@@ -52,7 +60,7 @@ def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool 
     code = 0
     for element in outcome.elements:
         try:
-            code = max(code, _conclude(element, again(request, element.run), listener))
+            code = max(code, _conclude(element, alone(request, element.run, element.checkpoint), listener))
         except RunFailed as failed:
             listener.note(f"hpc-mp: {element.run}: {failed}")
             code = 1
@@ -70,6 +78,9 @@ def _print(shown: Preview, explain: bool, as_json: bool) -> None:
         for choice in shown.plans[0].resolution.keys:
             if choice.why:
                 click.echo(f"{choice.key} = {json.dumps(choice.value)}\n    {choice.why}")
+        click.echo("# defaults of the keys that the job file leaves out")
+        for section, values in defaults(shown.plans[0].given).items():
+            click.echo(f"[{section}] {values}")
     else:
         click.echo(shown.script.text, nl=False)
 
@@ -97,7 +108,8 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         raise RunFailed(cause.message)
     if cause is not None:
         log = f"its log:    {cause.log}\n" if cause.log else ""
-        raise RunFailed(f"{cause.message}\n{log}go on with: {go_on}")
+        first = MEND_FIRST.get(cause.kind)
+        raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}go on with: {go_on}")
     return 0
 
 

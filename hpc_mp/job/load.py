@@ -7,7 +7,7 @@ that reproduces the run.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import starmap
 from pathlib import Path
@@ -46,20 +46,22 @@ def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
 
 
 def load_array(
-    job: Path | JobSpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+    job: Path | JobSpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
+    before_arithmetic: Callable[[JobSpec], None] = lambda _: None,
 ) -> tuple[JobSpec, ...]:
     """The jobs of ``slurm.array``: each the file with that element's overrides. Without an array the one job.
 
     Args:
         job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
+        before_arithmetic: called with the job once each of its values is known to be right by itself.
 
     Raises:
-        HpcMpError: as ``load_job`` does, and for an element that changes more than its script can say.
+        HpcMpError: as ``load_job`` and ``before_arithmetic`` do, and for an element that changes more than its script can say.
     """
     written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True) if isinstance(job, JobSpec) else _parse(job)
     base = Path.cwd() if isinstance(job, JobSpec) else job.resolve().parent
     tree = under(defaults, written)
-    spec = _overridden(tree, overrides, base)
+    spec = _overridden(tree, overrides, base, before_arithmetic)
     for number, element in enumerate(spec.slurm.array):
         for key in element:
             if key.startswith(("job.", "slurm.", "environment.")) or "." not in key:
@@ -69,7 +71,7 @@ def load_array(
                  for element in spec.slurm.array) or (spec,)
 
 
-def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
+def resolve(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[JobSpec], None] = lambda _: None) -> JobSpec:
     """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
     check_values(tree)
     try:
@@ -77,6 +79,7 @@ def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
     except ValidationError as error:
         raise explain(error, JobSpec) from None
     spec = _absolute(spec, base)
+    before_arithmetic(spec)
     check_arithmetic(spec)
     return spec
 
@@ -110,8 +113,10 @@ def _parse(path: Path) -> dict[str, Any]:
         raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
 
 
-def _overridden(tree: Mapping[str, Any], overrides: Sequence[str], base: Path) -> JobSpec:
-    return resolve(reduce(_override, overrides, dict(tree)), base)
+def _overridden(
+    tree: Mapping[str, Any], overrides: Sequence[str], base: Path, before_arithmetic: Callable[[JobSpec], None] = lambda _: None
+) -> JobSpec:
+    return resolve(reduce(_override, overrides, dict(tree)), base, before_arithmetic)
 
 
 def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:

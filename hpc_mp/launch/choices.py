@@ -70,11 +70,15 @@ def slurm_gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
         return as_given(spec, Device(spec.job.device, "as the partition has it"))
     counted = any(kind.gpus for kind in partition.kinds)
     device: Asked = ("cuda" if counted else "cpu") if spec.job.device == "auto" else spec.job.device
+    why = "as the partition has it" if spec.job.device == "auto" else "as asked"
+    if device == "cuda" and not counted:
+        _check_uncounted(spec, facts, partition)
+        why = "as asked; the partition lists no GPU"
     form = _form(spec, facts, counted)
     chosen = ResolvedKey(TYPE, spec.slurm.gpu_type)
     if counted and device == "cuda" and form.value != "none":
         chosen = ResolvedKey(TYPE, _gpu_type(spec, partition), f"what partition {partition.name} has")
-    return GpuRequest(Device(device, "as the partition has it"), form, chosen)
+    return GpuRequest(Device(device, why), form, chosen)
 
 
 def _form(spec: JobSpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]:
@@ -85,6 +89,21 @@ def _form(spec: JobSpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]
     if facts.select in WITHOUT_TRES:
         return ResolvedKey(FORM, "gres", f"{facts.select} knows no --gpus-per-node")
     return ResolvedKey(FORM, "gpus-per-node", "the nodes of the partition list GPUs")
+
+
+def _check_uncounted(spec: JobSpec, facts: ClusterFacts, partition: SlurmPartition) -> None:
+    """Refuse GPUs of a partition that lists none, unless the whole site counts none. Raises HpcMpError."""
+    slurm, where = spec.slurm, f"partition {partition.name} lists no GPU"
+    elsewhere = ", ".join(facts.gpu_partitions)
+    choose = f"choose slurm.partition = {elsewhere}, which lists GPUs" if elsewhere else "choose a partition that lists GPUs"
+    if slurm.gpu_request not in ("auto", "none") or slurm.gpu_type is not None:
+        key = f"gpu_request = {slurm.gpu_request!r}" if slurm.gpu_request != "auto" else f"gpu_type = {slurm.gpu_type!r}"
+        raise HpcMpError(f"slurm.{key}", f"asks Slurm for GPUs, and {where}: it would never start",
+                         f'{choose}, or job.device = "cpu"')
+    if slurm.gpu_request == "auto" and elsewhere:
+        raise HpcMpError("job.device = 'cuda'", f"{where}, and Slurm counts those of {elsewhere}",
+                         f'{choose}, or job.device = "cpu"; where this partition has GPUs that Slurm does not count, set '
+                         'slurm.gpu_request = "none"')
 
 
 def _no_partition(spec: JobSpec, name: str, known: tuple[str, ...]) -> HpcMpError:

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.partition import PartitionLimits, partition_limits
 from hpc_mp.cluster.slurm.query import SlurmPartition, last_line, partition_names, partitions, until_silent, version
-from hpc_mp.cluster.slurm.records import find_record, find_settings
+from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import srun_options
 from hpc_mp.job import JobSpec
@@ -21,6 +22,9 @@ class ClusterFacts:
         version: of Slurm.
         cluster: its name.
         partition: the one that the job goes to; None also where it names several.
+        limits: of the partitions that the job and its components name, else of the default one.
+        rerouted: whether a plug-in of the site may send a job elsewhere that names no partition.
+        gpu_partitions: names of the partitions whose nodes list GPUs.
         unknown_partition: a name in the job that no partition has, hidden ones counted.
         partition_names: those to choose from, where there is such a name.
         cpus: that a job may use on each node of the partition (``CPUEfctv`` and ``MaxCPUsPerNode``, the least of them).
@@ -34,6 +38,9 @@ class ClusterFacts:
     version: Version | None = None
     cluster: str | None = None
     partition: SlurmPartition | None = None
+    limits: tuple[PartitionLimits, ...] = ()
+    rerouted: bool = False
+    gpu_partitions: tuple[str, ...] = ()
     unknown_partition: str | None = None
     partition_names: tuple[str, ...] = ()
     cpus: int | None = None
@@ -62,18 +69,21 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
         partition, unknown = _wanted(spec, seen), _unknown(spec, [one.name for one in seen], ask)
     except CommandFailed as error:
         silence = last_line(error)
-    nodes = [find_record("node", kind.nodes[0], ask) for kind in partition.kinds] if partition else []
-    most = find_record("partition", partition.name, ask).get("MaxCPUsPerNode") if partition else None
+    named = {name for words in _lists(spec) for name in words.split(",")}
+    limits = tuple(partition_limits(one, ask) for one in seen if one == partition or one.name in named)
+    own = next((each for each in limits if partition is not None and each.partition.name == partition.name), None)
     config = find_settings(ask)
-    cpus = [*_numbers(node.get("CPUEfctv") or node.get("CPUTot") for node in nodes), *_numbers([most])]
     return ClusterFacts(
         version=release or version(ask),
         cluster=config.get("ClusterName") or None,
         partition=partition,
+        limits=limits,
+        rerouted=bool(config.get("JobSubmitPlugins")),
+        gpu_partitions=tuple(one.name for one in seen if any(kind.gpus for kind in one.kinds)),
         unknown_partition=unknown,
         partition_names=tuple(one.name for one in seen) if unknown is not None else (),
-        cpus=min(cpus, default=None),
-        threads_per_core=max(_numbers(node.get("ThreadsPerCore") for node in nodes), default=1),
+        cpus=own.cpus if own else None,
+        threads_per_core=own.threads_per_core if own else 1,
         select=config.get("SelectType") or None,
         topology=config.get("TopologyPlugin") or None,
         srun_options=srun_options(ask) if spec.slurm.container else None,
@@ -100,11 +110,11 @@ def _unknown(spec: JobSpec, seen: Sequence[str], ask: Runner) -> str | None:
     """
     if "clusters" in spec.slurm.extra:  # it is another one's to know
         return None
-    lists = (spec.slurm.partition, *(component.partition for component in spec.slurm.components))
-    unseen = [name for words in lists if words for name in words.split(",") if name not in seen]
+    unseen = [name for words in _lists(spec) for name in words.split(",") if name not in seen]
     hidden = partition_names(ask) if unseen else ()
     return next((name for name in unseen if name not in hidden), None)
 
 
-def _numbers(texts: Iterable[str | None]) -> list[int]:
-    return [int(text) for text in texts if text and text.isdigit()]
+def _lists(spec: JobSpec) -> list[str]:
+    """The lists of partitions that the job and its components name."""
+    return list(filter(None, (spec.slurm.partition, *(component.partition for component in spec.slurm.components))))

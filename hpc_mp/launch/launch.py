@@ -17,10 +17,10 @@ from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
-from hpc_mp.launch.plan import JobPlan, compose, newest_run, origin_of
+from hpc_mp.launch.plan import JobPlan, asked_once, compose, newest_run, origin_of
 from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
-from hpc_mp.launch.run_files import next_run, script
+from hpc_mp.launch.run_files import next_runs, script
 from hpc_mp.launch.summary import describe
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
@@ -114,7 +114,10 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
             listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
             done = resumed.run.attempt()
             return conclude(Outcome(resumed.run.path, "completed", **figures(resumed.run, done)), done, listener.note)
-        return backend.start(Launch(plans, resumed, request.wait, _check_models(plans, listener), listener))
+        outcome = backend.start(Launch(plans, resumed, request.wait, _check_models(plans, listener), listener))
+        if plans[0].where.missed:
+            listener.say(f"ran       {backend.target.title}, not on a cluster: {plans[0].where.missed}")
+        return outcome
 
 
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
@@ -122,10 +125,13 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     plans = plan_job(request)
     with _resumed(plans[0], request) as resumed:
         _check_models(plans, listener)(check_model)
-        listener.say(describe(plans[0], BACKENDS[plans[0].where.place].target.title))
-        run = resumed.run.path if resumed else next_run(plans[0].spec)
-        others = (run.with_name(f"{int(run.name) + number:04d}") for number in range(1, len(plans)))
-        return Preview(plans, run, script(plans[0], run, *others))
+        backend = BACKENDS[plans[0].where.place]
+        listener.say(describe(plans[0], backend.target.title))
+        runs = next_runs(plans, resumed)
+        rendered = script(plans[0], *runs)
+        if backend.rehearse is not None:
+            listener.say(backend.rehearse(plans[0], rendered.text))
+        return Preview(plans, runs[0], rendered)
 
 
 def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
@@ -139,14 +145,16 @@ def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
     if request.on not in ON:
         raise HpcMpError(f"on = {request.on!r}", "is no back end", f"choose one of {', '.join(ON)}")
     project = request.job.absolute().parent if isinstance(request.job, Path) else Path.cwd()
-    elements = load_array(request.job, request.overrides, site_defaults(project))
     where, template = decide(request.on), find_template(project)
     backend = BACKENDS[where.place]
+    target = asked_once(backend.target)
+    elements = load_array(request.job, request.overrides, site_defaults(project),
+                          lambda spec: target.fits(spec, target.facts(spec, request.slurm_version)))
     if not backend.arrays:
         elements = elements[:1]
     resumed = newest_run(elements[0]) if request.resume else None
     earlier = read_plan(resumed) if resumed is not None else None
-    plans = tuple(replace(compose(given, where, backend.target, request.slurm_version, earlier, resumed), template=template)
+    plans = tuple(replace(compose(given, where, target, request.slurm_version, earlier, resumed), template=template)
                   for given in elements)
     check_array([plan.spec for plan in plans])
     data = elements[0].data
@@ -158,11 +166,18 @@ def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
 
 def again(request: LaunchRequest, run: Path) -> str:
     """The command that goes on with a run of this request. Values of variables are left out: they may be passwords."""
-    if isinstance(request.job, JobSpec):
-        return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), "--resume"])
     on = ["--on", request.on] if request.on != "auto" else []
+    if isinstance(request.job, JobSpec):
+        return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *on, "--resume"])
     return shlex.join(["hpc-mp", "launch", str(request.job), *on, *(f"--set={_shown(text)}" for text in request.overrides),
                        "--resume"])
+
+
+def alone(request: LaunchRequest, run: Path, saved: Path | None) -> str:
+    """The command that carries an element of an array on as a job of its own, from its checkpoint if it has one."""
+    on = ["--on", request.on] if request.on != "auto" else []
+    state = [f"--set=checkpoint.resume={run}"] if saved is not None else []
+    return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *on, "--set=slurm.array=[]", *state])
 
 
 def _shown(override: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -15,6 +15,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
 from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.fit import with_node_memory
 from hpc_mp.launch.render import ScriptTemplate
 from hpc_mp.launch.resume import rate_schedule
 from hpc_mp.layout.models import (
@@ -48,12 +49,27 @@ class Target:
         facts: asks the cluster, for a job and the release of Slurm to write for (None: the one found).
         gpus: what its ranks compute on, by the job and these facts. Both raise HpcMpError for what cannot be had.
         in_script: whether ranks are started by the job script, so that environment profiles and bad nodes count.
+        fits: raises HpcMpError for a job that could never start there.
     """
 
     title: str
     facts: Callable[[JobSpec, Version | None], ClusterFacts]
     gpus: Callable[[JobSpec, ClusterFacts], GpuRequest]
     in_script: bool
+    fits: Callable[[JobSpec, ClusterFacts], None] = lambda _spec, _facts: None
+
+
+def asked_once(target: Target) -> Target:
+    """The same target, which asks the cluster once for all jobs that say the same to Slurm: the elements of an array."""
+    known: dict[tuple[str, Version | None], ClusterFacts] = {}
+
+    def facts(spec: JobSpec, release: Version | None) -> ClusterFacts:
+        key = (spec.slurm.model_dump_json(), release)
+        if key not in known:
+            known[key] = target.facts(spec, release)
+        return known[key]
+
+    return replace(target, facts=facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +130,17 @@ def compose(
     order = choose_rank_order(known, traffic, measured)
     resolution = _resolution(given, shape, target, facts, gpus, measured, layers, order, resumed)
     spec = resolved(given, resolution.keys)
+    target.fits(spec, facts)
     placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
     held = state_bytes(shape, spec, layers.value)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
     check_offload(spec.parallel, gpus.device)
     on_cpu = gpus.device.kind == "cpu"  # whose memory is the host's
-    check_memory([each.total + on_cpu * each.host for each in state], gpus.device)
+    computes_on = with_node_memory(gpus.device, spec, facts, [rank.node for rank in placement.ranks])
+    check_memory([each.total + on_cpu * each.host for each in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
                      chunk_counts(spec))
-    return JobPlan(given, resolution, spec, where, shape, placement, gpus.device, record, facts, measured=measured)
+    return JobPlan(given, resolution, spec, where, shape, placement, computes_on, record, facts, measured=measured)
 
 
 def newest_run(given: JobSpec) -> RunDirectory | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple
@@ -27,6 +28,26 @@ def next_run(spec: JobSpec) -> Path:
     base = Path(spec.job.directory) / spec.job.name
     taken = (int(path.name) for path in base.glob("[0-9]*") if path.name.isdigit())
     return base / f"{max(taken, default=0) + 1:04d}"
+
+
+def next_runs(plans: Sequence[JobPlan], resumed: Resumed | None) -> tuple[Path, ...]:
+    """Where the runs of these plans will lie: the resumed one, else new ones that follow each other; nothing is made."""
+    first = resumed.run.path if resumed is not None else next_run(plans[0].spec)
+    return (first, *(first.with_name(f"{int(first.name) + number:04d}") for number in range(1, len(plans))))
+
+
+@contextmanager
+def withdrawn(runs: Sequence[RunDirectory]) -> Iterator[None]:
+    """Remove new runs, and the directories that are empty without them, where the block fails: nothing of them was started."""
+    try:
+        yield
+    except Exception:
+        for run in runs:
+            shutil.rmtree(run.path, ignore_errors=True)
+            with suppress(OSError):  # other runs lie there
+                run.path.parent.rmdir()
+                run.path.parent.parent.rmdir()
+        raise
 
 
 def script(plan: JobPlan, *runs: Path) -> JobScript:

@@ -16,6 +16,7 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
+from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.checkpoints import complete_steps
@@ -77,7 +78,7 @@ def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.job_states(ids, ask) if ids else {}
-    return seen(run, [jobs[job_id] for job_id in ids])
+    return seen(run, [never_starts(jobs[job_id], load_job(run.job), ask) for job_id in ids])
 
 
 def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:

@@ -1,4 +1,5 @@
-"""A plan in words, printed before the start: every choice with its reason, and the keys that have no effect where it runs."""
+"""A plan in words, printed before the start: every choice with its reason, the keys that have no effect where it runs; and, for
+who asks, the defaults."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 
 
 def describe(plan: JobPlan, title: str) -> str:
-    """Where it runs and why, how the ranks are laid out and why, what the model's state takes, and every default.
+    """Where it runs and why, how the ranks are laid out and why, and what the model's state takes.
 
     Args:
         title: of the back end: where its ranks run.
@@ -50,7 +51,7 @@ def describe(plan: JobPlan, title: str) -> str:
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
         "backwards": _backwards(plan),
-        "defaults": defaults(plan.given),
+        "defaults": "hold for all keys that the job file leaves out (launch --explain lists them)",
     }
     if spec.stages > 1:
         rows["stages"] = f"{'+'.join(map(str, plan.record.layers))} layers ({plan.resolution.layers.why})"
@@ -68,16 +69,16 @@ def describe(plan: JobPlan, title: str) -> str:
     return "\n".join(_row(name, text) for name, text in rows.items())
 
 
-def defaults(spec: JobSpec) -> str:
-    """Every key that the job file leaves out and that has a value all the same, by section."""
-    sections = []
+def defaults(spec: JobSpec) -> dict[str, str]:
+    """Every key that the job file leaves out and that has a value all the same: by section, ``key = value, key = value``."""
+    sections = {}
     for section in type(spec).model_fields:
         table = getattr(spec, section)
         values = {key: getattr(table, key) for key in type(table).model_fields if key not in table.model_fields_set}
         shown = [f"{key} = {toml_value(value)}" for key, value in values.items() if value not in (None, (), {})]
         if shown:
-            sections.append(f"[{section}] {', '.join(shown)}")
-    return " ".join(sections)
+            sections[section] = ", ".join(shown)
+    return sections
 
 
 def _state(plan: JobPlan) -> str:

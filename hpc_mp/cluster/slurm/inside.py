@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,10 +13,15 @@ from hpc_mp.cluster.slurm.query import why_silent
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """``place``: "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end."""
+    """Attributes:
+    place: "step" (of the allocation we are inside), "slurm" (a new job), "local" (emulated nodes), or another back end.
+    why: it is this one.
+    missed: what is worth saying once more at the end: Slurm's programs are here, and yet the job did not go to Slurm.
+    """
 
     place: str
     why: str
+    missed: str = ""
 
 
 def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Where:
@@ -34,7 +40,14 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) 
     silent = why_silent(ask)
     if silent is None:
         return Where("slurm", f"scontrol ping answers; {outside}")
-    return Where("local", f"{silent}; {outside}")
+    return Where("local", f"{silent}; {outside}", _missed(silent, environ))
+
+
+def _missed(silent: str, environ: Mapping[str, str]) -> str:
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        return ""
+    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it if your cluster's slurm.conf lies elsewhere"
+    return f"sbatch is on PATH, but no Slurm answers ({silent}){unset}"
 
 
 def why_outside(environ: Mapping[str, str], ask: Runner) -> str | None:

@@ -28,6 +28,14 @@ class Submission:
     words: str
 
 
+class SubmissionRefused(RunFailed):
+    """sbatch has not taken a script. ``words``: what it said, line by line, or why it could not be asked."""
+
+    def __init__(self, script: Path, words: str) -> None:
+        super().__init__(f"sbatch refused {script}:\n{words}")
+        self.words = words
+
+
 def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> Submission:
     """Give ``script`` to sbatch.
 
@@ -36,18 +44,19 @@ def sbatch(script: Path, options: Sequence[str] = (), environ: Mapping[str, str]
         options: of sbatch, beside the script's own: ``("--dependency=afterany:7",)``.
 
     Raises:
-        RunFailed: sbatch refuses; its message is passed on as it is.
+        SubmissionRefused: it is not taken; sbatch's message is passed on as it is.
     """
     try:
         done = subprocess.run(["sbatch", "--parsable", *options, str(script)], stdin=subprocess.DEVNULL,
                               capture_output=True, env=job_environment(environ), encoding="utf-8", errors="replace")
     except OSError as error:
         found = shutil.which("sbatch")
-        raise RunFailed(f"{found} cannot be started ({error.strerror})" if found else "sbatch is not on PATH") from None
+        why = f"{found} cannot be started ({error.strerror})" if found else "sbatch is not on PATH"
+        raise SubmissionRefused(script, why) from None
     *greeting, answer = done.stdout.strip().splitlines() or [""]
     if done.returncode or not re.match(r"\d+(;|$)", answer):
         said = "\n".join(filter(None, (done.stdout.strip(), done.stderr.strip())))
-        raise RunFailed(f"sbatch refused {script}:\n{said or f'it ended with exit code {done.returncode}'}")
+        raise SubmissionRefused(script, said or f"it ended with exit code {done.returncode}")
     return Submission(answer.partition(";")[0],  # "ID;CLUSTER" in a federation
                       "\n".join([*greeting, *done.stderr.strip().splitlines()]))
 

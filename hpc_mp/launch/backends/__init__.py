@@ -6,7 +6,7 @@ from hpc_mp.launch.backends.backend import CallRequest, Launch, Launcher, Submit
 __all__ = ["BACKENDS", "CallRequest", "Launch", "Launcher", "SubmittedTasks"]
 
 BACKENDS = {
-    "slurm": Launcher(slurm.TARGET, slurm.start, arrays=True, submit=slurm.submit),
+    "slurm": Launcher(slurm.TARGET, slurm.start, arrays=True, rehearse=slurm.rehearse, submit=slurm.submit),
     "step": Launcher(step.TARGET, step.start, named=False),
     "local": Launcher(local.TARGET, local.start, submit=local.submit),
     "mpi": Launcher(mpi.TARGET, mpi.start),

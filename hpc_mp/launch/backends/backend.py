@@ -94,6 +94,8 @@ class Launcher:
             says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
         arrays: whether it starts all elements of ``slurm.array``; else the first one alone is given.
         named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
+        rehearse: lets the scheduler look at a rendered script before anything is written, and gives its words; raises HpcMpError
+            where it refuses. None where no script is handed in.
         submit: starts the tasks of a Python callable (``hpc_mp.submit``); None where that is not built.
     """
 
@@ -101,4 +103,5 @@ class Launcher:
     start: Callable[[Launch], Outcome]
     arrays: bool = False
     named: bool = True
+    rehearse: Callable[[JobPlan, str], str] | None = None
     submit: Callable[[CallRequest], SubmittedTasks] | None = None

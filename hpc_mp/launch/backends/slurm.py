@@ -5,18 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from hpc_mp.base.errors import RunFailed
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
-from hpc_mp.cluster.slurm.submit import sbatch
+from hpc_mp.cluster.slurm.rehearsal import one_line
+from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
+from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
+from hpc_mp.job import JobSpec
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
+from hpc_mp.launch.fit import check_fit, never_starts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target
-from hpc_mp.launch.run_files import begin, begin_array
+from hpc_mp.launch.run_files import begin, begin_array, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
+from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
@@ -27,7 +32,7 @@ POLL_S = 1.0  # between two polls of a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
 
-TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True)
+TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, fits=check_fit)
 
 
 def start(launch: Launch) -> Outcome:
@@ -36,27 +41,48 @@ def start(launch: Launch) -> Outcome:
     With ``wait`` the end is waited for; Ctrl-C then ends the waiting, not the job.
 
     Raises:
-        HpcMpError: the run directory cannot be written.
+        HpcMpError: Slurm refuses the job; the run directory cannot be written. Of a new run nothing is left then.
     """
     launch.check(check_model)
+    first, *others = next_runs(launch.plans, launch.resumed)
+    launch.listener.say(rehearse(launch.plan, script(launch.plan, first, *others).text))
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
+
+
+def rehearse(plan: JobPlan, text: str) -> str:
+    """What Slurm says of the script when it only tests it, as a row of the summary.
+
+    Raises:
+        HpcMpError: it would not take the script, or never start its job.
+    """
+    found = test_only(text, plan.spec.slurm.partition) if plan.facts.silence is None else None
+    if found is None or found.state == "untested":
+        return f"slurm     has not tested the script: {plan.facts.silence if found is None else found.words}"
+    if found.state == "refused":
+        raise HpcMpError(f"the job script of {plan.spec.job.name!r}", f"is refused by Slurm (sbatch --test-only): {found.words}",
+                         "mend what these words name; --dry-run shows the script")
+    later = "warning: it will wait until nodes are back: " if found.state == "waits" else ""
+    return f"slurm     {later}{found.words}"
 
 
 def _job(launch: Launch) -> Outcome:
     plan, listener = launch.plan, launch.listener
     with begin(plan, launch.resumed) as (run, number, _):
         attempt = AttemptReader(run, number)
-        stage_environment(plan.spec, listener, run)
-        try:
-            jobs = _submit(plan, run, listener)
-        except RunFailed as refused:
-            return Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
+        with withdrawn(() if launch.resumed else (run,)):
+            stage_environment(plan.spec, listener, run)
+            try:
+                jobs = _submit(plan, run, listener)
+            except SubmissionRefused as refused:
+                if launch.resumed is not None:  # its earlier attempts stay, and their status is this refusal
+                    conclude(Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number)), number, listener.note)
+                raise _refused(refused) from None
     listener.say(f"run       {run.path}\njob       {', then '.join(jobs)}")
     if not launch.wait:
         return Outcome(run.path, "submitted", jobs[0])
     try:
         with listener.following(plan.spec.train.steps):
-            end = wait(jobs, _QueueWatcher([attempt], listener))[jobs[0]]
+            end = wait(jobs, _QueueWatcher([attempt], plan.spec, listener))[jobs[0]]
     except KeyboardInterrupt:
         listener.say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
         return _ended(launch, attempt, jobs[0], None)
@@ -75,11 +101,12 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     plans, listener = launch.plans, launch.listener
     runs = begin_array(plans)
     attempts = [AttemptReader(run, 1) for run in runs]
-    stage_environment(plans[0].spec, listener, *runs)
-    try:
-        submission = sbatch(runs[0].script)
-    except RunFailed as refused:
-        return tuple(Outcome(run.path, "failed", cause=Cause("launcher", str(refused))) for run in runs)
+    with withdrawn(runs):
+        stage_environment(plans[0].spec, listener, *runs)
+        try:
+            submission = sbatch(runs[0].script)
+        except SubmissionRefused as refused:
+            raise _refused(refused) from None
     ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
     for run, job_id in zip(runs, ids, strict=True):
         write_text(run.job_id, f"{job_id}\n")
@@ -89,10 +116,15 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     if launch.wait:
         try:
             with listener.following(plans[0].spec.train.steps):
-                ends = wait(ids, _QueueWatcher(attempts, listener))
+                ends = wait(ids, _QueueWatcher(attempts, plans[0].spec, listener))
         except KeyboardInterrupt:
             listener.say(f"no longer waiting: job {submission.job_id} goes on, scancel {submission.job_id} ends it")
     return tuple(_ended(launch, attempt, job_id, ends.get(job_id)) for attempt, job_id in zip(attempts, ids, strict=True))
+
+
+def _refused(refused: SubmissionRefused) -> HpcMpError:
+    """sbatch's refusal, word for word. The script's path is left out: the script is gone with its run."""
+    return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}", "mend what these words name, and launch again")
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
@@ -103,12 +135,12 @@ def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | 
 
 
 def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
-    """The ids of the job and of those behind it. Raises RunFailed."""
+    """The ids of the job and of those behind it. Raises SubmissionRefused."""
     jobs: list[str] = []
     for _ in range(1 + plan.spec.slurm.chain):
         try:
             submission = sbatch(run.script, [f"--dependency=afterany:{jobs[-1]}"] if jobs else ())
-        except RunFailed as refused:
+        except SubmissionRefused as refused:
             if not jobs:
                 raise
             listener.say(f"only {len(jobs) - 1} of slurm.chain = {plan.spec.slurm.chain} jobs are queued behind: {refused}")
@@ -126,16 +158,16 @@ def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
 class _QueueWatcher:
     """Between two polls of the queue: progress from the run directories, and why a job waits whenever that is new."""
 
-    def __init__(self, attempts: Sequence[AttemptReader], listener: Listener) -> None:
-        self._attempts, self._listener = attempts, listener
-        self._said = ""
+    def __init__(self, attempts: Sequence[AttemptReader], spec: JobSpec, listener: Listener) -> None:
+        self._attempts, self._spec, self._listener = attempts, spec, listener
+        self._said = ("", "")
 
     def __call__(self, jobs: Mapping[str, SlurmJob], seconds: float) -> None:
         job = next((job for job in jobs.values() if not job.ended), next(iter(jobs.values())))
-        words = ". ".join(filter(None, (f"job {job.id} waits: {job.reason}", job.meaning, job.remedy)))
-        if job.waits and job.reason not in ("", "None") and words != self._said:
-            self._said = words
-            self._listener.note(words)
+        if job.waits and job.reason not in ("", "None") and (job.id, job.reason) != self._said:
+            self._said = (job.id, job.reason)
+            plain = never_starts(job, self._spec)
+            self._listener.note(". ".join(filter(None, (f"job {job.id} waits: {job.reason}", plain.meaning, plain.remedy))))
         waiting = RankStatus(0, job.state.lower(), job.reason)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:

@@ -88,13 +88,13 @@ def cpus_per_task(spec: JobSpec, facts: ClusterFacts) -> int | None:
             return None
         shares = max(shares, gpus)
     cores = facts.cpus // facts.threads_per_core // shares
-    return max(1, cores if _one_thread_per_core(spec) else cores * facts.threads_per_core)
+    return max(1, cores if one_thread_per_core(spec) else cores * facts.threads_per_core)
 
 
 def threads(spec: JobSpec, facts: ClusterFacts) -> int | None:
     """Threads of a rank: one per core it has; None when its CPUs are not known."""
     cpus = cpus_per_task(spec, facts)
-    if cpus is None or _one_thread_per_core(spec):
+    if cpus is None or one_thread_per_core(spec):
         return cpus
     return max(1, cpus // facts.threads_per_core)
 
@@ -134,6 +134,7 @@ def _whole(value: str | int | bool | None) -> int | None:
     return int(value)
 
 
-def _one_thread_per_core(spec: JobSpec) -> bool:
+def one_thread_per_core(spec: JobSpec) -> bool:
+    """Whether the job asks Slurm for one CPU of each core, however many threads the cores have."""
     extra = spec.slurm.extra
     return extra.get("hint") == "nomultithread" or str(extra.get("threads-per-core")) == "1"

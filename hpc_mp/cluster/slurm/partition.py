@@ -1,0 +1,58 @@
+"""What one job may ask of a partition: how many nodes, how long, and what each of its nodes gives to jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from hpc_mp.base.command import Runner, ask
+from hpc_mp.cluster.slurm.query import SlurmPartition
+from hpc_mp.cluster.slurm.records import find_record
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLimits:
+    """The limits of a partition on one job.
+
+    Attributes:
+        partition: with the nodes that may be seen; the ``cpus`` of its kinds are those that a job may use.
+        total: its nodes, those among them that sinfo hides: powered-down ones of a cloud.
+        least, most: nodes that a job may have; None without such a limit.
+        cpus: the least that a job may use on any of its nodes; None where Slurm shows no records of them.
+        threads_per_core: of these nodes.
+    """
+
+    partition: SlurmPartition
+    total: int
+    least: int | None = None
+    most: int | None = None
+    cpus: int | None = None
+    threads_per_core: int = 1
+
+
+def partition_limits(partition: SlurmPartition, ask: Runner = ask) -> PartitionLimits:
+    """Ask Slurm for the partition's record, and for that of one node of each kind; what it leaves unanswered is no limit."""
+    record = find_record("partition", partition.name, ask)
+    nodes = [find_record("node", kind.nodes[0], ask) for kind in partition.kinds]
+    most_cpus = _numbers([record.get("MaxCPUsPerNode")])
+    usable = [min([*_numbers([node.get("CPUEfctv") or node.get("CPUTot")]), *most_cpus], default=None) for node in nodes]
+    kinds = tuple(kind if cpus is None else replace(kind, cpus=cpus)
+                  for kind, cpus in zip(partition.kinds, usable, strict=True))
+    seen = sum(len(kind.nodes) for kind in kinds)
+    return PartitionLimits(
+        replace(partition, kinds=kinds),
+        total=max([seen, *_numbers([record.get("TotalNodes")])]),
+        least=_number(record.get("MinNodes")),
+        most=_number(record.get("MaxNodes")),
+        cpus=min((cpus for cpus in usable if cpus is not None), default=None),
+        threads_per_core=max(_numbers(node.get("ThreadsPerCore") for node in nodes), default=1),
+    )
+
+
+def _number(text: str | None) -> int | None:
+    """None also for UNLIMITED."""
+    return next(iter(_numbers([text])), None)
+
+
+def _numbers(texts: Iterable[str | None]) -> list[int]:
+    return [int(text) for text in texts if text and text.isdigit()]

@@ -1,0 +1,72 @@
+"""``sbatch --test-only``: what Slurm itself says of a script, without taking it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.query import NO_CONTROLLER
+from hpc_mp.cluster.slurm.variables import job_environment
+
+PATIENCE_S = 20.0  # for an answer: the controller looks for nodes before it says something
+UNTESTED = re.compile("|".join((*NO_CONTROLLER, r"unrecognized option", r"[Tt]imed out", r"Connection refused", r"try again later",
+                                r"Slurm backup controller", r"test.only.* not supported")))
+# What is also said of a job that has to wait for nodes that are out of service, and that sbatch would take.
+FOR_NOW = re.compile(r"Requested node configuration is not available|Required node not available|nodes are busy")
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """What came of it.
+
+    Attributes:
+        state: "accepted"; "refused"; "waits": only nodes that are out of service stand against it; "untested": Slurm has not said.
+        words: Slurm's own, on one line; or why it has none.
+    """
+
+    state: Literal["accepted", "refused", "waits", "untested"]
+    words: str
+
+
+def rehearse(script: str, partition: str | None = None, environ: Mapping[str, str] = os.environ, ask: Runner = ask) -> Rehearsal:
+    """Let sbatch say whether it would take a script, and when the job would start.
+
+    Args:
+        script: its text.
+        partition: whose nodes may be out of service; None: those of all.
+        environ: what the job would inherit, as far as ``job_environment`` lets it.
+    """
+    try:
+        done = subprocess.run(["sbatch", "--test-only"], input=script, capture_output=True, env=job_environment(environ),
+                              encoding="utf-8", errors="replace", timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Rehearsal("untested", f"sbatch --test-only did not answer within {PATIENCE_S:g} s")
+    except OSError as error:
+        return Rehearsal("untested", f"sbatch cannot be started ({error.strerror})")
+    said = one_line(done.stdout, done.stderr) or f"sbatch --test-only ended with exit code {done.returncode}"
+    if not done.returncode:
+        return Rehearsal("accepted", said)
+    if UNTESTED.search(said):
+        return Rehearsal("untested", said)
+    absent = _out_of_service(partition, ask) if FOR_NOW.search(said) else ()
+    return Rehearsal("waits", f"{said} ({', '.join(absent)})") if absent else Rehearsal("refused", said)
+
+
+def one_line(*texts: str) -> str:
+    """What a program of Slurm has written, its lines joined."""
+    return "; ".join(line.strip() for text in texts for line in text.splitlines() if line.strip())
+
+
+def _out_of_service(partition: str | None, ask: Runner) -> Collection[str]:
+    """Nodes that Slurm gives to no job now, each with its state; none when Slurm does not tell."""
+    try:
+        states = node_states(partition=partition, ask=ask)
+    except CommandFailed:
+        return ()
+    return tuple(f"{name} is {found.state}" for name, found in states.items() if not found.in_service)

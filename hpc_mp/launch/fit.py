@@ -1,0 +1,238 @@
+"""Whether a job could ever start: what it asks for, held against what its partition allows and what the nodes there have.
+
+Slurm takes many a job that no node can run, and lets it wait for ever. Refused is only what no order of the queue can mend: a node
+that is busy or down counts like any other, and what Slurm does not tell is no limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hpc_mp.base.command import Runner, ask
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted, memory_size
+from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.limits import seconds
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.cluster.slurm.partition import PartitionLimits
+from hpc_mp.cluster.slurm.query import NodeKind
+from hpc_mp.job import JobSpec
+from hpc_mp.job.errors import shown
+from hpc_mp.job.values import seconds_of
+from hpc_mp.launch.facts import ClusterFacts, ask_cluster
+from hpc_mp.launch.render.values import JobComponent, one_thread_per_core, parts
+from hpc_mp.planner.device import Device, Pool
+
+UNSTARTABLE = frozenset({"PartitionConfig", "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints"})
+UNSET_MEMORY = 2**20  # Slurm's RealMemory of nodes of which nobody has said it: 1 MB
+UNITS = {"K": 2**10, "": 2**20, "M": 2**20, "G": 2**30, "T": 2**40}  # of --mem; a number alone is megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNeed:
+    """Something that every node of the job must have.
+
+    Attributes:
+        value: the key of the job, as its author wrote it.
+        amount: on each node.
+        of: what a kind of nodes has of it; None where Slurm does not tell.
+        words: an amount, in words.
+        remedy: from the most that enough nodes have.
+    """
+
+    value: str
+    amount: int
+    of: Callable[[NodeKind], int | None]
+    words: Callable[[int], str]
+    remedy: Callable[[int], str]
+
+
+def check_fit(spec: JobSpec, facts: ClusterFacts) -> None:
+    """Refuse a job that Slurm would never start.
+
+    Where a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
+
+    Raises:
+        HpcMpError: the nodes, CPUs, GPUs, memory or time that no partition of the job has.
+    """
+    if "clusters" in spec.slurm.extra:  # the facts are of another one
+        return
+    known = {each.partition.name: each for each in facts.limits}
+    default = facts.partition.name if facts.partition is not None and not facts.rerouted else None
+    for number, part in enumerate(parts(spec, facts)):
+        names = part.partition.split(",") if part.partition is not None else [default]
+        limits = [known.get(name) if name is not None else None for name in names]
+        refusals = [None if each is None else _refusal(spec, part, number, each) for each in limits]
+        if all(refusals):
+            raise next(filter(None, refusals))
+
+
+def never_starts(job: SlurmJob, spec: JobSpec, ask: Runner = ask) -> SlurmJob:
+    """A job that waits because its partition can never run it, with the one thing that it asks too much of.
+
+    Args:
+        spec: the job of its run, every choice made.
+    """
+    if not job.waits or job.reason.split(",")[0] not in UNSTARTABLE:
+        return job
+    try:
+        check_fit(spec, ask_cluster(spec, ask=ask))
+    except HpcMpError as error:
+        return replace(job, meaning=error.rule, remedy=f"cancel it and launch again with another {error.value}: {error.remedy}")
+    return job
+
+
+def with_node_memory(device: Device, spec: JobSpec, facts: ClusterFacts, nodes: Sequence[int]) -> Device:
+    """A device whose memory is that of its nodes, where these are of one partition and Slurm counts their memory.
+
+    Args:
+        nodes: of every rank, the node that it sits on.
+    """
+    if device.kind != "cpu" or device.pools or facts.partition is None or spec.slurm.components:
+        return device
+    (part,), name = parts(spec, facts), facts.partition.name
+    largest = max((kind.memory for kind in facts.partition.kinds), default=0)
+    hidden = any(each.partition.name == name and _hidden(each) for each in facts.limits)
+    asked = _memory(part, spec.job.ranks_per_node * (part.cpus or 1))
+    if largest <= UNSET_MEMORY or hidden:
+        return device
+    size = largest if asked is None else min(largest, asked[1])
+    return replace(device, pools=tuple(Pool(f"a node of partition {name}", size, tuple(ranks))
+                                       for ranks in _by_node(nodes)))
+
+
+def _by_node(nodes: Sequence[int]) -> list[list[int]]:
+    """The ranks of each node."""
+    found: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        found.setdefault(node, []).append(rank)
+    return list(found.values())
+
+
+def _hidden(limits: PartitionLimits) -> bool:
+    """Whether the partition has nodes that nobody can see, so that nobody knows what they have."""
+    return limits.total > sum(len(kind.nodes) for kind in limits.partition.kinds)
+
+
+def _refusal(spec: JobSpec, part: JobComponent, number: int, limits: PartitionLimits) -> HpcMpError | None:
+    """Why this partition can never run a part of the job; None where it can."""
+    value = f"slurm.components[{number}].nodes = {part.nodes}" if spec.slurm.components else f"job.nodes = {part.nodes}"
+    found = _count_refusal(value, spec, part, limits) or _time_refusal(spec, part, limits)
+    if found is not None or _hidden(limits):
+        return found
+    return next(_need_refusals(value, _needs(spec, part, limits), part, limits), None)
+
+
+def _count_refusal(value: str, spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
+    name, asked = limits.partition.name, f"{counted(part.nodes, 'node')} asked, the partition"
+    own = _with_own_qos(spec)
+    if part.nodes > limits.total:
+        return HpcMpError(value, f"{asked} has {limits.total}",
+                          f"use {limits.total} or fewer, or another partition than {name} (slurm.partition; sinfo lists them)")
+    left = limits.total - len(_excluded(part, limits))
+    if part.nodes > left:
+        return HpcMpError(value, f"{asked} has {limits.total}, of which slurm.extra.exclude leaves {left}",
+                          f"use {left} or fewer, exclude fewer, or use another partition than {name}")
+    if limits.most is not None and part.nodes > limits.most and not own:
+        return HpcMpError(value, f"{asked} gives a job at most {limits.most} (MaxNodes of {name})",
+                          f"use {limits.most} or fewer, or another slurm.partition")
+    if limits.least is not None and part.nodes < limits.least and not own:
+        return HpcMpError(value, f"{asked} takes no job of fewer than {limits.least} (MinNodes of {name})",
+                          f"use {limits.least} or more, or another slurm.partition")
+    return None
+
+
+def _time_refusal(spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
+    most, asked = limits.partition.time_limit, seconds_of(spec.job.time_limit)
+    if most is None or _with_own_qos(spec) or "time-min" in part.extra or (asked is not None and asked <= seconds(most)):
+        return None
+    words = "is no limit at all, and" if asked is None else "is longer than it may be:"
+    return HpcMpError(f"job.time_limit = {shown(spec.job.time_limit)}",
+                      f"{words} a job of partition {limits.partition.name} has at most {most}",
+                      f'write "{most}" or less, or use another slurm.partition; slurm.chain carries on in further jobs')
+
+
+def _need_refusals(
+    value: str, needs: Sequence[NodeNeed], part: JobComponent, limits: PartitionLimits
+) -> Iterator[HpcMpError]:
+    """What too few nodes have; then what many have, but too few of them together."""
+    name, nodes, left_out = limits.partition.name, part.nodes, _excluded(part, limits)
+    usable = [kind for kind in limits.partition.kinds for node in kind.nodes if node not in left_out]
+    for need in needs:
+        have = sorted((_has(need, kind) for kind in usable), reverse=True)
+        enough = sum(each >= need.amount for each in have)
+        if enough < nodes:
+            whom = f"the nodes of partition {name} have at most {need.words(have[0])}" if not enough else \
+                   f"only {enough} of partition {name} {'have' if enough > 1 else 'has'} that, and {counted(nodes, 'node')} asked"
+            yield HpcMpError(need.value, f"needs {need.words(need.amount)} on each node, and {whom}",
+                             need.remedy(have[nodes - 1]))
+    whole = sum(all(_has(need, kind) >= need.amount for need in needs) for kind in usable)
+    if whole < nodes:
+        all_words = " and ".join(need.words(need.amount) for need in needs)
+        yield HpcMpError(value, f"needs nodes with {all_words}, and partition {name} has {whole} of them",
+                         f"use {whole} or fewer, ask less of each node, or use another slurm.partition" if whole
+                         else "ask less of each node, or use another slurm.partition")
+
+
+def _needs(spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> list[NodeNeed]:
+    ranks, elsewhere = spec.job.ranks_per_node, "or use another slurm.partition"
+    ranks_value = f"job.ranks_per_node = {ranks}"
+    given = any("cpus-per-task" in extra for extra in (spec.slurm.extra, *(one.extra for one in spec.slurm.components)))
+    each = part.cpus if given and part.cpus is not None else 1
+    threads = limits.threads_per_core if one_thread_per_core(spec) else 1
+    needs = []
+    if not part.extra.get("overcommit"):
+        times = "one for each rank" if each == 1 else f"ranks_per_node({ranks}) × cpus-per-task({each})"
+        needs.append(NodeNeed(
+            ranks_value, ranks * each, lambda kind: kind.cpus // threads, lambda cpus: f"{counted(cpus, 'CPU')}",
+            lambda most: f"use {most // each} or fewer, on more nodes ({times}), {elsewhere}" if most >= each
+            else f"lower slurm.extra.cpus-per-task = {each} to {most} or less, {elsewhere}"))
+    if part.gpus is not None and spec.job.device == "cuda" and spec.slurm.gpu_request != "auto":
+        wanted = spec.slurm.gpu_type
+        needs.append(NodeNeed(
+            ranks_value, ranks, lambda kind: _gpus(kind, wanted), lambda gpus: f"{gpus} GPU{'s' * (gpus != 1)}",
+            lambda most: f"use {most} or fewer, on more nodes, {elsewhere}" if most
+            else f"use fewer nodes, {elsewhere}"))
+    asked = _memory(part, ranks * each)
+    if asked is not None:
+        key, amount = asked
+        needs.append(NodeNeed(
+            f"slurm.extra.{key} = {shown(part.extra[key])}", amount,
+            lambda kind: kind.memory if kind.memory > UNSET_MEMORY else None, memory_size,
+            lambda most: f"ask for less ({memory_size(most)} on a node), {elsewhere}"))
+    return needs
+
+
+def _has(need: NodeNeed, kind: NodeKind) -> int:
+    """What is not known is no limit."""
+    found = need.of(kind)
+    return need.amount if found is None else found
+
+
+def _gpus(kind: NodeKind, wanted: str | None) -> int:
+    """GPUs of the wanted type, or of no type, which may be of any; of one type where none is wanted."""
+    return max((count for name, count in kind.gpus if wanted is None or name in (None, wanted)), default=0)
+
+
+def _memory(part: JobComponent, cpus: int) -> tuple[str, int] | None:
+    """The option that asks for memory, and the bytes that it asks for on a node; None where all of a node's is taken."""
+    for key, times in (("mem", 1), ("mem-per-cpu", cpus)):
+        found = re.fullmatch(r"(\d+)([KMGT]?)B?", str(part.extra.get(key, "")).upper())
+        if found and int(found[1]):
+            return key, int(found[1]) * UNITS[found[2]] * times
+    return None
+
+
+def _excluded(part: JobComponent, limits: PartitionLimits) -> set[str]:
+    """The nodes of the partition that the job leaves out."""
+    text = str(part.extra.get("exclude", ""))
+    if "/" in text:  # a file that holds them
+        return set()
+    return {node for kind in limits.partition.kinds for node in kind.nodes} & set(expand(text))
+
+
+def _with_own_qos(spec: JobSpec) -> bool:
+    """A quality of service may lift a partition's limits of nodes and time, which only Slurm can tell."""
+    return spec.slurm.qos is not None
