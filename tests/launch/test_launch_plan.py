@@ -108,6 +108,16 @@ def test_a_stale_allocation_is_told_in_one_line() -> None:
         "squeue: fatal: no controller; SLURM_JOB_ID=7 is no live allocation (squeue: fatal: no controller)")
 
 
+def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
+    """Emulated nodes are then a second choice, which is said at the end as well."""
+    executable(tmp_path, "sbatch", "exit 0")
+    here = {"PATH": str(tmp_path)}
+    assert decide("auto", here, silent).missed.startswith("sbatch is on PATH, but no Slurm answers (scontrol is not on PATH), and "
+                                                          "SLURM_CONF is not set")
+    assert "SLURM_CONF is not set" not in decide("auto", {**here, "SLURM_CONF": "/x"}, silent).missed
+    assert decide("auto", {"PATH": "/nowhere"}, silent).missed == "" == decide("local", here, silent).missed
+
+
 def test_mpi_is_taken_at_its_word() -> None:
     assert decide("mpi", {}, silent).place == "mpi"
 
@@ -304,8 +314,7 @@ def test_a_rate_that_jumps_as_a_run_goes_on_is_said(
 
 def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
     shown = defaults(spec_of(tmp_path, more="[checkpoint]\nevery = 3\n"))
-    keys = {f"{section}.{key}" for section, body in re.findall(r"\[(\w+)\] ([^\[]*(?:\[[^\[\]]*[\d\"][^\[\]]*\][^\[]*)*)", shown)
-            for key in re.findall(r"(\w+) = ", body)}
+    keys = {f"{section}.{key}" for section, body in shown.items() for key in re.findall(r"(\w+) = ", body)}
     assert {"train.learning_rate", "parallel.zero", "checkpoint.keep", "job.device", "train.betas"} <= keys
     assert not keys & {"checkpoint.every", "train.steps", "job.nodes", "data.sequence_length", "slurm.account"}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from launching import executable, mark, record, said, the_run, until, write_job
 from played_slurm import Cluster
 
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
+from hpc_mp.launch.status import overview
 from hpc_mp.rundir import RunDirectory
 
 __all__ = ["mark"]  # a fixture
@@ -53,20 +55,46 @@ def test_a_job_is_submitted(cluster: Cluster, job: Path, mark: str) -> None:
 
 
 def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
-    executable(cluster.bin, "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
-    code, _, err = cluster.launch(mark, job, "--on", "slurm")
-    assert code == 1 and "sbatch: error: invalid partition specified: x" in err and "Traceback" not in err
-    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--json", "--resume")
-    document = json.loads(out)
-    assert (code, document["state"], document["job_id"], document["steps"]) == (1, "failed", None, 0)
-    assert "invalid partition" in document["cause"]["message"]
+    """Slurm's words are kept, and of a new run nothing else; a run that was there has them as its status."""
+    code, _, _ = cluster.launch(mark, job, "--on", "slurm")
+    assert code == 0
+    cluster.is_state("CANCELLED")
+    words = "sbatch: error: invalid partition specified: x"
+    executable(cluster.bin, "sbatch", f"case $1 in --test-only) exit 0;; esac; echo '{words}' >&2; exit 1")
+    code, out, err = cluster.launch(mark, job, "--on", "slurm", "--json")
+    assert code == 2 and words in err and "--resume" not in err and "Traceback" not in err
+    assert json.loads(out)["state"] == "refused" and words in json.loads(out)["error"]["rule"]
+    assert [path.name for path in the_run(job).path.parent.iterdir()] == ["0001"]
+    code, _, err = cluster.launch(mark, job, "--on", "slurm", "--resume")
+    assert code == 2 and words in err and words in overview(the_run(job)).cause
+    shutil.rmtree(job.parent / "runs")
+    cluster.launch(mark, job, "--on", "slurm", "--set", 'slurm.array=[{ "train.seed" = 1 }, { "train.seed" = 2 }]')
+    assert not (job.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(("answer", "code", "words"), [
+    ("allocation failure: Invalid account", 2, "is refused by Slurm (sbatch --test-only): allocation failure: Invalid account"),
+    ("allocation failure: Requested node configuration is not available", 0, "it will wait until nodes are back"),
+    ("sbatch: unrecognized option '--test-only'", 0, "slurm has not tested the script: sbatch: unrecognized option"),
+])
+def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, code: int, words: str) -> None:
+    """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
+    executable(cluster.bin, "sinfo", 'case "$*" in *--Node*) echo "n1|drained|x"; echo "n2|idle|none";; '
+               '*) echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]";; esac')
+    executable(cluster.bin, "sbatch", f'case "$*" in *--test-only*) cat > {cluster.folder}/tested; echo "{answer}" >&2; exit 1;; '
+               "esac; echo 4242")
+    for options in (["--dry-run"], []):
+        found, out, err = cluster.launch(mark, job, "--on", "slurm", *options)
+        assert found == code and words in " ".join((out + err).split())
+    assert (cluster.folder / "tested").read_text().startswith("#!/bin/bash\n#SBATCH --job-name=t")
+    assert (job.parent / "runs").exists() == (code == 0)
 
 
 def test_a_run_gets_the_rates_of_its_cluster(cluster: Cluster, job: Path, mark: str) -> None:
     """They go with the run, for the host that puts its nodes in order; the next launch of the run has those of its own time."""
     executable(cluster.bin, "scontrol", 'case "$1 $2" in ping*) echo "Slurmctld(primary) at x is UP";; '
                '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
-    executable(cluster.bin, "sbatch", "exit 1")  # so that the run may be launched again
+    cluster.is_state("CANCELLED")  # so that the run may be launched again
     state = {"XDG_STATE_HOME": str(cluster.folder / "state home")}
     rates = LinkRates("lab", time.time() - 3 * 86400, ("n1", "n2", "n3"), ((0, 1, 25.0), (0, 2, 25.0), (1, 2, 9.5)))
     write_measured(where("lab", state), rates)
