@@ -18,7 +18,6 @@ from hpc_mp.launch.summary import defaults
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
 
-
 # What would end the same way again, unless something is done before.
 MEND_FIRST = {
     "memory": "let a rank hold less (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",

@@ -1,7 +1,7 @@
 """Whether a job could ever start: what it asks for, held against what its partition allows and what the nodes there have.
 
-Slurm takes many a job that no node can run, and lets it wait for ever. Refused is only what no order of the queue can mend: a node
-that is busy or down counts like any other, and what Slurm does not tell is no limit.
+Slurm takes many a job that no node can run, and lets it wait for ever. Refused is only what no order of the queue can mend: a
+node that is busy or down counts like any other, and what Slurm does not tell is no limit.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class NodeNeed:
         of: what a kind of nodes has of it; None where Slurm does not tell.
         words: an amount, in words.
         remedy: from the most that enough nodes have.
+        sum: how the amount comes about.
     """
 
     value: str
@@ -47,6 +48,7 @@ class NodeNeed:
     of: Callable[[NodeKind], int | None]
     words: Callable[[int], str]
     remedy: Callable[[int], str]
+    sum: str = ""
 
 
 def check_fit(spec: JobSpec, facts: ClusterFacts) -> None:
@@ -80,7 +82,8 @@ def never_starts(job: SlurmJob, spec: JobSpec, ask: Runner = ask) -> SlurmJob:
     try:
         check_fit(spec, ask_cluster(spec, ask=ask))
     except HpcMpError as error:
-        return replace(job, meaning=error.rule, remedy=f"cancel it and launch again with another {error.value}: {error.remedy}")
+        return replace(job, meaning=error.rule, remedy=f"cancel it and launch again with another "
+                                                        f"{error.value.partition(' = ')[0]}: {error.remedy}")
     return job
 
 
@@ -166,7 +169,7 @@ def _need_refusals(
         if enough < nodes:
             whom = f"the nodes of partition {name} have at most {need.words(have[0])}" if not enough else \
                    f"only {enough} of partition {name} {'have' if enough > 1 else 'has'} that, and {counted(nodes, 'node')} asked"
-            yield HpcMpError(need.value, f"needs {need.words(need.amount)} on each node, and {whom}",
+            yield HpcMpError(need.value, f"needs {need.words(need.amount)} on each node{need.sum}, and {whom}",
                              need.remedy(have[nodes - 1]))
     whole = sum(all(_has(need, kind) >= need.amount for need in needs) for kind in usable)
     if whole < nodes:
@@ -184,11 +187,11 @@ def _needs(spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> list[N
     threads = limits.threads_per_core if one_thread_per_core(spec) else 1
     needs = []
     if not part.extra.get("overcommit"):
-        times = "one for each rank" if each == 1 else f"ranks_per_node({ranks}) × cpus-per-task({each})"
+        total = ", one for each rank" if each == 1 else f", ranks_per_node({ranks}) × cpus-per-task({each})"
         needs.append(NodeNeed(
             ranks_value, ranks * each, lambda kind: kind.cpus // threads, lambda cpus: f"{counted(cpus, 'CPU')}",
-            lambda most: f"use {most // each} or fewer, on more nodes ({times}), {elsewhere}" if most >= each
-            else f"lower slurm.extra.cpus-per-task = {each} to {most} or less, {elsewhere}"))
+            lambda most: f"use {most // each} or fewer, on more nodes, {elsewhere}" if most >= each
+            else f"lower slurm.extra.cpus-per-task = {each} to {most} or less, {elsewhere}", total))
     if part.gpus is not None and spec.job.device == "cuda" and spec.slurm.gpu_request != "auto":
         wanted = spec.slurm.gpu_type
         needs.append(NodeNeed(

@@ -21,9 +21,10 @@ from hpc_mp.cli.doctor import command as doctor
 from hpc_mp.cli.doctor import spelled_out
 from hpc_mp.cli.launch import _conclude
 from hpc_mp.cli.main import GROUPS, VERBS, cli
+from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.launch.listener import Listener
-from hpc_mp.rundir.outcome import Outcome
+from hpc_mp.rundir.outcome import Cause, Outcome
 
 HPC_MP = [sys.executable, "-m", "hpc_mp"]
 
@@ -114,6 +115,22 @@ def test_a_run_that_was_stopped_says_what_is_kept(steps: int, saved: int | None,
     checkpoint = Path(f"step-{saved:08d}") if saved else None
     with pytest.raises(RunFailed, match=re.escape(words)):
         _conclude(Outcome(Path("run"), "stopped", steps=steps, checkpoint=checkpoint), "again", Listener())
+
+
+@pytest.mark.parametrize(("kind", "words"), [
+    ("error", "boom\ngo on with: again"),
+    ("memory", "boom\nlet a rank hold less (more parallel.microbatches"),
+    ("space", "boom\nmake room, then go on with: again"),
+    ("user", None),
+])
+def test_what_would_fail_alike_is_not_what_to_do_next(kind: str, words: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = Outcome(Path("run"), "failed", cause=Cause(kind, "boom"))
+    if words is None:
+        assert _conclude(failed, "again", TerminalListener(aside=False)) == 2
+        assert capsys.readouterr().err == "hpc-mp: boom\n"
+        return
+    with pytest.raises(RunFailed, match=re.escape(words)):
+        _conclude(failed, "again", Listener())
 
 
 # --- one document on every way out -----------------------------------------------------------------------------------

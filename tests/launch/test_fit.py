@@ -49,22 +49,24 @@ def refusal(given: dict[str, Any], facts: ClusterFacts = FACTS, **slurm: Any) ->
 
 @pytest.mark.parametrize(("given", "slurm", "words"), [
     ({"nodes": 9}, {}, "job.nodes = 9: 9 nodes asked, the partition has 4. Use 4 or fewer, or another partition than lab"),
-    ({"nodes": 4}, {"extra": {"exclude": "n[1-2],x9"}}, "4 nodes asked, the partition has 4, of which slurm.extra.exclude leaves 2"),
+    ({"nodes": 4}, {"extra": {"exclude": "n[1-2],x9"}}, "4 nodes asked, the partition has 4, of which slurm.extra.exclude "
+     "leaves 2"),
     ({"nodes": 4}, {"partition": "short"}, "4 nodes asked, the partition gives a job at most 3 (MaxNodes of short)"),
     ({"nodes": 1}, {"partition": "short"}, "1 node asked, the partition takes no job of fewer than 2"),
     ({"nodes": 9}, {"partition": "short,lab"}, "the partition has 4"),
-    ({"ranks_per_node": 64}, {}, "job.ranks_per_node = 64: needs 64 CPUs on each node, and the nodes of partition lab have at most "
-     "4 CPUs. Use 4 or fewer, on more nodes"),
-    ({"ranks_per_node": 2}, {"extra": {"cpus-per-task": 3}}, "needs 6 CPUs on each node, and the nodes of partition lab have at "
-     "most 4 CPUs. Use 1 or fewer, on more nodes (ranks_per_node(2) × cpus-per-task(3))"),
+    ({"ranks_per_node": 64}, {}, "job.ranks_per_node = 64: needs 64 CPUs on each node, one for each rank, and the nodes of partition "
+     "lab have at most 4 CPUs. Use 4 or fewer, on more nodes"),
+    ({"ranks_per_node": 2}, {"extra": {"cpus-per-task": 3}}, "needs 6 CPUs on each node, ranks_per_node(2) × cpus-per-task(3), "
+     "and the nodes of partition lab have at most 4 CPUs. Use 1 or fewer, on more nodes"),
     ({}, {"extra": {"cpus-per-task": 5}}, "Lower slurm.extra.cpus-per-task = 5 to 4 or less"),
     ({"nodes": 4, "ranks_per_node": 100}, {"partition": "mixed"}, "only 3 of partition mixed have that, and 4 nodes asked"),
     ({}, {"extra": {"mem": "100G"}}, "slurm.extra.mem = '100G': needs 100 GiB on each node, and the nodes of partition lab have"),
     ({"ranks_per_node": 3}, {"extra": {"mem-per-cpu": "2G"}}, "needs 6 GiB on each node"),
-    ({"nodes": 2, "time_limit": "2-0"}, {"partition": "short"}, "job.time_limit = '2-0': is longer than it may be: a job of partition "
-     "short has at most 1-00:00:00"),
+    ({"nodes": 2, "time_limit": "2-0"}, {"partition": "short"}, "job.time_limit = '2-0': is longer than it may be: a job of "
+     "partition short has at most 1-00:00:00"),
     ({"nodes": 2, "time_limit": "0"}, {"partition": "short"}, "is no limit at all, and a job of partition short has"),
-    ({"nodes": 3, **CUDA}, {"partition": "mixed", "gpu_request": "gres"}, "needs 8 GPUs on each node, and only 2 of partition mixed"),
+    ({"nodes": 3, **CUDA}, {"partition": "mixed", "gpu_request": "gres"},
+     "needs 8 GPUs on each node, and only 2 of partition mixed"),
     ({"nodes": 1, **CUDA, "ranks_per_node": 16}, {"partition": "mixed", "gpu_request": "gres"}, "have at most 8 GPUs. Use 8 or"),
     ({"nodes": 2, **CUDA, "ranks_per_node": 8}, {"partition": "mixed", "gpu_request": "gres", "extra": {"exclude": "g2"}},
      "only 1 of partition mixed has that, and 2 nodes asked"),
@@ -133,7 +135,7 @@ def test_the_memory_of_nodes_holds_the_state() -> None:
 @pytest.mark.parametrize(("slurm", "elsewhere", "words"), [
     ({"gpu_request": "gres"}, (), "slurm.gpu_request = 'gres': asks Slurm for GPUs, and partition lab lists no GPU"),
     ({"gpu_type": "h100"}, (), "slurm.gpu_type = 'h100': asks Slurm for GPUs"),
-    ({}, ("gpu",), "job.device = 'cuda': partition lab lists no GPU, and Slurm counts those of gpu. Choose slurm.partition = gpu"),
+    ({}, ("gpu",), "job.device = 'cuda': partition lab lists no GPU, and Slurm counts those of gpu. Choose slurm.partition"),
 ])
 def test_gpus_that_slurm_would_never_give(slurm: dict[str, Any], elsewhere: tuple[str, ...], words: str) -> None:
     with pytest.raises(HpcMpError) as refused:
@@ -179,12 +181,12 @@ def test_the_cluster_is_asked_once(slurm: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_beyond_the_memory_of_the_nodes(slurm: Path) -> None:
-    with pytest.raises(HpcMpError, match="ranks on a node of partition lab: is more than its 3.91 GiB of memory"):
+    with pytest.raises(HpcMpError, match=r"ranks on a node of partition lab: is more than its 3\.91 GiB of memory"):
         plan_job(LaunchRequest(slurm, "slurm", ("model.config.n_embd=4096", "model.config.n_layer=12")))
 
 
 @pytest.mark.parametrize(("reason", "meaning", "remedy"), [
-    ("PartitionConfig", "9 nodes asked, the partition has 4", "cancel it and launch again with another job.nodes = 9: use 4 or fewer"),
+    ("PartitionConfig", "9 nodes asked, the partition has 4", "cancel it and launch again with another job.nodes: use 4"),
     ("Priority", "", ""),
 ])
 def test_a_job_that_waits_for_ever(reason: str, meaning: str, remedy: str) -> None:

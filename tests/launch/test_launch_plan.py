@@ -112,8 +112,8 @@ def test_slurms_programs_without_a_slurm(tmp_path: Path) -> None:
     """Emulated nodes are then a second choice, which is said at the end as well."""
     executable(tmp_path, "sbatch", "exit 0")
     here = {"PATH": str(tmp_path)}
-    assert decide("auto", here, silent).missed.startswith("sbatch is on PATH, but no Slurm answers (scontrol is not on PATH), and "
-                                                          "SLURM_CONF is not set")
+    words = "sbatch is on PATH, but no Slurm answers (scontrol is not on PATH), and SLURM_CONF is not set"
+    assert decide("auto", here, silent).missed.startswith(words)
     assert "SLURM_CONF is not set" not in decide("auto", {**here, "SLURM_CONF": "/x"}, silent).missed
     assert decide("auto", {"PATH": "/nowhere"}, silent).missed == "" == decide("local", here, silent).missed
 

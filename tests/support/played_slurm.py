@@ -24,7 +24,7 @@ class Cluster:
         executable(self.bin, "squeue", f"touch {folder}/looked; read state < {folder}/state\n"
                    'case "$*" in *%T*) echo "$state";; *) echo "4242|$state|N/A||0|0|None|";; esac')
         executable(self.bin, "sacct", "exit 1")
-        executable(self.bin, "sbatch", 'case "$*" in *--test-only*) echo "sbatch: Job 1 to start at noon on nodes host[7-8]" >&2; '
+        executable(self.bin, "sbatch", 'case "$*" in *--test-only*) echo "sbatch: Job 1 to start at noon on nodes h[7-8]" >&2; '
                    f'exit;; esac; echo "$@" > {folder}/submitted; sh {folder}/job; echo 4242')
         executable(self.bin, "srun", f'case "$*" in *slurm/node-*|*TOPOLOGY*) exit 0;; esac; exec sh {folder}/job')
 

@@ -46,7 +46,7 @@ def decide(on: str, environ: Mapping[str, str] = os.environ, ask: Runner = ask) 
 def _missed(silent: str, environ: Mapping[str, str]) -> str:
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return ""
-    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it if your cluster's slurm.conf lies elsewhere"
+    unset = "" if "SLURM_CONF" in environ else ", and SLURM_CONF is not set: export it where slurm.conf lies elsewhere"
     return f"sbatch is on PATH, but no Slurm answers ({silent}){unset}"
 
 

@@ -15,8 +15,8 @@ from hpc_mp.cluster.slurm.query import NO_CONTROLLER
 from hpc_mp.cluster.slurm.variables import job_environment
 
 PATIENCE_S = 20.0  # for an answer: the controller looks for nodes before it says something
-UNTESTED = re.compile("|".join((*NO_CONTROLLER, r"unrecognized option", r"[Tt]imed out", r"Connection refused", r"try again later",
-                                r"Slurm backup controller", r"test.only.* not supported")))
+UNTESTED = re.compile("|".join((*NO_CONTROLLER, r"unrecognized option", r"[Tt]imed out", r"Connection refused",
+                                r"try again later", r"Slurm backup controller", r"test.only.* not supported")))
 # What is also said of a job that has to wait for nodes that are out of service, and that sbatch would take.
 FOR_NOW = re.compile(r"Requested node configuration is not available|Required node not available|nodes are busy")
 
@@ -26,7 +26,7 @@ class Rehearsal:
     """What came of it.
 
     Attributes:
-        state: "accepted"; "refused"; "waits": only nodes that are out of service stand against it; "untested": Slurm has not said.
+        state: "accepted"; "refused"; "waits": only nodes that are out of service stand against it; "untested": nobody knows.
         words: Slurm's own, on one line; or why it has none.
     """
 

@@ -75,7 +75,8 @@ def _job(launch: Launch) -> Outcome:
                 jobs = _submit(plan, run, listener)
             except SubmissionRefused as refused:
                 if launch.resumed is not None:  # its earlier attempts stay, and their status is this refusal
-                    conclude(Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number)), number, listener.note)
+                    end = Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
+                    conclude(end, number, listener.note)
                 raise _refused(refused) from None
     listener.say(f"run       {run.path}\njob       {', then '.join(jobs)}")
     if not launch.wait:
@@ -124,7 +125,8 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
 
 def _refused(refused: SubmissionRefused) -> HpcMpError:
     """sbatch's refusal, word for word. The script's path is left out: the script is gone with its run."""
-    return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}", "mend what these words name, and launch again")
+    return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
+                      "mend what these words name, and launch again")
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
