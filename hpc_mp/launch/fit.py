@@ -192,12 +192,12 @@ def _needs(spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> list[N
             ranks_value, ranks * each, lambda kind: kind.cpus // threads, lambda cpus: f"{counted(cpus, 'CPU')}",
             lambda most: f"use {most // each} or fewer, on more nodes, {elsewhere}" if most >= each
             else f"lower slurm.extra.cpus-per-task = {each} to {most} or less, {elsewhere}", total))
-    if part.gpus is not None and spec.job.device == "cuda" and spec.slurm.gpu_request != "auto":
+    counted_here = any(kind.gpus for kind in limits.partition.kinds)  # where none are, ``slurm_gpus`` says what that means
+    if counted_here and part.gpus is not None and spec.job.device == "cuda" and spec.slurm.gpu_request != "auto":
         wanted = spec.slurm.gpu_type
         needs.append(NodeNeed(
             ranks_value, ranks, lambda kind: _gpus(kind, wanted), lambda gpus: f"{gpus} GPU{'s' * (gpus != 1)}",
-            lambda most: f"use {most} or fewer, on more nodes, {elsewhere}" if most
-            else f"use fewer nodes, {elsewhere}"))
+            lambda most: f"use {most} or fewer, on more nodes, {elsewhere}" if most else f"use fewer nodes, {elsewhere}"))
     asked = _memory(part, ranks * each)
     if asked is not None:
         key, amount = asked

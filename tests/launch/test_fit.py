@@ -54,8 +54,8 @@ def refusal(given: dict[str, Any], facts: ClusterFacts = FACTS, **slurm: Any) ->
     ({"nodes": 4}, {"partition": "short"}, "4 nodes asked, the partition gives a job at most 3 (MaxNodes of short)"),
     ({"nodes": 1}, {"partition": "short"}, "1 node asked, the partition takes no job of fewer than 2"),
     ({"nodes": 9}, {"partition": "short,lab"}, "the partition has 4"),
-    ({"ranks_per_node": 64}, {}, "job.ranks_per_node = 64: needs 64 CPUs on each node, one for each rank, and the nodes of partition "
-     "lab have at most 4 CPUs. Use 4 or fewer, on more nodes"),
+    ({"ranks_per_node": 64}, {}, "job.ranks_per_node = 64: needs 64 CPUs on each node, one for each rank, and the nodes of "
+     "partition lab have at most 4 CPUs. Use 4 or fewer, on more nodes"),
     ({"ranks_per_node": 2}, {"extra": {"cpus-per-task": 3}}, "needs 6 CPUs on each node, ranks_per_node(2) × cpus-per-task(3), "
      "and the nodes of partition lab have at most 4 CPUs. Use 1 or fewer, on more nodes"),
     ({}, {"extra": {"cpus-per-task": 5}}, "Lower slurm.extra.cpus-per-task = 5 to 4 or less"),
@@ -90,6 +90,7 @@ def test_a_job_that_would_never_start_is_refused(given: dict[str, Any], slurm: d
     ({"nodes": 4}, {"extra": {"exclude": "/home/me/bad"}}),
     ({"nodes": 2, **CUDA}, {"partition": "mixed", "gpu_request": "gpus-per-node"}),
     ({"nodes": 3, **CUDA}, {"partition": "mixed", "gpu_request": "none"}),
+    ({"device": "cuda"}, {"gpu_request": "gres"}),  # for slurm_gpus to refuse
     ({}, {"extra": {"mem": "0"}}), ({}, {"extra": {"mem": "4000"}}), ({"nodes": 5}, {"partition": "mixed"}),
 ])
 def test_a_job_that_may_start_is_not(given: dict[str, Any], slurm: dict[str, Any]) -> None:
