@@ -18,6 +18,7 @@ from typing import Any
 import emulated
 import pytest
 import slurm_jobs
+from click.testing import CliRunner
 from launching import executable, the_run, until, write_job
 from slurm_lab.lab import Lab
 
@@ -26,9 +27,10 @@ import hpc_mp.launch.backends.local
 import hpc_mp.launch.launch
 import hpc_mp.report.page
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.launch.backends import BACKENDS
-from hpc_mp.launch.launch import LaunchRequest, again, preview
+from hpc_mp.launch.launch import LaunchRequest, again, alone, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.outcome import Outcome
@@ -173,6 +175,39 @@ def test_a_script_is_rendered_without_tokenizers_and_torch(job: Path, monkeypatc
             "from hpc_mp.launch.launch import LaunchRequest, plan_job; "
             f"print(plan_job(LaunchRequest(pathlib.Path({str(job)!r}), 'local'))[0].spec.job.device)")
     assert imported(code).splitlines()[0] == "cpu"
+
+
+def test_defaults_are_for_who_asks(job: Path) -> None:
+    shown = CliRunner().invoke(cli, ["launch", str(job), "--on", "local", "--dry-run"])
+    assert "defaults  hold for all keys that the job file leaves out (launch --explain lists them)" in shown.stderr
+    assert "learning_rate" not in shown.stderr
+    explained = CliRunner().invoke(cli, ["launch", str(job), "--on", "local", "--explain"]).stdout
+    assert "# defaults of the keys that the job file leaves out\n" in explained
+    assert any(line.startswith("[train] ") and "learning_rate = 0.0003" in line for line in explained.splitlines())
+
+
+def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "scontrol"):
+        executable(tmp_path / "bin", name, "echo 'no controller' >&2; exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    for name in ("SLURM_JOB_ID", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    said: list[str] = []
+    outcome = hpc_mp.run_job(job, on="auto", say=said.append)
+    assert outcome.state == "completed"
+    last = [text for text in said if text.startswith("ran ")]
+    assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers (no controller), "
+                    "and SLURM_CONF is not set: export it where slurm.conf lies elsewhere"]
+    assert said.index(last[0]) > next(n for n, text in enumerate(said) if text.startswith("run "))
+
+
+def test_an_element_of_an_array_is_carried_on_alone(tmp_path: Path) -> None:
+    """``--resume`` would be refused: it goes on with one run."""
+    request, run = LaunchRequest(Path("job.toml"), "slurm"), tmp_path / "runs" / "t" / "0002"
+    assert alone(request, run, None).split() == ["hpc-mp", "launch", f"{run}/job.toml", "--on", "slurm", "'--set=slurm.array=[]'"]
+    assert alone(request, run, run / "checkpoints").endswith(f" --set=checkpoint.resume={run}")
 
 
 # --- Slurm ------------------------------------------------------------------------------------------------------------

@@ -194,6 +194,21 @@ def test_a_job_that_waits_says_why(run: RunDirectory, monkeypatch: pytest.Monkey
     assert "then      8 PENDING" in text
 
 
+def test_a_job_that_can_never_start_says_what_it_asks_too_much_of(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (run.path / "job.id").write_text("7\n")
+    executable(tmp_path / "bin", "squeue", "echo '7|PENDING|N/A||0|0|PartitionConfig|'")
+    executable(tmp_path / "bin", "sinfo", "echo 'all*|up|infinite|4|4000|(null)|n1'")
+    executable(tmp_path / "bin", "scontrol", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    text = call("status", run.path).output
+    assert "waits     PartitionConfig: 2 nodes asked, the partition has 1\n" in text
+    assert "remedy    cancel it and launch again with another job.nodes: use 1 or fewer" in text and "ranks_per_node" not in text
+    executable(tmp_path / "bin", "sinfo", "echo 'all*|up|infinite|4|4000|(null)|n[1-2]'")
+    assert "waits     PartitionConfig: no nodes of its partition" in call("status", run.path).output
+
+
 # --- logs ---------------------------------------------------------------------------------------------------------
 
 
