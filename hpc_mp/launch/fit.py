@@ -133,7 +133,7 @@ def _count_refusal(value: str, spec: JobSpec, part: JobComponent, limits: Partit
     own = _with_own_qos(spec)
     if part.nodes > limits.total:
         return HpcMpError(value, f"{asked} has {limits.total}",
-                          f"use {limits.total} or fewer, or another partition than {name} (slurm.partition; sinfo lists them)")
+                          f"use {limits.total} or fewer, or another partition than {name} (slurm.partition)")
     left = limits.total - len(_excluded(part, limits))
     if part.nodes > left:
         return HpcMpError(value, f"{asked} has {limits.total}, of which slurm.extra.exclude leaves {left}",

@@ -198,15 +198,15 @@ def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
     outcome = hpc_mp.run_job(job, on="auto", say=said.append)
     assert outcome.state == "completed"
     last = [text for text in said if text.startswith("ran ")]
-    assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers (no controller), "
-                    "and SLURM_CONF is not set: export it where slurm.conf lies elsewhere"]
+    assert last == ["ran       emulated on this machine, not on a cluster: sbatch is on PATH, but no Slurm answers "
+                    "(no controller), and SLURM_CONF is not set: export it where slurm.conf lies elsewhere"]
     assert said.index(last[0]) > next(n for n, text in enumerate(said) if text.startswith("run "))
 
 
 def test_an_element_of_an_array_is_carried_on_alone(tmp_path: Path) -> None:
     """``--resume`` would be refused: it goes on with one run."""
     request, run = LaunchRequest(Path("job.toml"), "slurm"), tmp_path / "runs" / "t" / "0002"
-    assert alone(request, run, None).split() == ["hpc-mp", "launch", f"{run}/job.toml", "--on", "slurm", "'--set=slurm.array=[]'"]
+    assert alone(request, run, None) == f"hpc-mp launch {run}/job.toml --on slurm '--set=slurm.array=[]'"
     assert alone(request, run, run / "checkpoints").endswith(f" --set=checkpoint.resume={run}")
 
 
