@@ -20,6 +20,9 @@ from hpc_mp.rundir import RunDirectory
 __all__ = ["mark"]  # a fixture
 
 
+UNAVAILABLE = "allocation failure: Requested node configuration is not available"
+
+
 @pytest.fixture
 def cluster(tmp_path: Path) -> Cluster:
     return Cluster(tmp_path)
@@ -72,14 +75,17 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     assert not (job.parent / "runs").exists()
 
 
-@pytest.mark.parametrize(("answer", "code", "words"), [
-    ("allocation failure: Invalid account", 2, "is refused by Slurm (sbatch --test-only): allocation failure: Invalid account"),
-    ("allocation failure: Requested node configuration is not available", 0, "it will wait until nodes are back"),
-    ("sbatch: unrecognized option '--test-only'", 0, "slurm has not tested the script: sbatch: unrecognized option"),
+@pytest.mark.parametrize(("answer", "node", "code", "words"), [
+    ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure: Invalid"),
+    (UNAVAILABLE, "drained", 0, "it will wait until nodes are back"),
+    (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
+    ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option"),
 ])
-def test_slurm_tests_the_script(cluster: Cluster, job: Path, mark: str, answer: str, code: int, words: str) -> None:
+def test_slurm_tests_the_script(
+    cluster: Cluster, job: Path, mark: str, answer: str, node: str, code: int, words: str
+) -> None:
     """Before anything is written, and at a dry run; with a node that is drained a job may wait for it."""
-    executable(cluster.bin, "sinfo", 'case "$*" in *--Node*) echo "n1|drained|x"; echo "n2|idle|none";; '
+    executable(cluster.bin, "sinfo", 'case "$*" in *--Node*) echo "n1|' + node + '|x"; echo "n2|idle|none";; '
                '*) echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]";; esac')
     executable(cluster.bin, "sbatch", f'case "$*" in *--test-only*) cat > {cluster.folder}/tested; echo "{answer}" >&2; exit 1;; '
                "esac; echo 4242")

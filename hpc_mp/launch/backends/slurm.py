@@ -75,8 +75,8 @@ def _job(launch: Launch) -> Outcome:
                 jobs = _submit(plan, run, listener)
             except SubmissionRefused as refused:
                 if launch.resumed is not None:  # its earlier attempts stay, and their status is this refusal
-                    end = Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
-                    conclude(end, number, listener.note)
+                    failed = Outcome(run.path, "failed", cause=Cause("launcher", str(refused)), **figures(run, number))
+                    conclude(failed, number, listener.note)
                 raise _refused(refused) from None
     listener.say(f"run       {run.path}\njob       {', then '.join(jobs)}")
     if not launch.wait:
