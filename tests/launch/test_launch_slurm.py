@@ -76,7 +76,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
 
 
 @pytest.mark.parametrize(("answer", "node", "code", "words"), [
-    ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure: Invalid"),
+    ("allocation failure: Invalid account", "drained", 2, "is refused by Slurm (sbatch --test-only): allocation failure:"),
     (UNAVAILABLE, "drained", 0, "it will wait until nodes are back"),
     (UNAVAILABLE, "allocated", 2, f"is refused by Slurm (sbatch --test-only): {UNAVAILABLE}"),
     ("sbatch: unrecognized option '--test-only'", "idle", 0, "slurm has not tested the script: sbatch: unrecognized option"),
