@@ -14,6 +14,7 @@ from hpc_mp.base.text import counted
 from hpc_mp.job import load_job
 from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
+from hpc_mp.launch.training_text import check_text
 from hpc_mp.layout.models import read_shape
 
 
@@ -37,6 +38,7 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
                   disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
+        check_text(spec, vocabulary)
 
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)

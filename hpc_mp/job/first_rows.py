@@ -132,7 +132,8 @@ def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]
 
 def bad_row(value: str, number: int, error: UnusableRow) -> HpcMpError:
     """The error for a line of a file."""
-    return HpcMpError(f"{value}, line {number}", f"is not a row ({error})", error.remedy)
+    remedy = error.remedy if SHAPES in error.remedy else f"{error.remedy}; rows are {SHAPES}"
+    return HpcMpError(f"{value}, line {number}", f"is not a row ({error})", remedy)
 
 
 def _text(value: str, head: bytes) -> Iterable[tuple[str, bool]]:

@@ -112,7 +112,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
         raise HpcMpError("--resume", "goes on with one run, and slurm.array makes several",
                          "launch the element that you want to go on with as a job of its own")
     with _resumed(plans[0], request) as resumed:
-        listener.say(describe(plans[0], backend.target.title, _look(plans)))
+        listener.say(describe(plans[0], backend.target.title, launched_text(plans)))
         if resumed is not None and not resumed.left:
             listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
             done = resumed.run.attempt()
@@ -125,7 +125,7 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     plans = plan_job(request, estimated_steps)
     with _resumed(plans[0], request) as resumed:
         _check_models(plans, listener)(check_model)
-        text = _look(plans)
+        text = launched_text(plans)
         listener.say(describe(plans[0], BACKENDS[plans[0].where.place].target.title, text))
         run = resumed.run.path if resumed else next_run(plans[0].spec)
         others = (run.with_name(f"{int(run.name) + number:04d}") for number in range(1, len(plans)))
@@ -160,7 +160,7 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     return plans
 
 
-def _look(plans: Sequence[JobPlan]) -> TrainingText:
+def launched_text(plans: Sequence[JobPlan]) -> TrainingText:
     """What the first plan trains on; the text of the others, which are elements of its array, is checked too. Raises
     HpcMpError."""
     texts = {(plan.spec.data, plan.spec.evaluate.files, plan.spec.model.pretrained, plan.shape.vocabulary): plan
