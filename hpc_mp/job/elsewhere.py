@@ -150,6 +150,9 @@ VALUES: dict[str, dict[str, Any]] = {
                           "zb1p": "zero_bubble", "zerobubble": "zero_bubble", "interleavedzerobubble": "zero_bubble",
                           "zbv": "zero_bubble_v", "zbvzerobubble": "zero_bubble_v", "1f1b": "1f1b", "gpipe": "gpipe",
                           "bfs": "breadth_first", "loopedbfs": "breadth_first", "afab": "gpipe"},
+    "parallel.zero": {f"{name}{stage}": stage for stage in range(4)
+                      for name in ("stage", "stage_", "stage ", "zero", "zero-", "zero_")}
+                     | {"full_shard": 3, "shard_grad_op": 2, "no_shard": 0, "true": 1, "false": 0},
     "parallel.context_method": {"ring_attention": "ring", "deepspeed": "ulysses", "all_to_all": "ulysses", "a2a": "ulysses",
                                 "p2p": "ring"},
     "parallel.offload": {"cpu": ["optimizer"], "nvme": ["optimizer"], "true": ["optimizer"], "optimizer": ["optimizer"],

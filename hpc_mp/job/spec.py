@@ -86,7 +86,8 @@ class Model(Section):
     """Which model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
     pretrained: PathName | None = None
-    """A Hugging Face checkpoint directory: its weights, its config and, if tokenizer files lie there, its tokenizer."""
+    """A Hugging Face checkpoint directory: its weights, its config and its tokenizer, which `data.tokenizer` can
+    name elsewhere."""
     config: Config | None = None
     """A table with `model_type` (the family, by Hugging Face's name, for example `"gpt2"`) and sizes under Hugging Face's names:
     random weights. A name that the family does not know is refused."""
@@ -107,10 +108,11 @@ class Data(Section):
 
     files: Patterns
     """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt":
-    …, "completion": …}`; a prompt does not count in the loss. Compressed files and parquet are refused."""
+    …, "completion": …}`; a prompt does not count in the loss. Compressed files, tables and parquet are refused, and what is not
+    what its name says. See [the text](../user/jobs.md#the-text)."""
     tokenizer: PathName | None = None
-    """A directory that holds a tokenizer. Left out: the checkpoint's own, else one is trained on the files and kept in
-    `DIRECTORY/.cache`."""
+    """A directory that holds a tokenizer. Left out: the checkpoint's own, and for a model that begins with random weights one is
+    trained on the files and kept in `DIRECTORY/.cache`."""
     sequence_length: Count
     """Required. Tokens of a sample; at most the model's positions."""
     documents: Literal["joined", "separate"] = "joined"
@@ -215,7 +217,7 @@ class LossScale(Section):
 class Train(Section):
     """The optimization."""
 
-    steps: Count = UNCOUNTED
+    steps: Count = Field(default_factory=lambda: UNCOUNTED)  # no default that anybody could mean
     """Required, unless `train.epochs` is given. Optimizer steps in all, those before a resume included."""
     epochs: Annotated[float, Field(gt=0, strict=True)] | None = None
     """In place of `train.steps`: how many times every sample is trained on. `hpc-mp launch` tokenizes the text (as `hpc-mp data

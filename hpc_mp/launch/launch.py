@@ -22,7 +22,7 @@ from hpc_mp.launch.render import JobScript, check_array, find_template, site_def
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_run, script
 from hpc_mp.launch.summary import describe
-from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, look
+from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
@@ -167,7 +167,7 @@ def launched_text(plans: Sequence[JobPlan]) -> TrainingText:
              for plan in plans}
     for plan in list(texts.values())[1:]:
         check_text(plan.spec, plan.shape.vocabulary)
-    return look(plans[0].spec, plans[0].shape.vocabulary)
+    return report_text(plans[0].spec, plans[0].shape.vocabulary)
 
 
 def again(request: LaunchRequest, run: Path) -> str:

@@ -102,7 +102,7 @@ def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tu
     return rows, first_rows(held_out, key), tokenizer
 
 
-def look(spec: JobSpec, vocabulary: int) -> TrainingText:
+def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
     """As ``check_text``, with tokens where they can be had in a second or two. Raises HpcMpError."""
     rows, held_out, tokenizer = check_text(spec, vocabulary)
     size = sum(row.size for row in rows)
@@ -131,15 +131,15 @@ def _amount(spec: JobSpec, tokens: int, *, exact: bool) -> TextAmount:
 
 
 def estimated_steps(spec: JobSpec) -> JobSpec:
-    """The job with about the steps that its epochs are: nothing is written for it. Raises HpcMpError as ``look`` does."""
-    return spec if spec.train.epochs is None else with_steps(spec, look(spec, read_shape(spec).vocabulary).amount.tokens)
+    """The job with about the steps that its epochs are: nothing is written for it. Raises HpcMpError as ``report_text`` does."""
+    return spec if spec.train.epochs is None else with_steps(spec, report_text(spec, read_shape(spec).vocabulary).amount.tokens)
 
 
 def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
     """The job with the steps that its epochs are: its text is tokenized for that, unless it has been.
 
     Raises:
-        HpcMpError: as ``look`` does, for the text itself, and where the tokenizers' library is missing.
+        HpcMpError: as ``report_text`` does, for the text itself, and where the tokenizers' library is missing.
     """
     if spec.train.epochs is None:
         return spec

@@ -35,7 +35,8 @@ WRONG: dict[str, tuple[str, bytes, str, str]] = {
     "chats of ShareGPT": ("a.jsonl", line({"conversations": [{"from": "human", "value": "x"}]}), "it holds a chat", "template"),
     "chats as prompt": ("a.jsonl", line({"prompt": CHAT[:1], "completion": CHAT[1:]}), "its prompt is a chat", "as one string"),
     "alpaca": ("a.jsonl", line(ALPACA), "it holds an instruction with its output", "jq -c '{prompt: (.instruction"),
-    "response": ("a.jsonl", line({"prompt": "x", "response": "y"}), "prompt and response", "jq -c '{prompt: .prompt, completion: .re"),
+    "response": ("a.jsonl", line({"prompt": "x", "response": "y"}), "prompt and response",
+                 "jq -c '{prompt: .prompt, completion: .re"),
     "preferences": ("a.jsonl", line({"prompt": "x", "chosen": "y", "rejected": "z"}), "a pair of answers", "the chosen answer"),
     "content": ("a.jsonl", line({"content": "x"}), "a text under content", "jq -c '{text: .content}'"),
     "tokens": ("a.jsonl", line({"input_ids": [1, 2]}), "it holds tokens", "the text that they were made from"),
@@ -49,7 +50,8 @@ WRONG: dict[str, tuple[str, bytes, str, str]] = {
     "gzip in .jsonl": ("a.jsonl", gzip.compress(line({"text": "x"})), "is compressed by gzip", "unpack it"),
     "parquet under another name": ("a.jsonl", b"PAR1\x15\x04", "is parquet", "as JSON lines"),
     "PDF": ("a.txt", b"%PDF-1.7\n", "is PDF", "pdftotext"),
-    "a pointer": ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS", "git lfs pull"),
+    "a pointer": ("a.txt", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS",
+                  "git lfs pull"),
     "UTF-16": ("a.txt", "text".encode("utf-16"), "is UTF-16", "iconv -f UTF-16"),
     "UTF-16 without a mark": ("a.txt", "text".encode("utf-16-le"), "holds NUL bytes", "iconv"),
     "Latin-1": ("a.txt", "Ça va déjà".encode("latin-1"), "is not UTF-8 (byte 0xc7 at 0)", "iconv -f ISO-8859-1"),
@@ -76,17 +78,17 @@ def test_every_file_is_looked_at(tmp_path: Path) -> None:
     files = find_files([f"{tmp_path}/*"])
     assert [row.path for row in first_rows(files)] == list(files)
     (tmp_path / "37.jsonl").write_bytes(line(ALPACA))
-    with pytest.raises(HpcMpError, match="37.jsonl, line 1: is not a row"):
+    with pytest.raises(HpcMpError, match=r"37\.jsonl, line 1: is not a row"):
         first_rows(files)
 
 
 @pytest.mark.parametrize(("name", "content", "parts"), [
-    ("a.txt", "once upon a time".encode(), [("once upon a time", True)]),
+    ("a.txt", b"once upon a time", [("once upon a time", True)]),
     ("a.txt", "\ufeffonce".encode(), [("once", True)]),
     ("a.md", b"[link](x) {braces}", [("[link](x) {braces}", True)]),
     ("a.txt", b'{"name": "package", "version": 1}', [('{"name": "package", "version": 1}', True)]),  # code, not a data set
     ("a.txt", ("é" * HEAD).encode(), [("é" * 200, True)]),  # a character lies across the end of what is read
-    ("a.txt", b"caf\xe9 " + "déjà vu ".encode() * 9, [("caf\ufffd " .replace("\ufffd", "") + "déjà vu " * 9, True)]),
+    ("a.txt", b"caf\xe9 " + "déjà vu ".encode() * 9, [("caf " + "déjà vu " * 9, True)]),
     ("a.jsonl", b"\n" + line({"text": "x", "id": 5}), [("x", True)]),
     ("a.jsonl", b"\xef\xbb\xbf" + line({"text": "x"}), [("x", True)]),
     ("a.jsonl", line({"prompt": "x", "completion": "y"}).rstrip(), [("x", False), ("y", True)]),

@@ -11,7 +11,7 @@ from hpc_mp.train.data.tokenizer import load
 from hpc_mp.train.data.windows import encode
 
 FILES = 8  # that are looked into, spread evenly over all of them
-LOOK = 1 << 16  # bytes of each
+PART = 1 << 16  # bytes of each
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def sample(files: Sequence[Path], tokenizer: Path) -> Sampled:
                 first += made
                 counted += made * piece.counts
                 whole = piece.last
-            if looked >= LOOK:
+            if looked >= PART:
                 break
         size += looked
     return Sampled(first, counted, whole, tokens, size)
