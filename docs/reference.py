@@ -88,7 +88,7 @@ def documented(model: type) -> dict[str, str]:
 def default(field: Any) -> str:
     """As a job file would spell it; a dash where there is none."""
     value = field.get_default()
-    if field.is_required() or value is None:
+    if field.is_required() or field.default_factory is not None or value is None:
         return "–"
     return f"`{toml_value(value)}`"
 

@@ -12,7 +12,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted
 from hpc_mp.job import load_job
+from hpc_mp.job.epochs import samples_of, steps_of, with_steps
 from hpc_mp.job.inputs import find_files
+from hpc_mp.launch.training_text import check_text
 from hpc_mp.layout.models import read_shape
 
 
@@ -36,13 +38,14 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
                   disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)
         vocabulary, cache = read_shape(spec).vocabulary, Path(spec.job.directory) / ".cache"
+        check_text(spec, vocabulary)
 
         def progress(done: int, total: int) -> None:
             bar.update(task, completed=done, total=total)
 
         tokens = prepare_job(spec, vocabulary, cache, progress)
         held_out = prepare_held_out(spec, vocabulary, cache, progress, tokens)
-    steps = tokens.count // (spec.train.global_batch * spec.data.sequence_length)
+    steps = steps_of(1, samples_of(tokens.count, spec.data.sequence_length), spec.train.global_batch)
     files = len(find_files(spec.data.files))
     if as_json:
         click.echo(json.dumps({"directory": str(tokens.directory), "tokens": tokens.count, "files": files,
@@ -53,6 +56,8 @@ def prepare(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     click.echo(f"tokens     {tokens.count:,} of {counted(files, 'file')}, in {tokens.directory}\n"
                f"tokenizer  {tokens.tokenizer_directory}\n"
                f"epoch      {counted(steps, 'step')} of {spec.train.global_batch} sequences of {spec.data.sequence_length}")
+    if spec.train.epochs is not None:
+        click.echo(f"epochs     {spec.train.epochs:g}, which are {counted(with_steps(spec, tokens.count).train.steps, 'step')}")
     if held_out is not None:
         click.echo(f"held out   {held_out.count:,} tokens of {counted(len(find_files(spec.evaluate.files)), 'file')}, "
                    f"in {held_out.directory}")

@@ -7,7 +7,7 @@ from collections import Counter
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
 from hpc_mp.job.schedules import check_sizes, stages_per_rank
-from hpc_mp.job.spec import JobSpec, LossScale
+from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
 
 MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
 
@@ -75,7 +75,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     if spec.evaluate.every and not spec.evaluate.files:
         raise HpcMpError(f"evaluate.every = {spec.evaluate.every}", "has no effect without evaluate.files",
                          "name the files with held-out text in evaluate.files, or leave evaluate.every out")
-    if t.warmup_steps > t.steps:
+    if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}, so that the "
                          "learning rate would never be reached", "lower warmup_steps")
 

@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
+from hpc_mp.job.elsewhere import key_here, value_here
 
 LONGEST = 77  # characters of a value that a message shows
 MOST_OTHERS = 5  # problems that a message names in short after the first
@@ -73,27 +74,36 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
     where = found["loc"][:-1] if of_key else found["loc"]
     name, kind, context = dotted(where), found["type"], found.get("ctx", {})
     value = name if of_key or isinstance(found["input"], dict) else f"{name} = {shown(found['input'])}"
+    here = value_here(name, found["input"]) or _unquoted(kind, str(where[-1]), found["input"])
     if kind == "rule":
-        return value, context["rule"], context["remedy"]
+        return value, context["rule"], f"write {here}" if here else context["remedy"]
     if kind == "missing":
         place = f"it to [{dotted(where[:-1])}]" if where[1:] else f"[{name}]; `hpc-mp init` writes a whole job file"
         return name, "is required", f"add {place}"
     if kind == "extra_forbidden":
-        return value, f"is no key of {f'[{dotted(where[:-1])}]' if where[1:] else 'a job file'}", _nearest(where, model)
+        return value, *_nearest(where, model)
     rule, remedy = KINDS.get(kind, (f"is refused ({found['msg']})", "write another value"))
     context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in context.items()}
-    return value, rule.format(**context), remedy.format(where=name, key=where[-1], **context)
+    return value, rule.format(**context), f"write {here}" if here else remedy.format(where=name, key=where[-1], **context)
 
 
-def _nearest(where: Sequence[str], model: type[BaseModel]) -> str:
-    """What to do about an unknown key: another section has it, it is misspelt, or it is none of these."""
+def _unquoted(kind: str, key: str, value: Any) -> str | None:
+    """A number that was written as text."""
+    reads = {"int_type": r"[+-]?\d{1,18}", "float_type": r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?"}.get(kind)
+    return f"it without quotes: {key} = {value}" if reads and isinstance(value, str) and re.fullmatch(reads, value) else None
+
+
+def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
+    """Rule and remedy for an unknown key: another section has it, another trainer, it is misspelt, or it is none of these."""
     sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
     *parents, key = where
     homes = [name for name, keys in sections.items() if key in keys]
+    rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:
-        return f"{key} belongs to [{homes[0]}]"
+        return rule, f"{key} belongs to {' or '.join(f'[{name}]' for name in homes)}"
     known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
-    return f"{did_you_mean(key, known)} The keys are {', '.join(known)}".lstrip()
+    return key_here(key, dotted(parents), known) or (
+        rule, f"{did_you_mean(key, known)} The keys are {', '.join(known)}".lstrip())
 
 
 def _tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:

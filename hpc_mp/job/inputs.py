@@ -1,4 +1,4 @@
-"""Which files a job trains on, and whose tokenizer it uses. Nothing is read here, so that a login node can check it at once."""
+"""Which files a job trains on. Nothing of them is read here: `first_rows` does that."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.rows import SHAPES
 
 Kind = Literal["text", "jsonl"]
 
@@ -18,16 +19,18 @@ KINDS: dict[str, Kind] = {".jsonl": "jsonl", ".ndjson": "jsonl"}  # every other 
 # suffix: (the rule it breaks, the remedy)
 REFUSED: dict[str, tuple[str, str]] = {
     ".parquet": ("parquet is not built yet", 'write its rows as JSON lines, {"text": …} each, into a .jsonl file'),
+    ".json": ("a .json file is not read as rows, and its raw text is not what to train on",
+              f"write one row on each line of a .jsonl file, {SHAPES}; jq -c '.[]' OLD.json > NEW.jsonl takes an array apart"),
+    **dict.fromkeys((".csv", ".tsv", ".xls", ".xlsx", ".ods"),
+                    ("a table is not read as rows, and its raw text is not what to train on",
+                     f"write one row on each line of a .jsonl file, {SHAPES}; name a CSV .txt if its raw text is meant")),
     **dict.fromkeys((".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip", ".7z", ".tar", ".tgz"),
                     ("a compressed file or an archive is not read", "unpack it and name the text files inside")),
     **dict.fromkeys((".arrow", ".bin", ".npy", ".npz", ".pkl", ".pt", ".pth", ".safetensors", ".h5", ".sqlite", ".pyc",
-                     ".so", ".o", ".a", ".pdf", ".doc", ".docx", ".png", ".jpg", ".jpeg", ".gif", ".mp3", ".mp4"),
+                     ".so", ".o", ".a", ".pdf", ".doc", ".docx", ".png", ".jpg", ".jpeg", ".gif", ".mp3", ".mp4",
+                     ".feather", ".orc", ".avro", ".tfrecord", ".idx", ".db"),
                     ("a binary file is not text", "name text or .jsonl files only, with a narrower pattern")),
 }
-
-# Where one of these lies in a directory, there is a tokenizer.
-VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-                    "sentencepiece.bpe.model", "tekken.json")
 
 
 def kind(path: Path) -> Kind:
@@ -52,24 +55,6 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
     for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):
         files.setdefault(_identity(name, key), Path(name))
     return tuple(files.values())
-
-
-def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
-    """The directory whose tokenizer is used: the given one, else the checkpoint's if tokenizer files lie there.
-
-    Cheap enough for a login node. None means that a tokenizer is trained on the job's files.
-
-    Raises:
-        HpcMpError: ``given`` holds no tokenizer.
-    """
-    if given is not None and not files_there(given, VOCABULARY_FILES):
-        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
-                         "name a directory that holds tokenizer.json, or leave data.tokenizer out to train one")
-    return given or (pretrained if pretrained and files_there(pretrained, VOCABULARY_FILES) else None)
-
-
-def files_there(directory: Path, names: Sequence[str]) -> list[str]:
-    return [name for name in names if (directory / name).exists()]
 
 
 def _matches(pattern: str, key: str) -> list[str]:

@@ -31,6 +31,9 @@ OTHERS = {  # what people give in place of a job file, by its suffix
     ".py": f"{_TOML}, with the model and the data in it",
 }
 
+# What an override takes the place of beside its own key: a job says one of the two.
+INSTEAD = {"train.epochs": "steps", "train.steps": "epochs"}
+
 
 def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
     """Read a job file.
@@ -120,7 +123,8 @@ def _overridden(
 
 
 def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
-    """A parsed job file with ``"a.b=value"`` put in; text that is no TOML value is taken as it is."""
+    """A parsed job file with ``"a.b=value"`` put in, also in place of a key that excludes it; text that is no TOML value is
+    taken as it is."""
     key, equals, raw = text.partition("=")
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
@@ -138,6 +142,7 @@ def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
         table[part] = dict(inner)  # a copy: the elements of an array start from the same file
         table = table[part]
     table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
+    table.pop(INSTEAD.get(".".join(parts), ""), None)
     return changed
 
 

@@ -40,6 +40,7 @@ from hpc_mp.job.values import (
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: what torchtitan's recipes give a GPU at a time
 MEMORY_WEIGHT = 0.8  # that of SageMaker's model parallel library where it optimizes for memory
+UNCOUNTED = 0  # steps of a job that says epochs, until its tokens are counted
 HORIZON = 2  # one forward and one backward: in that time 1F1B, once it is steady, sends one microbatch away and fetches one
 MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
 
@@ -85,7 +86,8 @@ class Model(Section):
     """Which model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
     pretrained: PathName | None = None
-    """A Hugging Face checkpoint directory: its weights, its config and, if tokenizer files lie there, its tokenizer."""
+    """A Hugging Face checkpoint directory: its weights, its config and its tokenizer, which `data.tokenizer` can
+    name elsewhere."""
     config: Config | None = None
     """A table with `model_type` (the family, by Hugging Face's name, for example `"gpt2"`) and sizes under Hugging Face's names:
     random weights. A name that the family does not know is refused."""
@@ -106,10 +108,11 @@ class Data(Section):
 
     files: Patterns
     """Required. Paths or globs (`**` for any depth) of text files and of `.jsonl` files with rows `{"text": …}` or `{"prompt":
-    …, "completion": …}`; a prompt does not count in the loss. Compressed files and parquet are refused."""
+    …, "completion": …}`; a prompt does not count in the loss. Compressed files, tables and parquet are refused, and what is not
+    what its name says. See [the text](../user/jobs.md#the-text)."""
     tokenizer: PathName | None = None
-    """A directory that holds a tokenizer. Left out: the checkpoint's own, else one is trained on the files and kept in
-    `DIRECTORY/.cache`."""
+    """A directory that holds a tokenizer. Left out: the checkpoint's own, and for a model that begins with random weights one is
+    trained on the files and kept in `DIRECTORY/.cache`."""
     sequence_length: Count
     """Required. Tokens of a sample; at most the model's positions."""
     documents: Literal["joined", "separate"] = "joined"
@@ -214,8 +217,12 @@ class LossScale(Section):
 class Train(Section):
     """The optimization."""
 
-    steps: Count
-    """Required. Optimizer steps in all, those before a resume included."""
+    steps: Count = Field(default_factory=lambda: UNCOUNTED)  # no default that anybody could mean
+    """Required, unless `train.epochs` is given. Optimizer steps in all, those before a resume included."""
+    epochs: Annotated[float, Field(gt=0, strict=True)] | None = None
+    """In place of `train.steps`: how many times every sample is trained on. `hpc-mp launch` tokenizes the text (as `hpc-mp data
+    prepare` does, once), counts its samples and writes the steps, the last one rounded up, into the run's job file. Example:
+    `3`."""
     global_batch: Count
     """Required. Sequences per step over all ranks; a multiple of data degree × microbatches."""
     optimizer: Literal["adamw", "sgd"] = "adamw"
@@ -265,6 +272,15 @@ class Train(Section):
     """Overrides every probability of the model's config."""
     seed: NonNegative = 0
     """Of first values, sample order and dropout."""
+
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Train:
+        if (self.steps == UNCOUNTED) == (self.epochs is None):
+            given = "neither steps nor epochs" if self.epochs is None else "both steps and epochs"
+            raise wrong(f"has {given}", "set steps to the number of optimizer steps, or epochs to how many times the text is "
+                        "trained on")
+        return self
 
 
 class Evaluate(Section):

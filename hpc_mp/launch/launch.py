@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec, load_array
-from hpc_mp.job.inputs import find_files, find_tokenizer
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
@@ -22,6 +22,7 @@ from hpc_mp.launch.render import JobScript, check_array, find_template, site_def
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_runs, script
 from hpc_mp.launch.summary import describe
+from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
@@ -55,17 +56,19 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every element of an array, the first run's directory, the script of all."""
+    """What a launch would start: a plan for every element of an array, the first run's directory, the script of all, and what the
+    first one trains on."""
 
     plans: tuple[JobPlan, ...]
     run: Path
     script: JobScript
+    text: TrainingText
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
         return {"run": str(self.run), "state": "planned", "job_id": None, "where": self.plans[0].where.place,
                 "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations,
-                "choices": self.plans[0].resolution.document()}
+                "choices": self.plans[0].resolution.document(), "data": self.text.document()}
 
 
 def run_job(
@@ -103,13 +106,13 @@ def run_job(
 
 def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     """As ``run_job``; the listener also gets the progress of the ranks."""
-    plans = plan_job(request)
+    plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
     if len(plans) > 1 and request.resume:
         raise HpcMpError("--resume", "goes on with one run, and slurm.array makes several",
                          "launch the element that you want to go on with as a job of its own")
     with _resumed(plans[0], request) as resumed:
-        listener.say(describe(plans[0], backend.target.title))
+        listener.say(describe(plans[0], backend.target.title, launched_text(plans)))
         if resumed is not None and not resumed.left:
             listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
             done = resumed.run.attempt()
@@ -122,21 +125,24 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
 
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
     """Check everything and render the job script; start and write nothing."""
-    plans = plan_job(request)
+    plans = plan_job(request, estimated_steps)
     with _resumed(plans[0], request) as resumed:
         _check_models(plans, listener)(check_model)
-        backend = BACKENDS[plans[0].where.place]
-        listener.say(describe(plans[0], backend.target.title))
+        backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
+        listener.say(describe(plans[0], backend.target.title, text))
         runs = next_runs(plans, resumed)
         rendered = script(plans[0], *runs)
         if backend.rehearse is not None:
             listener.say(backend.rehearse(plans[0], rendered.text))
-        return Preview(plans, runs[0], rendered)
+        return Preview(plans, runs[0], rendered, text)
 
 
-def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
+def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:
     """The plan of the job, or of every element of its array where the back end takes arrays; checked, but for what only
     transformers knows of its model.
+
+    Args:
+        count: puts steps in place of epochs.
 
     Raises:
         HpcMpError: a value that is wrong, files that are not there, a layout that the model, the machine or the cluster
@@ -152,16 +158,23 @@ def plan_job(request: LaunchRequest) -> tuple[JobPlan, ...]:
                           lambda spec: target.fits(spec, target.facts(spec, request.slurm_version)))
     if not backend.arrays:
         elements = elements[:1]
+    elements = tuple(map(count, elements))
     resumed = newest_run(elements[0]) if request.resume else None
     earlier = read_plan(resumed) if resumed is not None else None
     plans = tuple(replace(compose(given, where, target, request.slurm_version, earlier, resumed), template=template)
                   for given in elements)
     check_array([plan.spec for plan in plans])
-    data = elements[0].data
-    find_files(data.files)
-    find_files(elements[0].evaluate.files, "evaluate.files")
-    find_tokenizer(given=Path(data.tokenizer) if data.tokenizer else None, pretrained=None)
     return plans
+
+
+def launched_text(plans: Sequence[JobPlan]) -> TrainingText:
+    """What the first plan trains on; the text of the others, which are elements of its array, is checked too. Raises
+    HpcMpError."""
+    texts = {(plan.spec.data, plan.spec.evaluate.files, plan.spec.model.pretrained, plan.shape.vocabulary): plan
+             for plan in plans}
+    for plan in list(texts.values())[1:]:
+        check_text(plan.spec, plan.shape.vocabulary)
+    return report_text(plans[0].spec, plans[0].shape.vocabulary)
 
 
 def again(request: LaunchRequest, run: Path) -> str:

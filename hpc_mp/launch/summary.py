@@ -10,6 +10,7 @@ from hpc_mp.cluster.slurm.options import options_of
 from hpc_mp.job import JobSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan
+from hpc_mp.launch.training_text import TrainingText, text_rows
 from hpc_mp.planner.activations import kept_inputs
 
 WIDTH = 120
@@ -30,11 +31,12 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def describe(plan: JobPlan, title: str) -> str:
+def describe(plan: JobPlan, title: str, text: TrainingText | None = None) -> str:
     """Where it runs and why, how the ranks are laid out and why, and what the model's state takes.
 
     Args:
         title: of the back end: where its ranks run.
+        text: what is trained on, where it was looked at.
     """
     spec, p, shape = plan.spec, plan.spec.parallel, plan.shape
     context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
@@ -51,6 +53,7 @@ def describe(plan: JobPlan, title: str) -> str:
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
         "backwards": _backwards(plan),
+        **(text_rows(text, spec) if text else {}),
         "defaults": "hold for all keys that the job file leaves out (launch --explain lists them)",
     }
     if spec.stages > 1:

@@ -28,7 +28,7 @@ def test_ranks_find_what_was_prepared(job: Path, monkeypatch: pytest.MonkeyPatch
     assert document == {
         "directory": str(made.directory), "tokens": made.count, "files": 1,
         "tokenizer": str(made.tokenizer_directory), "held_out": None,
-        "steps_per_epoch": made.count // (spec.train.global_batch * spec.data.sequence_length)}
+        "steps_per_epoch": -(-((made.count - 1) // spec.data.sequence_length) // spec.train.global_batch)}
     assert made.count > 0 and (made.tokenizer_directory / "tokenizer.json").exists()
 
     def again(*_: object) -> None:
@@ -52,7 +52,7 @@ def test_overrides_count(job: Path) -> None:
 
     plain, shorter = prepared(), prepared("data.sequence_length=8")
     assert plain["directory"] == shorter["directory"], "tokens do not depend on it"
-    assert int(str(shorter["steps_per_epoch"])) >= 4 * int(str(plain["steps_per_epoch"]))
+    assert int(str(shorter["steps_per_epoch"])) > 2 * int(str(plain["steps_per_epoch"]))
 
 
 @pytest.mark.parametrize(("override", "words"), [

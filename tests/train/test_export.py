@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from layouts import MODELS, job, run_engine, start, write_text
 from ranks import run_ranks
 from safetensors import safe_open
+from token_files import words
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from hpc_mp.base.errors import HpcMpError
@@ -362,7 +363,7 @@ def test_what_is_read_is_what_is_exported(place: Path, tmp_path: Path, model: st
     """To the last bit, through a step that changes nothing."""
     directory, again = tmp_path / model, tmp_path / "again"
     apart(save_random, directory, job(place, model), AutoModelForCausalLM, "5GB")
-    spec = continued(place, directory, "train.learning_rate=0.0")
+    spec = continued(place, directory, "train.learning_rate=0.0", f'data.tokenizer="{words(tmp_path / "words", ["?", "a"])}"')
     run = start(spec)
     run_engine(spec, run=run)
 

@@ -17,23 +17,20 @@ import pytest
 from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_rows
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.inputs import find_tokenizer
+from hpc_mp.job.tokenizer_files import find_tokenizer
 from hpc_mp.train.data import bpe, load_tokens
 from hpc_mp.train.data.tokenizer import Tokenizer, load
 
 
 def test_given_before_pretrained_before_trained(tmp_path: Path) -> None:
     given, pretrained = words(tmp_path / "given", ["?", "a"]), words(tmp_path / "pretrained", ["?", "b", "a"])
-    bare = tmp_path / "bare"
-    write(bare / "config.json", "{}")
-    write(bare / "tokenizer_config.json", "{}")  # encodes nothing: no tokenizer
     text = write(tmp_path / "a.txt", "a")
     assert find_tokenizer(given, pretrained) == given
     assert find_tokenizer(None, pretrained) == pretrained
-    assert find_tokenizer(None, bare) is None and find_tokenizer(None, None) is None
+    assert find_tokenizer(None, None) is None
     assert prepared(tmp_path / "cache", text, given=given, pretrained=pretrained).tokens().tolist() == [1]
     assert prepared(tmp_path / "cache", text, pretrained=pretrained).tokens().tolist() == [2]
-    trained = prepared(tmp_path / "cache", text, pretrained=bare)
+    trained = prepared(tmp_path / "cache", text)
     assert load(trained.tokenizer_directory).encoder.decode(trained.tokens().tolist(), False) == "a" + bpe.END
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.tokenizer_files import check_tokenizer
 from hpc_mp.train.data.cache import entry, key
 from hpc_mp.train.data.documents import pieces
 
@@ -43,11 +43,7 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
         HpcMpError: ``vocabulary`` has no room for the 256 bytes and the end token, or a file cannot be read.
     """
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    least = len(alphabet) + 1
-    if vocabulary < least:
-        raise HpcMpError(f"the model's vocabulary of {vocabulary}",
-                         f"is too small to train a tokenizer for: {len(alphabet)} bytes + {END} = {least}",
-                         f"set the model's vocab_size to at least {least}, or give data.tokenizer")
+    check_tokenizer(None, vocabulary)
 
     def build(made: Path) -> None:
         encoder = byte_level(models.BPE())
@@ -59,7 +55,12 @@ def train(files: Sequence[Path], contents: Sequence[str], *, vocabulary: int, ca
         write_json(made / "special_tokens_map.json", special)
         write_json(made / "tokenizer_config.json", special | {"tokenizer_class": CLASS})
 
-    return entry(cache / f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents))}", build)
+    return entry(cache / trained_name(contents, vocabulary), build)
+
+
+def trained_name(contents: Sequence[str], vocabulary: int) -> str:
+    """What the directory of a tokenizer that is trained on these files is called in the cache."""
+    return f"tokenizer-{key(FORMAT, TEXT, MIN_FREQUENCY, vocabulary, list(contents))}"
 
 
 def _polled(work: Callable[[], None], poll: Callable[[], object]) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import codecs
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.first_rows import bad_row
 from hpc_mp.job.inputs import Kind, kind
+from hpc_mp.job.rows import UnusableRow, row_parts
 
 # Bytes of a piece. The pieces of a batch are encoded in parallel, one core each: small enough that a batch of a few MiB
 # keeps many cores busy, large enough that what is encoded twice around the cuts is little.
@@ -75,10 +76,9 @@ def _rows(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
         if line.isspace():
             continue
         try:
-            parts = _parts(line)
-        except (ValueError, RecursionError) as error:
-            raise HpcMpError(f"{files_key}: {path}, line {number}", f"is not a row ({error})",
-                             'write {"text": "…"} or {"prompt": "…", "completion": "…"} on each line') from None
+            parts = row_parts(line)
+        except UnusableRow as error:
+            raise bad_row(f"{files_key}: {path}", number, error) from None
         for part, (text, counts) in enumerate(parts, start=1):
             # JSON can name a lone surrogate, which UTF-8 cannot: it is replaced like any undecodable bytes.
             for raw, end in _cut(io.BytesIO(text.encode("utf-8", "surrogatepass"))):
@@ -87,18 +87,6 @@ def _rows(path: Path, file: BinaryIO, files_key: str) -> Iterator[TextPiece]:
 
 
 READERS: dict[Kind, Callable[[Path, BinaryIO, str], Iterator[TextPiece]]] = {"text": _text, "jsonl": _rows}
-
-
-def _parts(line: bytes) -> list[tuple[str, bool]]:
-    """A row's texts, and whether each counts in the loss. Raises ValueError."""
-    match json.loads(line):
-        case {"text": _, "prompt": _} | {"text": _, "completion": _}:
-            raise ValueError("it holds both a text and a prompt or completion")
-        case {"text": str(text)}:
-            return [(text, True)]
-        case {"prompt": str(prompt), "completion": str(completion)}:
-            return [(prompt, False), (completion, True)]
-    raise ValueError("it holds neither a text nor a prompt and a completion, as strings")
 
 
 def _piece(path: Path, raw: bytes, *, counts: bool, joined: bool, last: bool, size: int) -> TextPiece:

@@ -31,16 +31,19 @@ class HashMemory:
 
     def __call__(self, path: Path) -> str:
         """In hexadecimal. Raises OSError."""
+        if known := self.remembered(path):
+            return known
         status = os.stat(path)
-        name, mark = os.path.abspath(path), [status.st_size, status.st_mtime_ns, status.st_ino]
-        known = self._known.get(name)
-        if isinstance(known, list) and known[:-1] == mark:
-            return str(known[-1])
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if time.time_ns() - status.st_mtime_ns > SETTLED_NS:
-            self._known[name], self._new = [*mark, digest], True
+            self._known[os.path.abspath(path)], self._new = [*_mark(status), digest], True
         return digest
+
+    def remembered(self, path: Path) -> str | None:
+        """The same without reading the file; None where it would have to be read. Raises OSError."""
+        known = self._known.get(os.path.abspath(path))
+        return str(known[-1]) if isinstance(known, list) and known[:-1] == _mark(os.stat(path)) else None
 
     def keep(self) -> None:
         """Write down what is new."""
@@ -49,3 +52,8 @@ class HashMemory:
                 self._file.parent.mkdir(parents=True, exist_ok=True)
                 write_json(self._file, {name: mark for name, mark in self._known.items() if os.path.exists(name)})
             self._new = False
+
+
+def _mark(status: os.stat_result) -> list[int]:
+    """What changes with a file's content."""
+    return [status.st_size, status.st_mtime_ns, status.st_ino]

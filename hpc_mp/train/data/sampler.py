@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.epochs import samples_of
 from hpc_mp.train.data.rows import TokenRows
 from hpc_mp.train.data.tokens import TokenSet
 
@@ -57,7 +58,7 @@ class Samples:
                              f"use more text, or a sequence_length of at most {token_set.count - 1}")
         self.sequence_length = sequence_length
         self.seed = seed
-        self._size = (token_set.count - 1) // sequence_length
+        self._size = samples_of(token_set.count, sequence_length)
         self._rows = TokenRows(token_set, documents)
 
     def __len__(self) -> int:

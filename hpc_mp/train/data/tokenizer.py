@@ -6,7 +6,6 @@ run neither depends on the directory it was given nor changes with it.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,8 @@ import tokenizers
 from tokenizers import models
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.inputs import VOCABULARY_FILES, files_there, find_tokenizer
-from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, write_json
+from hpc_mp.job.tokenizer_files import VOCABULARY_FILES, check_fit, check_kind, files_there, find_tokenizer, read_object
+from hpc_mp.train.data.bpe import CLASS, END, byte_level, train, trained_name, write_json
 from hpc_mp.train.data.cache import entry, file_hash, key
 
 # What goes with one of ``VOCABULARY_FILES``.
@@ -55,11 +54,7 @@ def resolve(files: Sequence[Path], contents: Sequence[str], *, given: Path | Non
     """
     source = find_tokenizer(given, pretrained)
     tokenizer = load(source or train(files, contents, vocabulary=vocabulary, cache=cache, poll=poll))
-    if tokenizer.size > vocabulary:
-        raise HpcMpError(f"tokenizer {tokenizer.directory}",
-                         f"does not fit the model: its largest id {tokenizer.size - 1} needs a vocabulary of "
-                         f"{tokenizer.size}, the model's is {vocabulary}",
-                         f"use the model's own tokenizer, or a model whose vocab_size is at least {tokenizer.size}")
+    check_fit(tokenizer.directory, tokenizer.size, vocabulary)
     return tokenizer if source is None else replace(tokenizer, directory=_keep(tokenizer, cache))
 
 
@@ -87,12 +82,7 @@ def load(directory: Path) -> Tokenizer:
 
 def _gpt2(directory: Path, config: dict[str, Any]) -> tokenizers.Tokenizer:
     """GPT-2's kind of tokenizer, and nothing that only has the same files."""
-    found = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
-    kind = config.get("tokenizer_class") or _json(directory / "config.json").get("model_type", "gpt2")
-    if found != ["vocab.json", "merges.txt"] or not str(kind).lower().startswith("gpt2"):
-        raise HpcMpError(f"tokenizer {directory}",
-                         f"this kind is not built yet ({kind}: {', '.join(found)} without tokenizer.json)",
-                         "load it with transformers.AutoTokenizer and save_pretrained it, which writes tokenizer.json")
+    check_kind(directory)
     encoder = byte_level(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")),
                          add_prefix_space=config["add_prefix_space"])
     named = dict.fromkeys(v for k, v in config.items() if k.endswith("_token") and isinstance(v, str))
@@ -107,7 +97,7 @@ def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
     def build(made: Path) -> None:
         for name in names:
             shutil.copyfile(tokenizer.directory / name, made / name)
-        config = _json(made / "tokenizer_config.json")
+        config = read_object(made / "tokenizer_config.json")
         if "tokenizer.json" not in names:
             (made / "tokenizer.json").write_text(tokenizer.encoder.to_str(pretty=True), encoding="utf-8")
             ends = {} if tokenizer.end is None else {"eos_token": tokenizer.encoder.id_to_token(tokenizer.end)}
@@ -115,22 +105,21 @@ def _keep(tokenizer: Tokenizer, cache: Path) -> Path:
         elif "tokenizer_class" not in config:
             write_json(made / "tokenizer_config.json", config | {"tokenizer_class": CLASS})
 
-    content = [(name, file_hash(tokenizer.directory / name)) for name in names]
-    return entry(cache / f"tokenizer-{key(content)}", build)
+    return entry(cache / _kept_name(tokenizer.directory), build)
+
+
+def kept_name(contents: Sequence[str], *, given: Path | None, pretrained: Path | None, vocabulary: int) -> str:
+    """What the directory that ``resolve`` returns is called in the cache, whether it is there or not. Raises HpcMpError."""
+    source = find_tokenizer(given, pretrained)
+    return trained_name(contents, vocabulary) if source is None else _kept_name(source)
+
+
+def _kept_name(directory: Path) -> str:
+    names = files_there(directory, VOCABULARY_FILES + SIDE_FILES)
+    return f"tokenizer-{key([(name, file_hash(directory / name)) for name in names])}"
 
 
 def _config(directory: Path) -> dict[str, Any]:
     """``tokenizer_config.json`` over ``special_tokens_map.json``, with each token as a plain string."""
-    config = _json(directory / "special_tokens_map.json") | _json(directory / "tokenizer_config.json")
+    config = read_object(directory / "special_tokens_map.json") | read_object(directory / "tokenizer_config.json")
     return {k: v.get("content") if k.endswith("_token") and isinstance(v, dict) else v for k, v in config.items()}
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The entries of a JSON object that are not null; none if there is no such file."""
-    if not path.exists():
-        return {}
-    try:
-        return {k: v for k, v in json.loads(path.read_text(encoding="utf-8")).items() if v is not None}
-    except (OSError, ValueError, AttributeError) as error:
-        raise HpcMpError(f"tokenizer file {path}", f"cannot be read ({error})",
-                         "save the tokenizer again with save_pretrained") from None

@@ -19,10 +19,11 @@ from hpc_mp.job.inputs import Kind, find_files, kind
 from hpc_mp.train.data.cache import entry, file_hash, key
 from hpc_mp.train.data.documents import pieces, unreadable
 from hpc_mp.train.data.hash_memory import HashMemory
-from hpc_mp.train.data.tokenizer import Tokenizer, resolve
+from hpc_mp.train.data.tokenizer import Tokenizer, kept_name, resolve
 from hpc_mp.train.data.windows import encode
 
 FORMAT = 4  # raised when the same text and tokenizer give other files
+SMALL = 1 << 26  # bytes that are hashed in a tenth of a second
 REPORT = 1 << 20  # bytes of text between two calls of ``progress``
 TOKENS, LOSS, DOCUMENTS, META = "tokens.bin", "loss.bin", "documents.bin", "meta.json"
 
@@ -105,8 +106,7 @@ def prepare(files: Sequence[Path], *, tokenizer_directory: Path | None, pretrain
         meta = _tokenize(made, sources, tokenizer, report, files_key)
         (made / META).write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
 
-    content = key(FORMAT, tokenizer.directory.name, [source.content for source in sources])
-    directory = entry(cache / f"tokens-{content}", build, hashed)
+    directory = entry(cache / _name(tokenizer.directory.name, [source.content for source in sources]), build, hashed)
     hashed.keep()
     for note in _meta(directory)["notes"]:
         log.warning(note)
@@ -119,6 +119,32 @@ def prepare_job(spec: JobSpec, vocabulary: int, cache: Path, progress: Callable[
         find_files(spec.data.files), vocabulary=vocabulary, cache=cache, progress=progress,
         tokenizer_directory=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
         pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None)
+
+
+def find_prepared(spec: JobSpec, vocabulary: int, cache: Path) -> TokenSet | None:
+    """What ``prepare_job`` has made of this text before; None if it has not, or where much of the text would have to be read to
+    tell.
+
+    Raises:
+        HpcMpError: there is no such file, or no tokenizer.
+    """
+    hashed, files = HashMemory(cache), find_files(spec.data.files)
+    new = [path for path in files if hashed.remembered(path) is None]
+    if sum(path.stat().st_size for path in new) > SMALL:
+        return None
+    known = map(hashed, files)
+    contents = [f"{kind(path)} {sha256}" for path, sha256 in zip(files, known, strict=True)]
+    tokenizer = kept_name(contents, given=Path(spec.data.tokenizer) if spec.data.tokenizer else None,
+                          pretrained=Path(spec.model.pretrained) if spec.model.pretrained else None, vocabulary=vocabulary)
+    try:
+        return load_tokens(cache / _name(tokenizer, contents))
+    except HpcMpError:
+        return None
+
+
+def _name(tokenizer: str, contents: Sequence[str]) -> str:
+    """What the directory of a token set is called in the cache."""
+    return f"tokens-{key(FORMAT, tokenizer, list(contents))}"
 
 
 def load_tokens(directory: Path) -> TokenSet:

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, dump_job, load_job
 from hpc_mp.job.resolution import ResolvedKey, cut, resolved
+from hpc_mp.job.spec import UNCOUNTED
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
@@ -100,6 +101,9 @@ def read_job(job_file: Path, who: RankEnv) -> tuple[JobSpec, ModelShape]:
         raise HpcMpError(f"{who.world} ranks ({who.source})", f"the job file asks for {spec.ranks} = "
                          f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node})",
                          "start that many ranks, or change job.nodes and job.ranks_per_node")
+    if spec.train.steps == UNCOUNTED:
+        raise HpcMpError(f"train.epochs = {spec.train.epochs:g}", "is made steps of by `hpc-mp launch`, and these ranks were "
+                         "started by hand", "set train.steps: `hpc-mp data prepare` says how many they are")
     return spec, shape
 
 

@@ -1,0 +1,157 @@
+"""The beginning of every file that a job trains on, read at launch: is it what its suffix says, and what is its first row?
+
+A node reads the whole text, hours later perhaps. What it would refuse, or train on as something else than it is, shows in the
+first bytes of a file already.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.inputs import kind
+from hpc_mp.job.rows import SHAPES, UnusableRow, known_keys, row_parts
+
+HEAD = 1 << 16  # bytes that are looked at
+LINE = 1 << 24  # bytes of a first row at most; a longer one is left to the nodes
+SHOWN = 200  # characters of a text that are kept: there may be a hundred thousand files
+READERS = 16  # files that are opened at once: a parallel file system takes milliseconds for each
+TAKE_APART = "take it apart: jq -c '.[]' OLD.json > NEW.jsonl"
+
+# First bytes of files that hold no text: what it is, and what to do about it.
+UNPACK = "unpack it and name the text files inside"
+EXPORT = f"write its rows as JSON lines, {SHAPES} each, into a .jsonl file"
+TEXT_ONLY = "name text or .jsonl files only"
+MAGIC: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b", "is compressed by gzip", UNPACK),
+    (b"BZh", "is compressed by bzip2", UNPACK),
+    (b"\xfd7zXZ\0", "is compressed by xz", UNPACK),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd", UNPACK),
+    (b"\x04\x22\x4d\x18", "is compressed by lz4", UNPACK),
+    (b"PK\x03\x04", "is a zip archive", UNPACK),
+    (b"7z\xbc\xaf\x27\x1c", "is a 7z archive", UNPACK),
+    (b"PAR1", "is parquet, which is not built yet", EXPORT),
+    (b"ARROW1", "is an Arrow file", EXPORT),
+    (b"SQLite format 3\0", "is a SQLite database", EXPORT),
+    (b"\x89HDF", "is HDF5", EXPORT),
+    (b"\x93NUMPY", "is a NumPy array", EXPORT),
+    (b"%PDF-", "is PDF", "extract its text, for example with pdftotext"),
+    (b"\x7fELF", "is a program", TEXT_ONLY),
+    (b"version https://git-lfs.github.com/", "is a pointer of Git LFS, not the file itself", "fetch it with git lfs pull"),
+    *((mark, f"is UTF-{bits}", f"convert it: iconv -f UTF-{bits} -t UTF-8 OLD > NEW") for mark, bits in (
+        (codecs.BOM_UTF32_LE, 32), (codecs.BOM_UTF32_BE, 32), (codecs.BOM_UTF16_LE, 16), (codecs.BOM_UTF16_BE, 16))),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRow:
+    """What is trained on first of a file.
+
+    Attributes:
+        size: of the file, bytes.
+        parts: the beginnings of the texts of the first row, and whether each counts in the loss; of a text file its own.
+            None if the file holds nothing but white space, as far as it was looked at.
+    """
+
+    path: Path
+    size: int
+    parts: tuple[tuple[str, bool], ...]
+
+
+def first_rows(files: Sequence[Path], key: str = "data.files") -> tuple[FirstRow, ...]:
+    """The first row of every file, in their order.
+
+    Args:
+        key: of the job file, which names the files.
+
+    Raises:
+        HpcMpError: a file is not what its suffix says, is not UTF-8, or begins with a row that cannot be trained on; or no file
+            holds any text.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        found = tuple(pool.map(lambda path: _first(path, key), files))
+    if files and not any(row.parts for row in found) and all(row.size <= HEAD for row in found):
+        raise HpcMpError(f"{key}: {files[0]}" + (f" and {len(files) - 1} more" if files[1:] else ""),
+                         "holds no text" if len(files) == 1 else "hold no text", "name files with text to train on")
+    return found
+
+
+def _first(path: Path, key: str) -> FirstRow:
+    value = f"{key}: {path}"
+    try:
+        with path.open("rb") as file:
+            size, head = os.fstat(file.fileno()).st_size, file.read(HEAD)
+            if kind(path) == "jsonl" and b"\n" not in head:
+                head += file.readline(LINE)
+    except OSError as error:
+        raise HpcMpError(value, f"cannot be read ({error.strerror})", "make it readable or name another file") from None
+    _check_text(value, head)
+    parts = _jsonl(value, head, whole=len(head) == size) if kind(path) == "jsonl" else _text(value, head)
+    return FirstRow(path, size, tuple((text[:SHOWN], counts) for text, counts in parts))
+
+
+def _check_text(value: str, head: bytes) -> None:
+    """Raises HpcMpError for what is not UTF-8 text. A few bad bytes among good ones are replaced later, and counted."""
+    for mark, rule, remedy in MAGIC:
+        if head.startswith(mark):
+            raise HpcMpError(value, rule, remedy)
+    if (at := head.find(b"\0")) >= 0:
+        raise HpcMpError(value, f"is binary or not UTF-8 (it holds NUL bytes, the first after {at} bytes)",
+                         f"{TEXT_ONLY}, convert it (iconv -f UTF-16 -t UTF-8), or take them out (tr -d '\\000')")
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character that the end of the head cuts is no fault
+    except UnicodeDecodeError as error:
+        lost = head.decode("utf-8", "ignore")
+        if sum(byte > 0x7F for byte in head) > 2 * sum(len(letter.encode()) for letter in lost if not letter.isascii()):
+            raise HpcMpError(value, f"is not UTF-8 (byte 0x{head[error.start]:02x} at {error.start})",
+                             "convert it, for example: iconv -f ISO-8859-1 -t UTF-8 OLD > NEW") from None
+
+
+def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]]:
+    """The first row; all rows in the head are looked at, but for one that its end cuts."""
+    lines = head.removeprefix(codecs.BOM_UTF8).splitlines(keepends=True)
+    parts: list[list[tuple[str, bool]]] = []
+    for number, line in enumerate(lines if whole or head.endswith(b"\n") else lines[:-1], start=1):
+        if line.isspace():
+            continue
+        if not parts and line.lstrip().startswith(b"["):
+            raise HpcMpError(value, "holds a JSON array, and a .jsonl file has one row on each line",
+                             TAKE_APART)
+        try:
+            parts.append(row_parts(line))
+        except UnusableRow as error:
+            raise bad_row(value, number, error) from None
+    return parts[0] if parts else ()
+
+
+def bad_row(value: str, number: int, error: UnusableRow) -> HpcMpError:
+    """The error for a line of a file."""
+    remedy = error.remedy if SHAPES in error.remedy else f"{error.remedy}; rows are {SHAPES}"
+    return HpcMpError(f"{value}, line {number}", f"is not a row ({error})", remedy)
+
+
+def _text(value: str, head: bytes) -> Iterable[tuple[str, bool]]:
+    """The beginning of a text, which must not be rows under another name."""
+    text = head.decode("utf-8", "ignore").removeprefix("\ufeff")
+    start = text.lstrip()
+    row = _object(start.removeprefix("[").lstrip())
+    if row is not None and known_keys(row):
+        array = start.startswith("[")
+        raise HpcMpError(value, f"holds {'a JSON array of' if array else 'JSON'} rows, and its name says raw text",
+                         f"{TAKE_APART if array else 'name it .jsonl, with one row on each line'}; rows are {SHAPES}")
+    return ((text, True),) if start else ()
+
+
+def _object(text: str) -> dict[str, object] | None:
+    """The JSON object that a text begins with; None for other text."""
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,83 @@
+"""What a row of a JSON lines file may hold, and what to do with rows that come in the shapes of other tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from typing import Any
+
+SHAPES = '{"text": "…"} or {"prompt": "…", "completion": "…"}'
+WRITE = f"write {SHAPES} on each line"
+
+# The keys of a row that other tools train on: what such a row is, and how it is written here. The first that fits counts.
+ELSEWHERE: tuple[tuple[frozenset[str], str, str], ...] = (
+    (frozenset({"messages"}), "a chat",
+     "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
+    (frozenset({"conversations"}), "a chat",
+     "apply the model's chat template: write all turns before an answer as prompt and the answer as completion"),
+    (frozenset({"chosen", "rejected"}), "a pair of answers to prefer between, which is not trained here",
+     "write {\"prompt\": \"…\", \"completion\": \"…\"} with the chosen answer"),
+    (frozenset({"instruction", "output"}), "an instruction with its output",
+     "convert it: jq -c '{prompt: (.instruction + \"\\n\" + (.input // \"\") + \"\\n\"), completion: .output}' OLD.jsonl > "
+     "NEW.jsonl"),
+    *((frozenset({question, answer}), f"{question} and {answer}",
+       f"rename these keys: jq -c '{{prompt: .{question}, completion: .{answer}}}' OLD.jsonl > NEW.jsonl")
+      for question, answer in (("prompt", "response"), ("prompt", "answer"), ("prompt", "output"), ("instruction", "response"),
+                               ("input", "output"), ("question", "answer"), ("query", "response"), ("source", "target"))),
+    *((frozenset({key}), f"a text under {key}", f"rename the key: jq -c '{{text: .{key}}}' OLD.jsonl > NEW.jsonl")
+      for key in ("content", "body", "document")),
+    (frozenset({"input_ids"}), "tokens",
+     "write the text that they were made from, as {\"text\": \"…\"}: tokens are made here"),
+)
+
+
+class UnusableRow(ValueError):
+    """A line that is no row to train on; ``remedy`` says how it must look."""
+
+    def __init__(self, reason: str, remedy: str = WRITE) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
+
+
+def row_parts(line: bytes) -> list[tuple[str, bool]]:
+    """A row's texts, and whether each counts in the loss: ``{"text": …}``, or a prompt, which does not, and its completion.
+
+    Other keys beside these are ignored.
+
+    Raises:
+        UnusableRow: it is another kind of row, or none.
+    """
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UnusableRow(str(error)) from None
+    match row:
+        case {"text": _, "prompt": _} | {"text": _, "completion": _}:
+            raise UnusableRow("it holds both a text and a prompt or completion")
+        case {"text": str(text)}:
+            return [(text, True)]
+        case {"prompt": str(prompt), "completion": str(completion)}:
+            return [(prompt, False), (completion, True)]
+        case dict():
+            raise _of_another_shape(row)
+    raise UnusableRow("it holds neither a text nor a prompt and a completion, as strings")
+
+
+def known_keys(row: Collection[str]) -> bool:
+    """Whether these are the keys of a row, ours or another tool's, and not of JSON that happens to be somewhere."""
+    keys = set(row)
+    return keys in ({"text"}, {"prompt", "completion"}) or any(wanted <= keys for wanted, _, _ in ELSEWHERE)
+
+
+def _of_another_shape(row: dict[str, Any]) -> UnusableRow:
+    """Why an object is no row to train on."""
+    for key in ("text", "prompt", "completion"):
+        if not isinstance(row.get(key, ""), str):
+            found = "a chat" if isinstance(row[key], list) and all(isinstance(each, dict) for each in row[key]) else "no string"
+            return UnusableRow(f"its {key} is {found}, and text is trained on",
+                               f"write the {key} as one string, with the turns of a chat in the model's chat template")
+    for wanted, what, remedy in ELSEWHERE:
+        if wanted <= row.keys():
+            return UnusableRow(f"it holds {what}, not a text or a prompt and a completion", remedy)
+    keys = ", ".join(map(repr, list(row)[:8])) or "nothing"
+    return UnusableRow(f"it holds {keys}, neither a text nor a prompt and a completion, as strings")

@@ -1,0 +1,112 @@
+"""Whose tokenizer a job uses, and whether it fits the model: what its files say, without the library that loads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+
+# Where one of these lies in a directory, there is a tokenizer.
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+                    "sentencepiece.bpe.model", "tekken.json")
+GPT2_FILES = ["vocab.json", "merges.txt"]  # which say all of GPT-2's kind of tokenizer
+BYTES = 256  # the alphabet of a tokenizer that is trained here; the token that ends documents comes on top
+
+
+def find_tokenizer(given: Path | None, pretrained: Path | None) -> Path | None:
+    """The directory whose tokenizer is used: the given one, else the checkpoint's.
+
+    Cheap enough for a login node. None means that a tokenizer is trained on the job's files: for a model that begins with random
+    weights.
+
+    Raises:
+        HpcMpError: ``given`` holds no tokenizer, or there is none for the checkpoint.
+    """
+    if given is not None and not files_there(given, VOCABULARY_FILES):
+        raise HpcMpError(f"data.tokenizer = {given}", "is not a directory with a tokenizer in it",
+                         "name a directory that holds tokenizer.json"
+                         + (", or leave data.tokenizer out to train one" if pretrained is None else ""))
+    if given is None and pretrained is not None and not files_there(pretrained, VOCABULARY_FILES):
+        raise HpcMpError(f"model.pretrained = {pretrained}", "holds no tokenizer, and its weights mean nothing with another one",
+                         "set data.tokenizer to the directory of the tokenizer that it was trained with, or copy that one's "
+                         "tokenizer.json and tokenizer_config.json into the checkpoint")
+    return given or pretrained
+
+
+def check_tokenizer(directory: Path | None, vocabulary: int) -> None:
+    """Refuse at launch what no rank could use; ``directory`` as ``find_tokenizer`` gives it.
+
+    Args:
+        vocabulary: rows of the model's embedding.
+
+    Raises:
+        HpcMpError: the tokenizer cannot be read, is of a kind that is not built yet, or has ids beyond the vocabulary; or the
+            vocabulary has no room for one that would be trained.
+    """
+    if directory is None:
+        if vocabulary <= BYTES:
+            raise HpcMpError(f"the model's vocabulary of {vocabulary}",
+                             f"is too small to train a tokenizer for: {BYTES} bytes + <|endoftext|> = {BYTES + 1}",
+                             f"set the model's vocab_size to at least {BYTES + 1}, or give data.tokenizer")
+        return
+    check_kind(directory)
+    check_fit(directory, _size(directory), vocabulary)
+
+
+def check_kind(directory: Path) -> None:
+    """Refuse a directory without ``tokenizer.json`` that holds anything but GPT-2's two files. Raises HpcMpError."""
+    if (directory / "tokenizer.json").exists():
+        return
+    found = files_there(directory, (*VOCABULARY_FILES, "added_tokens.json"))
+    kind = str(read_object(directory / "tokenizer_config.json").get("tokenizer_class")
+               or read_object(directory / "config.json").get("model_type", "gpt2"))
+    if found != GPT2_FILES or not kind.lower().startswith("gpt2"):
+        raise HpcMpError(f"tokenizer {directory}",
+                         f"this kind is not built yet ({kind}: {', '.join(found)} without tokenizer.json)",
+                         "load it with transformers.AutoTokenizer and save_pretrained it, which writes tokenizer.json")
+
+
+def check_fit(directory: Path, size: int, vocabulary: int) -> None:
+    """Refuse a tokenizer whose largest id, ``size`` − 1, has no row in the model's embedding. Raises HpcMpError."""
+    if size > vocabulary:
+        raise HpcMpError(f"tokenizer {directory}",
+                         f"does not fit the model: its largest id {size - 1} needs a vocabulary of {size}, the model's is "
+                         f"{vocabulary}",
+                         f"use the model's own tokenizer, or a model whose vocab_size is at least {size}")
+
+
+def files_there(directory: Path, names: Sequence[str]) -> list[str]:
+    return [name for name in names if (directory / name).exists()]
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The entries of a JSON object that are not null; none if there is no such file. Raises HpcMpError."""
+    if not path.exists():
+        return {}
+    try:
+        return {k: v for k, v in json.loads(path.read_text(encoding="utf-8")).items() if v is not None}
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise HpcMpError(f"tokenizer file {path}", f"cannot be read ({error})",
+                         "save the tokenizer again with save_pretrained") from None
+
+
+def _size(directory: Path) -> int:
+    """The largest id of a tokenizer + 1, by its files. Raises HpcMpError."""
+    file = directory / "tokenizer.json"
+    if not file.exists():
+        return _largest(read_object(directory / "vocab.json").values()) + 1
+    content = read_object(file)
+    model = content.get("model")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    if not isinstance(words, dict | list):
+        raise HpcMpError(f"tokenizer {directory}", "cannot be loaded (its tokenizer.json holds no vocabulary)",
+                         "save it again with save_pretrained, or name another directory")
+    added = [each.get("id") for each in content.get("added_tokens", []) if isinstance(each, dict)]
+    return max(_largest(words.values()) if isinstance(words, dict) else len(words) - 1, _largest(added)) + 1
+
+
+def _largest(ids: Sequence[Any] | Any) -> int:
+    return max((each for each in ids if isinstance(each, int)), default=-1)

@@ -1,0 +1,222 @@
+"""What a job trains on, looked at before it starts: every file's first row, the tokenizer, and how far the text reaches.
+
+The rows of all files are checked without any library of the rank half. Where that is installed, the first row is tokenized as the
+ranks will do it, and tokens that were made before are counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.extras import REMEDY
+from hpc_mp.base.text import counted, data_size, number
+from hpc_mp.job import JobSpec
+from hpc_mp.job.epochs import samples_of, steps_of, with_steps
+from hpc_mp.job.first_rows import FirstRow, first_rows
+from hpc_mp.job.inputs import find_files, kind
+from hpc_mp.job.tokenizer_files import check_tokenizer, find_tokenizer
+from hpc_mp.launch.listener import Listener
+from hpc_mp.layout.models import read_shape
+from hpc_mp.rundir.records import RankStatus
+
+SHOWN = 60  # characters of a text in the summary
+TOKEN_BYTES = 4  # of English with a vocabulary of tens of thousands, where no tokenizer is at hand to measure it
+
+
+@dataclass(frozen=True, slots=True)
+class TextAmount:
+    """How much there is to train on.
+
+    Attributes:
+        tokens: in all files.
+        exact: whether they were counted, and not estimated from bytes.
+        samples: whole sequences in an epoch.
+        steps: in which an epoch is through, the last one rounded up.
+    """
+
+    tokens: int
+    exact: bool
+    samples: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingText:
+    """What the summary of a launch says of a job's text.
+
+    Attributes:
+        rows: the first row of every file; ``held_out`` of those that are evaluated.
+        tokenizer: the directory; None where one is trained on the files.
+        first_tokens: of the first row, as far as it was looked at, with how many count in the loss; None where nothing here can
+            tell. ``first_whole``: whether that is all of it.
+        amount: of tokens.
+    """
+
+    rows: tuple[FirstRow, ...]
+    held_out: tuple[FirstRow, ...]
+    tokenizer: Path | None
+    first_tokens: tuple[int, int] | None
+    first_whole: bool
+    amount: TextAmount
+
+    @property
+    def first(self) -> FirstRow:
+        """The first file that holds text, as far as it was looked at."""
+        return next((row for row in self.rows if row.parts), self.rows[0])
+
+    def document(self) -> dict[str, Any]:
+        """For ``--json``."""
+        tokens, labels = self.first_tokens or (None, None)
+        return {
+            "files": len(self.rows), "bytes": sum(row.size for row in self.rows), "held_out_files": len(self.held_out),
+            "tokenizer": None if self.tokenizer is None else str(self.tokenizer), "first_file": str(self.first.path),
+            "first_row": [{"text": text, "counts": counts} for text, counts in self.first.parts], "first_row_tokens": tokens,
+            "first_row_counted": labels, **asdict(self.amount)}
+
+
+def check_text(spec: JobSpec, vocabulary: int) -> tuple[tuple[FirstRow, ...], tuple[FirstRow, ...], Path | None]:
+    """The first rows of all files, of all held-out files, and the tokenizer's directory.
+
+    Args:
+        vocabulary: rows of the model's embedding.
+
+    Raises:
+        HpcMpError: a file that is missing, not text or of rows that are not trained on, too little text for one sample, or a
+            tokenizer that is missing or does not fit.
+    """
+    files, key = find_files(spec.data.files), "evaluate.files"
+    held_out = find_files(spec.evaluate.files, key)
+    tokenizer = find_tokenizer(Path(spec.data.tokenizer) if spec.data.tokenizer else None,
+                               Path(spec.model.pretrained) if spec.model.pretrained else None)
+    check_tokenizer(tokenizer, vocabulary)
+    rows = first_rows(files)
+    most, length = sum(row.size for row in rows) + len(rows), spec.data.sequence_length  # a byte each, and the ends of texts
+    if most <= length:
+        raise HpcMpError(f"data.sequence_length = {length}",
+                         f"is more than the text has: {counted(len(rows), 'file')} with {counted(most - len(rows), 'byte')} give "
+                         "fewer tokens, and one sample takes sequence_length + 1", "use more text, or a shorter sequence_length")
+    return rows, first_rows(held_out, key), tokenizer
+
+
+def report_text(spec: JobSpec, vocabulary: int) -> TrainingText:
+    """As ``check_text``, with tokens where they can be had in a second or two. Raises HpcMpError."""
+    rows, held_out, tokenizer = check_text(spec, vocabulary)
+    size = sum(row.size for row in rows)
+    if find_spec("tokenizers") is None:
+        return TrainingText(rows, held_out, tokenizer, None, False, _amount(spec, size // TOKEN_BYTES, exact=False))
+    from hpc_mp.train.data.sampled import sample
+    from hpc_mp.train.data.tokens import find_prepared
+
+    done = find_prepared(spec, vocabulary, Path(spec.job.directory) / ".cache")
+    source = tokenizer or (done.tokenizer_directory if done else None)
+    start = next((place for place, row in enumerate(rows) if row.parts), 0)
+    seen = sample([row.path for row in (*rows[start:], *rows[:start])], source) if source else None
+    if done is not None:
+        amount = _amount(spec, done.count, exact=True)
+    elif seen is not None and seen.bytes:
+        amount = _amount(spec, round(size * seen.tokens / seen.bytes), exact=False)
+    else:
+        amount = _amount(spec, size // TOKEN_BYTES, exact=False)
+    first = (seen.first, seen.counted) if seen else None
+    return TrainingText(rows, held_out, tokenizer, first, bool(seen and seen.whole), amount)
+
+
+def _amount(spec: JobSpec, tokens: int, *, exact: bool) -> TextAmount:
+    samples = samples_of(tokens, spec.data.sequence_length)
+    return TextAmount(tokens, exact, samples, steps_of(1, samples, spec.train.global_batch))
+
+
+def estimated_steps(spec: JobSpec) -> JobSpec:
+    """The job with about the steps that its epochs are: nothing is written for it. Raises HpcMpError as ``report_text`` does."""
+    return spec if spec.train.epochs is None else with_steps(spec, report_text(spec, read_shape(spec).vocabulary).amount.tokens)
+
+
+def counted_steps(spec: JobSpec, listener: Listener) -> JobSpec:
+    """The job with the steps that its epochs are: its text is tokenized for that, unless it has been.
+
+    Raises:
+        HpcMpError: as ``report_text`` does, for the text itself, and where the tokenizers' library is missing.
+    """
+    if spec.train.epochs is None:
+        return spec
+    value, vocabulary = f"train.epochs = {spec.train.epochs:g}", read_shape(spec).vocabulary
+    cache = Path(spec.job.directory) / ".cache"
+    rows, _, _ = check_text(spec, vocabulary)
+    if find_spec("tokenizers") is None:
+        raise HpcMpError(value, "needs the tokens of the text to be counted before the start, and no tokenizer can be loaded",
+                         f"set train.steps to epochs × tokens / (sequence_length × global_batch), or {REMEDY}")
+    from hpc_mp.train.data.tokens import find_prepared, prepare_job
+
+    tokens = find_prepared(spec, vocabulary, cache)
+    if tokens is None:
+        listener.say(f"{value}: {data_size(sum(row.size for row in rows))} are tokenized to count their samples")
+        with listener.following(0):
+            tokens = prepare_job(spec, vocabulary, cache, lambda done, total: listener.update(
+                RankStatus(0, "preparing data", done=done, total=total), ()))
+    return with_steps(spec, tokens.count)
+
+
+def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
+    """The rows of a launch's summary on what is trained."""
+    return {
+        "text": _files(text.rows) + (f"; held out {_files(text.held_out)}" if text.held_out else ""),
+        "tokenizer": _tokenizer(text, spec),
+        "first row": _first(text),
+        "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
+                   f"goes on in the next sample and short ones share one{_documents(spec)}",
+        "epoch": _epoch(text.amount, spec),
+    }
+
+
+def _files(rows: tuple[FirstRow, ...]) -> str:
+    lines = sum(kind(row.path) == "jsonl" for row in rows)
+    kinds = {f"{lines:,} of rows": lines, f"{len(rows) - lines:,} of plain text, one document each": len(rows) - lines}
+    said = ", ".join(words for words, count in kinds.items() if count)
+    return f"{counted(len(rows), 'file')}, {data_size(sum(row.size for row in rows))}: {said}"
+
+
+def _tokenizer(text: TrainingText, spec: JobSpec) -> str:
+    if text.tokenizer is None:
+        return f"trained on these files for this model, and kept in {Path(spec.job.directory) / '.cache'}"
+    return f"{text.tokenizer} ({'data.tokenizer' if spec.data.tokenizer else 'of the checkpoint'})"
+
+
+def _first(text: TrainingText) -> str:
+    *prompt, last = [_quoted(part) for part, _ in text.first.parts] or ["white space"]
+    said = f"prompt {prompt[0]}, completion {last}" if prompt else last
+    if text.first_tokens is None:
+        return f"{said} in {text.first.path}" + ("; the prompt does not count in the loss" if prompt else "")
+    tokens, labels = text.first_tokens
+    far = "" if text.first_whole else "its beginning has "
+    return f"{said} in {text.first.path}: {far}{counted(tokens, 'token')}, of which {number(labels)} count in the loss"
+
+
+def _quoted(text: str) -> str:
+    flat = " ".join(text.split())
+    return f"“{flat[:SHOWN]}…”" if len(flat) > SHOWN else f"“{flat}”"
+
+
+def _documents(spec: JobSpec) -> str:
+    return ("; tokens see earlier documents of their sample" if spec.data.documents == "joined"
+            else "; tokens see their own document alone")
+
+
+def _epoch(amount: TextAmount, spec: JobSpec) -> str:
+    if not amount.exact:
+        amount = replace(amount, tokens=_rough(amount.tokens), samples=_rough(amount.samples), steps=_rough(amount.steps))
+    about = "" if amount.exact else "about "
+    words = f"{about}{counted(amount.tokens, 'token')}{'' if amount.exact else ' (estimated from bytes)'}"
+    if amount.samples == 0:
+        return f"{words}, which may be less than one sample"
+    ran = spec.train.steps * spec.train.global_batch / amount.samples
+    return (f"{words} = {counted(amount.samples, 'sample')} = {counted(amount.steps, 'step')} of {spec.train.global_batch}; "
+            f"train.steps = {spec.train.steps} {'is' if amount.exact else 'is about'} {number(float(f'{ran:.3g}'))} epochs")
+
+
+def _rough(value: float) -> int:
+    """Two digits of an estimate."""
+    return round(float(f"{value:.2g}"))
