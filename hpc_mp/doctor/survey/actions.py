@@ -36,8 +36,8 @@ def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[B
         return ()
     found = findings(report)
     path = ledger(report.cluster, environ)
-    for finding in disproved(report, held_against(path)):
-        take_back(path, [finding.node], [finding.code])
+    for finding in disproved(report, held_against(path, report.time)):
+        take_back(path, [finding.node], [finding.code], report.time)
     if found:
         record(path, found)
     if report.complete:
@@ -73,7 +73,7 @@ def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
         ends = {*_ends(finding.evidence.partition(":")[0])} if finding.code.startswith("link") else set()
         return (finding.code in {*REMEDIES, *GONE} - COMPUTED) and {finding.node, *ends} <= paired
 
-    return tuple(each for each in held if each.node in answered - suspects and measured_there(each))
+    return tuple(each for each in held if each.time <= report.time and each.node in answered - suspects and measured_there(each))
 
 
 def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
