@@ -102,7 +102,7 @@ def end_watch(run: RunDirectory) -> None:
         run.watch_id.unlink(missing_ok=True)
 
 
-def look(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
+def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
     """What the watch does, as the job ``own``: mend the exclusions of the run's job if it waits, and come again while there are
     some. Returns what was done, in words.
 
