@@ -111,14 +111,14 @@ def _first_code(run: RunDirectory, code: int) -> int:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool) -> Ending:
-    if code == 0 and not _interrupted(attempt):
+    if code == 0 and not interrupted(attempt):
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
         return "stopped"
     return classify(gather(attempt, code, script))
 
 
-def _interrupted(attempt: AttemptContext) -> bool:
+def interrupted(attempt: AttemptContext) -> bool:
     """Whether Slurm has queued the job again though its step says that all is well: as a node fails while its tasks are being
     started, srun may end with 0."""
     given = attempt.allocation

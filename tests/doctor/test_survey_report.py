@@ -56,7 +56,8 @@ def test_a_clean_survey_clears_what_it_disproves(tmp_path: Path) -> None:
     path = ledger("lab", environ)
     stays = [held("n1", "hardware"), held("n2", "by hand"), held("n3", "node-corrupt"), held("elsewhere", "node-slow"),
              held("n4", "link-slow", "n4–elsewhere: 20 %")]
-    record(path, [*stays, held("n1", "lost"), held("n2", "node"), held("n3", "node-slow"), held("n4", "link-cut", "n1–n4: silent")])
+    gone = [held("n1", "lost"), held("n2", "node"), held("n3", "node-slow"), held("n4", "link-cut", "n1–n4: silent")]
+    record(path, [*stays, *gone])
     remember(made(Faults(), steps=2), environ)
     assert len(findings(path)) == 9, "an interrupted survey disproves nothing"
     assert remember(made(Faults()), environ) == ()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import executable
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -23,6 +24,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.supervisor.attempt import interrupted
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
@@ -265,6 +267,17 @@ def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
                                                "--ntasks-per-node=1", "--overlap", "true"]
     assert "--ntasks=2" not in (one_task_per_node(["/usr/bin/srun", "--het-group=0,1"], 2, ["true"]) or [])
     assert one_task_per_node(["mpirun", "-n", "2"], 2, ["true"]) is None
+
+
+@pytest.mark.parametrize(("restarts", "cut_short"), [(0, False), (1, True)])
+def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
+) -> None:
+    run = create_run(tmp_path, "a")
+    attempt = begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
+    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts={restarts} Command={run.script}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    assert interrupted(attempt) is cut_short
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------
