@@ -29,7 +29,6 @@ def job(lab: Cluster) -> Iterator[Path]:
     yield write_job(directory)
     for run in directory.glob("runs/*/[0-9]*"):
         lab.run(["scancel", *(name.read_text().strip() for name in (run / "job.id", run / "watch.id") if name.exists())])
-        print(lab.run(["scontrol", "show", "job"]).stdout, lab.run(["sinfo", "-N"]).stdout)
         print(*(f"{name}: {name.read_text()}" for name in (run / "watch.log", *run.glob("slurm-*.log")) if name.exists()))
     lab.mend()
     shutil.rmtree(directory, ignore_errors=True)
