@@ -89,7 +89,9 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         write_plan(run, plan.record)
         write_text(run.script, text)
         run.watch_id.unlink(missing_ok=True)  # a watch of an earlier launch finds itself replaced
-        write_exclusions(run.excluded, plan.avoided)
+        run.excluded.unlink(missing_ok=True)
+        if plan.avoided:
+            write_exclusions(run.excluded, plan.avoided)
         write_text(run.clean_environment, asset(f"slurm/{run.clean_environment.name}").read_text(encoding="utf-8"))
         if plan.measured is not None:
             write_json(run.measured, asdict(plan.measured))
