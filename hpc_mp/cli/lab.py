@@ -83,7 +83,7 @@ def up(nodes: int, cpus_per_node: int, memory_per_node: int, switches: int | Non
     if not started:
         raise HpcMpError(f"cluster {name}", "is up already",
                          f"use it with `export SLURM_CONF={lab.conf}`, or end it with `{mine('lab', 'down')}`")
-    _forget(chosen(name))
+    forget(chosen(name))
     _say(lab, name, time.monotonic() - start, as_json)
     _warn(nodes)
 
@@ -179,7 +179,7 @@ def at(name: str | None, node: str, command: tuple[str, ...]) -> None:
     raise click.exceptions.Exit(subprocess.run([*cluster.inside(node), *command], env=cluster.environ).returncode)
 
 
-def _forget(cluster: LabCluster) -> None:
+def forget(cluster: LabCluster) -> None:
     """What an earlier cluster of this name has left, to root and to who called it through sudo: bad nodes, rates."""
     user = os.environ.get("SUDO_USER")
     environs = [os.environ, *([{"XDG_STATE_HOME": str(Path(f"~{user}").expanduser() / ".local" / "state")}] if user else [])]
