@@ -1,4 +1,4 @@
-"""``hpc-mp cluster``: what a Slurm cluster is, and what is set up wrongly for training; its switches."""
+"""``hpc-mp cluster``: what a Slurm cluster is, and what is set up wrongly for training; its bad nodes and switches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.cluster_nodes import nodes
 from hpc_mp.cli.cluster_topology import topology
 from hpc_mp.cli.output import exit_by, print_findings
 from hpc_mp.cluster.slurm.records import SHOW_CONFIG
@@ -36,11 +37,13 @@ class ClusterVerbs(click.Group):
         return group.get_command(ctx, cmd_name)
 
 
-@click.command(cls=ClusterVerbs, help="Describe a Slurm cluster; read, write and check its switches. Nothing is changed.")
+@click.command(cls=ClusterVerbs, help="Describe a Slurm cluster; list its bad nodes; read, write and check its switches. "
+               "Nothing is changed in Slurm.")
 def command() -> None:
     pass
 
 
+command.add_command(nodes)
 command.add_command(topology)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.cluster.bad_nodes import ledger
+from hpc_mp.cluster.bandwidth import where
 from hpc_mp.lab import keeper, why_not
 from hpc_mp.lab.cluster import LabCluster, LabError
 from hpc_mp.lab.lab import Lab, installed_release, spread
@@ -81,6 +83,7 @@ def up(nodes: int, cpus_per_node: int, memory_per_node: int, switches: int | Non
     if not started:
         raise HpcMpError(f"cluster {name}", "is up already",
                          f"use it with `export SLURM_CONF={lab.conf}`, or end it with `{mine('lab', 'down')}`")
+    forget(chosen(name))
     _say(lab, name, time.monotonic() - start, as_json)
     _warn(nodes)
 
@@ -174,6 +177,16 @@ def at(name: str | None, node: str, command: tuple[str, ...]) -> None:
     if not cluster.runs(node):
         raise HpcMpError(f"node {node}", "is off", f"start it with `hpc-mp lab boot {node}`")
     raise click.exceptions.Exit(subprocess.run([*cluster.inside(node), *command], env=cluster.environ).returncode)
+
+
+def forget(cluster: LabCluster) -> None:
+    """What an earlier cluster of this name has left, to root and to who called it through sudo: bad nodes, rates."""
+    user = os.environ.get("SUDO_USER")
+    environs = [os.environ, *([{"XDG_STATE_HOME": str(Path(f"~{user}").expanduser() / ".local" / "state")}] if user else [])]
+    for environ in environs:
+        for record in (ledger(f"lab{cluster.number}", environ), where(f"lab{cluster.number}", environ)):
+            with suppress(OSError):
+                record.unlink(missing_ok=True)
 
 
 def chosen(name: str | None) -> LabCluster:

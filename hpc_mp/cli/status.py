@@ -41,6 +41,9 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
                 yield "remedy", seen.job.remedy
         for part in seen.job.parts:
             yield "", _job(part)
+    for number, bad in enumerate(seen.excluded):
+        since = time.strftime("%Y-%m-%d %H:%M", time.localtime(bad.time))
+        yield "" if number else "without", f"{bad.node}, excluded by hpc-mp since {since}: {bad.code} ({bad.evidence})"
     if seen.step:
         yield "step", _steps(seen)
     if seen.evaluation is not None:

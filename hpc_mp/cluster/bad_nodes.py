@@ -1,8 +1,9 @@
-"""Nodes that have failed, by cluster, with the evidence and the time until which they are avoided.
+"""The ledger: nodes that have failed or are suspected, by cluster, with the evidence and the time until which that counts.
 
 One JSON line per finding in ``$XDG_STATE_HOME/hpc-mp/nodes/CLUSTER.jsonl`` (``~/.local/state`` by default): a user's own
 knowledge, shared by all runs. Keyed by cluster because node names repeat: another cluster's ``--exclude`` would make
-sbatch fail.
+sbatch fail. Lines are only added, for jobs on many nodes write at once: of a node and a kind of fault the last line counts, and
+a node is taken back by a line that has expired.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ import json
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Literal
 
 from hpc_mp.base.files import read_lines
+
+Certainty = Literal["suspected", "likely", "certain"]
+CERTAINTIES: tuple[Certainty, ...] = ("suspected", "likely", "certain")  # the least first
+AVOIDED_S = 24 * 3600.0  # how long a finding counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +31,10 @@ class BadNode:
     Attributes:
         code: what kind of fault, one word.
         evidence: one sentence.
-        run: the run that suffered.
+        run: the run that suffered, or what else found it.
         time, until: unix seconds.
+        certainty: "suspected": one of several that it may be, which excludes nobody; "likely": a run lost it, and it may be well
+            when it is back; "certain": measured, or said by its own hardware, or by a person.
     """
 
     node: str
@@ -35,9 +43,15 @@ class BadNode:
     run: str
     time: float
     until: float
+    certainty: Certainty = "likely"
+
+    @property
+    def weight(self) -> tuple[int, float]:
+        """The least certain before others, and of these the oldest: what is taken back first."""
+        return CERTAINTIES.index(self.certainty), self.time
 
 
-FIELDS = {field.name for field in fields(BadNode)}
+KEYS = {field.name for field in fields(BadNode)}
 
 
 def ledger(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
@@ -48,18 +62,51 @@ def ledger(cluster: str, environ: Mapping[str, str] = os.environ) -> Path:
 
 def record(path: Path, findings: Sequence[BadNode]) -> None:
     """Add findings. Raises OSError when it cannot be written."""
+    if not findings:
+        return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(path, "a", encoding="utf-8") as file:
         file.write("".join(json.dumps(asdict(finding)) + "\n" for finding in findings))
 
 
-def bad_nodes(path: Path, now: float | None = None) -> dict[str, BadNode]:
-    """The latest finding of every node that is to be avoided still, by node; lines of another form are passed over."""
+def findings(path: Path, now: float | None = None) -> tuple[BadNode, ...]:
+    """All that count still, suspicions among them, the oldest first; lines of another form are passed over."""
     moment = time.time() if now is None else now
     try:
         lines = read_lines(path)
     except OSError as error:
         warnings.warn(f"bad nodes are not known: {path} cannot be read ({error.strerror})", stacklevel=2)
-        return {}
-    findings = [BadNode(**line) for line in lines if isinstance(line, dict) and line.keys() == FIELDS]
-    return {finding.node: finding for finding in findings if finding.until > moment}
+        return ()
+    known = understood(lines)
+    latest = {(finding.node, finding.code): finding for finding in known}
+    return tuple(sorted((each for each in latest.values() if each.until > moment), key=lambda each: each.time))
+
+
+def understood(lines: Iterable[object]) -> list[BadNode]:
+    """Those that are findings; the certainty is younger than the rest, and may be absent."""
+    return [BadNode(**line) for line in lines
+            if isinstance(line, dict) and KEYS - {"certainty"} <= line.keys() <= KEYS
+            and line.get("certainty", "likely") in CERTAINTIES]
+
+
+def bad_nodes(path: Path, now: float | None = None) -> dict[str, BadNode]:
+    """The most certain and newest finding of every node that is avoided, by node. A suspicion keeps nobody out."""
+    avoided = (finding for finding in findings(path, now) if finding.certainty != "suspected")
+    return {finding.node: finding for finding in sorted(avoided, key=lambda finding: finding.weight)}
+
+
+def take_back(path: Path, nodes: Collection[str], codes: Collection[str] | None = None,
+              now: float | None = None) -> tuple[BadNode, ...]:
+    """Have these nodes' findings count no longer; those that did.
+
+    Args:
+        codes: only findings of these kinds; None: of all.
+
+    Raises:
+        OSError: the ledger cannot be written.
+    """
+    moment = time.time() if now is None else now
+    found = tuple(each for each in findings(path, moment) if each.node in nodes and (codes is None or each.code in codes))
+    if found:
+        record(path, [replace(each, until=moment) for each in found])
+    return found

@@ -16,6 +16,7 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.launch.status import RunStatus, held, overview, seen
 from hpc_mp.rundir import RunDirectory, write_text
+from hpc_mp.supervisor.exclusions import end_watch
 
 POLL_S = 0.5  # between two polls of the run directory
 KILL_S = 10.0  # until what was killed is gone
@@ -37,6 +38,7 @@ def end(run: RunDirectory, now: RunStatus, grace: float, say: Callable[[str], No
     running = now.job if now.job is not None and not now.job.ended and not now.job.waits else None
     if waiting:
         cancel(waiting)
+        end_watch(run)
         say(f"cancelled Slurm job{'s' * (len(waiting) > 1)} {', '.join(waiting)}, which had not started")
     if running is None and not held(run):
         return overview(run) if waiting else now

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.exclusions import choose
 from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.query import SlurmPartition
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.view import AUTO, NONE
@@ -151,11 +153,19 @@ def avoid(spec: JobSpec, partition: SlurmPartition | None, bad: Mapping[str, Bad
     found = [bad[node] for node in dict.fromkeys(usable) if node in bad and node not in excluded]
     if not found:
         return ResolvedKey(EXCLUDE, None)
-    words = "; ".join(f"{finding.node} ({finding.code}: {finding.evidence})" for finding in found)
-    left = len(set(usable) - set(excluded) - {finding.node for finding in found})
-    if left < spec.job.nodes:
-        return ResolvedKey(EXCLUDE, None, f"not avoided, as only {left} other nodes are there: {words}")
-    return ResolvedKey(EXCLUDE, compress([*excluded, *(finding.node for finding in found)]), f"avoided: {words}")
+    keeping = choose(found, excluded, {node: NodeState("idle") for node in usable}, spec.job.nodes)
+    said = {kept: "; ".join(f"{each.node} ({each.code}: {each.evidence})" for each in nodes)
+            for kept, nodes in ((True, keeping.kept), (False, keeping.taken_back))}
+    left = len(set(usable) - set(excluded) - set(keeping.nodes) - {finding.node for finding in keeping.taken_back})
+    why = "; ".join(filter(None, (said[True] and f"avoided: {said[True]}", said[False] and
+                                  f"not avoided, as only {left} other nodes are there: {said[False]}")))
+    return ResolvedKey(EXCLUDE, compress([*excluded, *keeping.nodes]) if keeping.kept else None, why)
+
+
+def avoided(given: JobSpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:
+    """What is held against the nodes that ``avoid`` has added to those that the user excludes."""
+    users = expand(str(given.slurm.extra.get("exclude", "")))
+    return tuple(bad[node] for node in expand(chosen.value or "") if node not in users)
 
 
 def choose_profile(spec: JobSpec, noted: str | None) -> ResolvedKey[str | None]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
+from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger
 from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
-from hpc_mp.launch.choices import EXCLUDE, GpuRequest, avoid, choose_profile
+from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
 from hpc_mp.launch.render import ScriptTemplate
@@ -85,6 +85,7 @@ class JobPlan:
         facts: what Slurm says of itself; nothing on emulated nodes.
         template: of the job script, where it is not the shipped one.
         measured: rates between nodes of the cluster; the order of the hosts follows them.
+        avoided: the nodes that we, not the user, keep the job off.
     """
 
     given: JobSpec
@@ -98,6 +99,7 @@ class JobPlan:
     facts: ClusterFacts
     template: ScriptTemplate | None = None
     measured: LinkRates | None = None
+    avoided: tuple[BadNode, ...] = ()
 
 
 def compose(
@@ -122,13 +124,14 @@ def compose(
         check_resumable(f"checkpoint.resume = {given.checkpoint.resume}", counters_of(origin_of(Path(given.checkpoint.resume))),
                         {"optimizer": given.train.optimizer}, given.train.steps)
     facts = target.facts(given, slurm_version)
+    bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
     layers, device = _layers(given, shape, earlier), ResolvedKey("job.device", gpus.device.kind, gpus.device.why)
     known = resolved(given, (device, *cut(layers)))  # gloo and NCCL do not send the same
     traffic = traffic_of(known, shape, layers.value)
     order = choose_rank_order(known, traffic, measured)
-    resolution = _resolution(given, shape, target, facts, gpus, measured, layers, order, resumed)
+    resolution = _resolution(given, shape, target, facts, bad, gpus, measured, layers, order, resumed)
     spec = resolved(given, resolution.keys)
     target.fits(spec, facts)
     placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
@@ -140,7 +143,8 @@ def compose(
     check_memory([each.total + on_cpu * each.host for each in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
                      chunk_counts(spec))
-    return JobPlan(given, resolution, spec, where, shape, placement, computes_on, record, facts, measured=measured)
+    return JobPlan(given, resolution, spec, where, shape, placement, computes_on, record, facts, measured=measured,
+                   avoided=avoided(given, resolution.exclude, bad))
 
 
 def newest_run(given: JobSpec) -> RunDirectory | None:
@@ -160,8 +164,8 @@ def _layers(given: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> Resol
 
 
 def _resolution(
-    given: JobSpec, shape: ModelShape, target: Target, facts: ClusterFacts, gpus: GpuRequest, measured: LinkRates | None,
-    layers: ResolvedKey[tuple[int, ...]], order: RankOrder, resumed: RunDirectory | None,
+    given: JobSpec, shape: ModelShape, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,
+    measured: LinkRates | None, layers: ResolvedKey[tuple[int, ...]], order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
     slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)
     whole = left_whole(family_of(shape.model_type), shape, cut_of(given))
@@ -169,8 +173,7 @@ def _resolution(
     profile = choose_profile(given, measured.platform if measured else None)
     return Resolution(
         ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type,
-        exclude=avoid(given, facts.partition, bad_nodes(ledger(facts.cluster))) if facts.cluster is not None
-        else ResolvedKey(EXCLUDE, None),
+        exclude=avoid(given, facts.partition, bad),
         profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
         layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
         reduce=reduce_choice(given, shape, layers.value),

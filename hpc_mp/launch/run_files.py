@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.exclusions import write_exclusions
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.launch.plan import JobPlan
 from hpc_mp.launch.render import JobScript, render
@@ -108,6 +109,10 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         write_json(run.placement, to_dict(plan.placement))
         write_plan(run, plan.record)
         write_text(run.script, text)
+        run.watch_id.unlink(missing_ok=True)  # a watch of an earlier launch finds itself replaced
+        run.excluded.unlink(missing_ok=True)
+        if plan.avoided:
+            write_exclusions(run.excluded, plan.avoided)
         write_text(run.clean_environment, asset(f"slurm/{run.clean_environment.name}").read_text(encoding="utf-8"))
         if plan.measured is not None:
             write_json(run.measured, asdict(plan.measured))

@@ -13,6 +13,8 @@ from typing import Any, cast
 
 from hpc_mp.base.command import Runner
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
@@ -45,6 +47,7 @@ class RunStatus:
         checkpoint: the newest one.
         cause: of a failure.
         plan: what was predicted and chosen; None for ranks that were started by hand.
+        excluded: the nodes that we keep its job off, with the evidence; those that its user excludes are not among them.
     """
 
     run: Path
@@ -63,6 +66,7 @@ class RunStatus:
     checkpoint: Path | None
     cause: str | None
     plan: RunPlan | None = None
+    excluded: tuple[BadNode, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -104,7 +108,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,
-        plan=read_plan(run))
+        plan=read_plan(run),
+        excluded=read_exclusions(run.excluded) if job is not None and not job.ended else ())
 
 
 def job_ids(run: RunDirectory) -> list[str]:

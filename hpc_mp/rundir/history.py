@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
@@ -24,6 +25,7 @@ class AttemptEnd:
             somebody who wants the run to go on, and has mended what was to mend.
         time: unix seconds.
         rank, node: of the failure; None when it was no rank, or no node.
+        returned: nodes of it that an earlier attempt had blamed and that had come back since: a failure that does not count.
     """
 
     token: str
@@ -36,11 +38,18 @@ class AttemptEnd:
     time: float
     rank: int | None = None
     node: str | None = None
+    returned: tuple[str, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is a failure that ``slurm.retries`` counts."""
+        return self.kind != "stopped" and not self.returned
 
 
 def history(run: RunDirectory) -> list[AttemptEnd]:
     """All ends, the earliest first."""
-    return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"])}) for line in read_lines(run.history)]
+    return [AttemptEnd(**{**line, "nodes": tuple(line["nodes"]), "returned": tuple(line.get("returned", ()))})
+            for line in read_lines(run.history)]
 
 
 def record(run: RunDirectory, end: AttemptEnd) -> None:
@@ -58,6 +67,16 @@ def saved_step(run: RunDirectory) -> int:
 def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
     """The latest ends since which no checkpoint has come and nobody has resumed; ``step`` is the newest checkpoint's."""
     return list(takewhile(lambda end: end.step == step and end.action != "resume", reversed(ends)))
+
+
+def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...]:
+    """Those ``hosts`` that an earlier attempt has blamed. What fails there may still be the old fault: a node that comes back
+    has remnants to clear, or goes again. Each blame excuses one end, so that a node that fails for ever still ends the run.
+    """
+    doubtful: set[str] = set()
+    for end in ends:
+        doubtful = doubtful - {*end.returned} if end.returned else doubtful | {*end.nodes}
+    return tuple(host for host in hosts if host in doubtful)
 
 
 def complete(run: RunDirectory, spec: JobSpec) -> bool:

@@ -116,6 +116,12 @@ class RunDirectory:
     job_id = RunFile("job.id", "launch", "status, logs, cancel, resume", "the id of the Slurm job that runs it")
     successors = RunFile("successors.json", "launch", "status, cancel, supervisor",
         "the ids of the jobs queued to carry on, with slurm.chain")
+    excluded = RunFile("excluded.json", "launch, supervisor", "supervisor, status",
+        "the nodes that we keep the job off, with the evidence; others in Slurm's list are excluded by the user")
+    watch_script = RunFile("watch.sbatch", "launch, supervisor", "Slurm",
+        "the script of the job that looks whether excluded nodes are needed")
+    watch_id = RunFile("watch.id", "launch, supervisor", "supervisor", "the id of that job")
+    watch_log = RunFile("watch.log", "Slurm", "you", "what that job did")
     lock = RunFile(".lock", "launch", "launch, status, cancel", "nothing: whoever holds its lock has the run")
     stop = RunFile("stop", "cancel, or you", "rank 0, supervisor",
         "nothing: once it is there, ranks save at the next step and stop, and nothing queues them again")

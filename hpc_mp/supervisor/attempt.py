@@ -11,9 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, record
+from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.allocation import allocation
-from hpc_mp.cluster.slurm.requeue import exclude, queued_again, requeue
+from hpc_mp.cluster.slurm.requeue import queued_again, requeue
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import load_job
 from hpc_mp.layout.placement import from_dict
@@ -25,13 +27,14 @@ from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cancelled
+from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.srun import StepCommand, follow
 
-AVOIDED_S = 24 * 3600.0  # how long a node that failed is left out
+SHOWN_BY_THE_NODE = ("hardware", "unfit")  # kinds of failure that say more than that a node was gone
 EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
               for code in (-number, 128 + number))
 
@@ -54,12 +57,16 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
     attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
     retries, stalled = attempt.spec.slurm.retries, _stalled(run)
-    if sum(end.kind != "stopped" for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
-        last = next(end for end in stalled if end.kind != "stopped")
+    if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
+        last = next(end for end in stalled if end.counts)
         said = f"{last.message}; {len(stalled)} attempts without a new checkpoint"
         died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
         return _act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
+    if attempt.allocation is not None:
+        unwatched = watch_running(run, attempt.spec, attempt.record.hosts)
+        if unwatched is not None:
+            attempt.say(f"should the first node die, nobody takes excluded nodes back ({unwatched})")
     if attempt.allocation is not None:  # elsewhere profiles have no effect, and launch has said so
         command, base, profiled = apply_profile(run, attempt.spec, command, os.environ)
         attempt = replace(attempt, command=command, base_environ=base)
@@ -78,7 +85,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
 
     signals.close()
     cancelled = run.stop.exists() or user_cancelled(script)
-    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run), saved=history.saved_step(run))
+    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run), saved=history.saved_step(run),
+                      returned=_returned(attempt))
     return _act(attempt, ending, decision, code)
 
 
@@ -103,11 +111,19 @@ def _first_code(run: RunDirectory, code: int) -> int:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool) -> Ending:
-    if code == 0:
+    if code == 0 and not interrupted(attempt):
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
         return "stopped"
     return classify(gather(attempt, code, script))
+
+
+def interrupted(attempt: AttemptContext) -> bool:
+    """Whether Slurm has queued the job again though its step says that all is well: as a node fails while its tasks are being
+    started, srun may end with 0."""
+    given = attempt.allocation
+    return (given is not None and not history.complete(attempt.run, attempt.spec)
+            and queued_again(given.job_id, given.restart, attempt.run.script))
 
 
 def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int) -> int:
@@ -117,14 +133,13 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int)
     run, record = attempt.run, attempt.record
     died = ending if isinstance(ending, RootCause) else None
     message = died.cause.message if died else str(ending)
-    if died is not None:
-        _remember(attempt, died)
-    action, why = _again(attempt, decision)
+    blamed = _remember(attempt, died) if died is not None else ()
+    action, why = _again(attempt, decision, blamed)
     with suppress(OSError):  # a full disk must not change what the job's end is
         history.record(run, history.AttemptEnd(
             record.token, record.attempt, history.saved_step(run), died.cause.kind if died else str(ending), message,
             died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
-            died.cause.node if died else None))
+            died.cause.node if died else None, _returned(attempt) if died else ()))
     if action in ("done", "fail"):
         _conclude(attempt, record.attempt, ending)
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message}; {why}")
@@ -133,7 +148,7 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int)
     return code if 0 < code < 256 else 1
 
 
-def _again(attempt: AttemptContext, decision: Decision) -> tuple[str, str]:
+def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode]) -> tuple[str, str]:
     """Have the job queued again if that was decided; what was done, and a sentence about it."""
     given, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
@@ -150,11 +165,29 @@ def _again(attempt: AttemptContext, decision: Decision) -> tuple[str, str]:
             return "wait", f"not queued again ({refused}); job {behind[0]} goes on"
         if refused is not None:
             return "fail", f"not queued again ({refused}); `hpc-mp launch --resume` goes on"
-    if action == "requeue" and decision.exclude:
-        denied = exclude(given.job_id, decision.exclude, attempt.spec.job.nodes)
-        nodes = ", ".join(decision.exclude)
-        why += f"; without {nodes}" if denied is None else f"; {nodes} could not be left out ({denied})"
+    if action == "requeue":
+        why += _left_out(attempt, given.job_id, blamed)
     return action, why
+
+
+def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:
+    """Have Slurm keep the job that it has queued again off bad nodes, as long as it can; for a sentence about it."""
+    run = attempt.run
+    known = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
+    if not known:
+        return ""
+    try:
+        keeping, refused = leave_out(run, attempt.spec, job_id, blamed)
+    except (CommandFailed, OSError) as denied:
+        return f"; {', '.join(sorted(known))} could not be left out ({denied})"
+    without = f"; without {', '.join(keeping.nodes)}" if keeping.kept else ""
+    needed = ", ".join(finding.node for finding in keeping.taken_back)
+    back = f"; {needed} not left out, as too few others are there" if needed else ""
+    return without + back + (f"; nobody takes nodes back while it waits ({refused})" if refused and keeping.kept else "")
+
+
+def _returned(attempt: AttemptContext) -> tuple[str, ...]:
+    return history.returned(history.history(attempt.run), attempt.record.hosts)
 
 
 def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending) -> None:
@@ -164,16 +197,19 @@ def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending) -> None:
     state = "failed" if isinstance(ending, RootCause) else ending
     conclude(Outcome(run.path, state, job_id, cause=cause, **figures(run, attempt)), attempt)
     withdraw(successors(run, job_id))
+    end_watch(run)
 
 
-def _remember(attempt: AttemptContext, died: RootCause) -> None:
-    """Later jobs on this cluster leave the blamed nodes out for a while."""
+def _remember(attempt: AttemptContext, died: RootCause) -> tuple[BadNode, ...]:
+    """Later jobs on this cluster leave the blamed nodes out for a while; what is held against them."""
     if attempt.allocation is None or not died.nodes_to_blame:
-        return
-    now = time.time()
-    findings = [BadNode(node, died.cause.kind, died.cause.message, str(attempt.run.path), now, now + AVOIDED_S)
-                for node in died.nodes_to_blame]
+        return ()
+    now, kind = time.time(), died.cause.kind
+    sure: Certainty = "certain" if kind in SHOWN_BY_THE_NODE else "likely"
+    blamed = tuple(BadNode(node, kind, died.cause.message, str(attempt.run.path), now, now + AVOIDED_S, sure)
+                   for node in died.nodes_to_blame)
     try:
-        record(ledger(attempt.allocation.cluster), findings)
+        record(ledger(attempt.allocation.cluster), blamed)
     except OSError as error:
         attempt.say(f"bad nodes are not remembered beyond this job ({error})")
+    return blamed

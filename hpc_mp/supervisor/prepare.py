@@ -23,7 +23,7 @@ from hpc_mp.environment.versions import Installed, distribution
 from hpc_mp.job import JobSpec
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
-from hpc_mp.rundir.history import AttemptEnd, history, record, saved_step
+from hpc_mp.rundir.history import AttemptEnd, history, record, returned, saved_step
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.switches import TopologySources, switches
@@ -68,12 +68,14 @@ def _earlier(run: RunDirectory) -> AttemptRecord | None:
 
 def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
     """An attempt without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
-    if any(end.token == earlier.token for end in history(run)):
+    ends = history(run)
+    if any(end.token == earlier.token for end in ends):
         return
     down = unresponsive_nodes(earlier.hosts, ask)
     said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
     record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
-                    f"attempt {earlier.attempt} ended without a word; {said}", down, "requeue", time.time()))
+                    f"attempt {earlier.attempt} ended without a word; {said}", down, "requeue", time.time(),
+                    returned=returned(ends, earlier.hosts)))
 
 
 def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:

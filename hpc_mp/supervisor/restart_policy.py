@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
-           stalled: Sequence[AttemptEnd], saved: int) -> Decision:
+           stalled: Sequence[AttemptEnd], saved: int, returned: Sequence[str] = ()) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
@@ -35,6 +35,7 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         retries: slurm.retries.
         stalled: earlier ends since which no checkpoint has come, this one not among them.
         saved: the step of the newest checkpoint; 0 without any.
+        returned: nodes of this attempt that had failed before and come back: its failure is not counted.
     """
     if ending == "completed":
         return Decision("done", (), "the run is complete")
@@ -46,7 +47,10 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
     if not ending.retry:
         return Decision("fail", (), "a failure of the program would come again: not queued again")
-    failed = sum(end.kind != "stopped" for end in stalled)
+    if returned:
+        why = f"not counted as a failure: {', '.join(returned)} had failed before and just come back"
+        return Decision("requeue", ending.nodes_to_blame, why)
+    failed = sum(end.counts for end in stalled)
     if failed >= retries:
         return Decision("fail", (), f"failed {failed + 1} times without a new checkpoint (slurm.retries = {retries})")
     return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries} without a new checkpoint")

@@ -12,7 +12,7 @@ from rich.console import Console
 from survey_paper import RATE, Faults, made
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
+from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, findings, ledger, record
 from hpc_mp.cluster.bandwidth import LinkRates, read_measured, where, write_measured
 from hpc_mp.doctor.survey.actions import drain_commands, remember, to_avoid
 from hpc_mp.doctor.survey.diagnosis import Diagnosis
@@ -45,6 +45,31 @@ def test_a_healthy_survey_leaves_rates_alone_and_a_partial_one_no_rates(tmp_path
     where("lab", environ).unlink()
     assert remember(made(Faults(mtu={1: 1400}), steps=4), environ)[0].node == "n1" and not where("lab", environ).exists()
     assert remember(made(Faults(mtu={1: 1400}), cluster=None), environ) == ()
+
+
+def held(node: str, code: str, evidence: str = "") -> BadNode:
+    return BadNode(node, code, evidence, "run", 0.0, 1e12)
+
+
+def test_a_clean_survey_clears_what_it_disproves(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    path = ledger("lab", environ)
+    stays = [held("n1", "hardware"), held("n2", "by hand"), held("n3", "node-corrupt"), held("elsewhere", "node-slow"),
+             held("n4", "link-slow", "n4–elsewhere: 20 %")]
+    gone = [held("n1", "lost"), held("n2", "node"), held("n3", "node-slow"), held("n4", "link-cut", "n1–n4: silent")]
+    record(path, [*stays, *gone])
+    remember(made(Faults(), steps=2), environ)
+    assert len(findings(path)) == 9, "an interrupted survey disproves nothing"
+    assert remember(made(Faults()), environ) == ()
+    assert {(found.node, found.code) for found in findings(path)} == {(found.node, found.code) for found in stays}
+
+
+def test_a_survey_clears_nobody_whom_it_suspects(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    record(ledger("lab", environ), [held("n2", "lost"), held("n3", "lost")])
+    remember(made(Faults(node_rate={2: 0.5})), environ)
+    assert [(found.node, found.code) for found in findings(ledger("lab", environ), now=1.7e9 + 60)] == [
+        ("n2", "lost"), ("n2", "node-slow")]
 
 
 def test_of_a_bad_link_one_end_is_avoided() -> None:

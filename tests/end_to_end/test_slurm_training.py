@@ -306,11 +306,14 @@ def test_twenty_requeues_with_exclusion_hold_no_job(lab: Cluster) -> None:
 import os, sys
 from pathlib import Path
 sys.path.insert(0, {str(checkout)!r})
+from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.slurm.requeue import exclude, requeue
 restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+nodes = [f"n{{1 + number}}" for number in range(min(restart, 2) + 1)]
 node = f"n{{1 + restart % 3}}"
 job_id = os.environ["SLURM_JOB_ID"]
-refused = requeue(job_id, restart, Path({str(script)!r})) or exclude(job_id, [node], needed=1)
+refused = requeue(job_id, restart, Path({str(script)!r}))
+exclude(job_id, [BadNode(each, "lost", "", "", 0.0, 9e9) for each in nodes], nodes, needed=1)
 print("refused:", refused, "without", node, flush=True)
 """)
     log = run / "log"

@@ -21,9 +21,10 @@ from slurm_lab.cluster import wait_until
 from slurm_lab.why_not import why_not
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cli.lab import command, down, up
+from hpc_mp.cli.lab import command, down, forget, up
+from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
 from hpc_mp.lab import keeper
-from hpc_mp.lab.cluster import first_process
+from hpc_mp.lab.cluster import LabCluster, first_process
 from hpc_mp.lab.lab import shared_out
 
 reason = why_not()
@@ -354,3 +355,15 @@ def test_from_nothing_to_a_trained_model_on_four_hosts_in_a_minute() -> None:
     print(done.stdout)
     assert done.returncode == 0, done.stderr
     assert seconds < 60, f"{seconds:.0f} s, with a load of {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+
+
+def test_bad_nodes_of_an_earlier_cluster_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("SUDO_USER", raising=False)
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc" / "nodes").write_text("n1 n2\n")
+    (tmp_path / "etc" / "name").write_text("lab30\n")
+    for name in ("lab30", "lab31"):
+        record(ledger(name), [BadNode("n2", "lost", "gone", "run", 0.0, 1e12)])
+    forget(LabCluster(tmp_path))
+    assert bad_nodes(ledger("lab30")) == {} and bad_nodes(ledger("lab31"))

@@ -27,6 +27,7 @@ def bad(*nodes: str) -> dict[str, BadNode]:
     (2, {"exclude": "n3"}, ("n3",), "n3", None),
     (2, {}, ("x9",), None, None),
     (4, {}, ("n3",), None, "not avoided, as only 3 other nodes are there: n3"),
+    (3, {}, ("n2", "n3"), "n3", "avoided: n3 (lost: n3 vanished); not avoided, as only 2 other nodes are there: n2"),
     (3, {"exclude": "n1"}, ("n2",), "n1", "not avoided, as only 2 other"),
 ])
 def test_bad_nodes(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: str | None, words: str | None) -> None:

@@ -20,6 +20,9 @@ from launching import environment, executable, mark, record, the_run, until, wri
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
+from hpc_mp.cli.status import lines
+from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.exclusions import write_exclusions
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import seen
@@ -52,6 +55,14 @@ def status(run: RunDirectory) -> dict[str, Any]:
     assert result.exit_code == 0, result.output
     document: dict[str, Any] = json.loads(result.stdout)
     return document
+
+
+def test_status_names_whom_we_exclude_and_why(run: RunDirectory) -> None:
+    write_exclusions(run.excluded, [BadNode("n3", "lost", "n3 gave no sign of life", "/runs/t/0001", 0.0, 1e12)])
+    for state, shown in (("PENDING", True), ("RUNNING", True), ("FAILED", False)):
+        words = dict(lines(seen(run, [SlurmJob("7", state)])))
+        assert ("n3, excluded by hpc-mp since 1970-01-01" in words.get("without", "")) == shown
+        assert not shown or "lost (n3 gave no sign of life)" in words["without"]
 
 
 @contextmanager

@@ -11,18 +11,20 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rendering import executable
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger, record
+from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
-from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requeue, union
+from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.supervisor.attempt import interrupted
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
@@ -34,6 +36,10 @@ PROGRAM = RootCause(Cause("error", "rank 1 raised"), nodes_to_blame=(), retry=Fa
 
 def end(kind: str = "lost", step: int = 0, token: str = "7.0.1") -> AttemptEnd:
     return AttemptEnd(token, 1, step, kind, "", (), "requeue", 0.0)
+
+
+def bad(node: str, time: float = 0.0, sure: Certainty = "likely", code: str = "lost") -> BadNode:
+    return BadNode(node, code, f"{node} vanished", "run", time, 1e12, sure)
 
 
 class Slurm:
@@ -75,6 +81,25 @@ def test_decisions(ending: Any, cancelled: bool, stalled: list[AttemptEnd], acti
     assert (decision.action, decision.exclude) == (action, exclude)
 
 
+def test_a_failure_on_a_node_that_has_just_come_back_is_not_counted() -> None:
+    spent = [end()] * 3
+    assert decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0).action == "fail"
+    decision = decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0, returned=("n3",))
+    assert (decision.action, decision.exclude) == ("requeue", ("n3",)) and "n3 had failed before" in decision.why
+    assert decide(PROGRAM, cancelled=False, retries=3, stalled=[], saved=0, returned=("n3",)).action == "fail"
+    forgiven = [replace(end(), returned=("n3",))] * 2
+    assert decide(MACHINE, cancelled=False, retries=3, stalled=[*forgiven, end(), end()], saved=0).action == "requeue"
+
+
+def test_each_blame_excuses_one_end() -> None:
+    blamed = replace(end(), nodes=("n3",))
+    assert history.returned([], ("n1", "n3")) == () == history.returned([blamed], ("n1", "n2"))
+    assert history.returned([blamed], ("n1", "n3")) == ("n3",)
+    again = replace(blamed, returned=("n3",))  # it blames the node anew, which excuses nothing
+    assert history.returned([blamed, again], ("n1", "n3")) == ()
+    assert history.returned([blamed, again, blamed], ("n1", "n3")) == ("n3",)
+
+
 @pytest.mark.parametrize(("saved", "why"), [(0, "no checkpoint was there yet"), (40, "step 40 is saved")])
 def test_a_stop_says_what_is_saved(saved: int, why: str) -> None:
     assert decide("stopped", cancelled=False, retries=3, stalled=[], saved=saved).why == why
@@ -100,23 +125,26 @@ NODES = "n1|idle|none\nn2|allocated|none\nn3|allocated|none\nn4|down*|Not respon
 
 def test_a_requeue_with_exclusion_never_holds_the_job() -> None:
     slurm = Slurm(scontrol_show_job=RUNNING, scontrol_requeue="", scontrol_update=[CommandFailed("busy"), ""], sinfo=NODES)
-    assert requeue("7", 0, SCRIPT, slurm) is None and exclude("7", ("n3",), 2, slurm) is None
+    assert requeue("7", 0, SCRIPT, slurm) is None and exclude("7", [bad("n3")], (), 2, slurm).nodes == ("n3",)
     words = [question.split(" ")[1] for question in slurm.asked if question.startswith("scontrol")]
     assert words == ["show", "requeue", "show", "update", "show", "update"]
     assert slurm.asked[-1].endswith("ExcNodeList=n3")
 
 
-@pytest.mark.parametrize(("old", "needed", "listed"), [
-    ("(null)", 3, "n3"),
-    ("n2", 2, "n[2-3]"),
-    ("n2", 3, "n3"),  # the one excluded earlier is taken back
-    ("n2", 4, None),
+@pytest.mark.parametrize(("listed", "recorded", "needed", "wanted"), [
+    ("(null)", (), 3, "n3"),
+    ("n2", ("n2",), 2, "n[2-3]"),  # of an earlier start: the list is replaced as a whole
+    ("n2", ("n2",), 3, "n2"),  # the newer one is taken back: less is known against it
+    ("n[2-3]", ("n2", "n3"), 4, ""),
+    ("n2", (), 2, "n[2-3]"),
+    ("n2", (), 3, "n2"),  # by the user, who is not overruled
+    ("n[2-3]", ("n2", "n3"), 1, None),  # nothing changes, and Slurm is not asked to
 ])
-def test_enough_nodes_are_left(old: str, needed: int, listed: str | None) -> None:
-    slurm = Slurm(scontrol_show_job=RUNNING.replace("(null)", old), scontrol_update="", sinfo=NODES)
-    refused = exclude("7", ("n3",), needed, slurm)
-    assert (refused is None) == (listed is not None)
-    assert listed is None or slurm.asked[-1].endswith(f"ExcNodeList={listed}")
+def test_the_list_of_excluded_nodes(listed: str, recorded: tuple[str, ...], needed: int, wanted: str | None) -> None:
+    slurm = Slurm(scontrol_show_job=RUNNING.replace("(null)", listed), scontrol_update="", sinfo=NODES)
+    exclude("7", [*([bad("n2", sure="certain")] if recorded else []), bad("n3", time=1.0)], recorded, needed, slurm)
+    updates = [question.partition("ExcNodeList=")[2] for question in slurm.asked if "update" in question]
+    assert updates == ([] if wanted is None or wanted == listed else [wanted])
 
 
 @pytest.mark.parametrize(("restarts", "restart", "again"), [("0", 0, False), ("1", 0, True), ("1", 1, False), ("", 0, False)])
@@ -161,11 +189,6 @@ def test_slurm_is_asked_until_it_can_be_reached() -> None:
     assert persistent(("scontrol", "x"), slurm, lambda seconds: None) == "yes"
     with pytest.raises(CommandFailed, match="no such job"):
         persistent(("scontrol", "x"), Slurm(scontrol=CommandFailed("no such job")), lambda seconds: None)
-
-
-def test_excluded_nodes_are_added_to_those_excluded_before() -> None:
-    assert union({"ExcNodeList": ""}, ("n3",)) == ("n3",)
-    assert union({"ExcNodeList": "n[1,3]"}, ("n3", "n7")) == ("n1", "n3", "n7")
 
 
 # --- allocation ------------------------------------------------------------------------------------------------------
@@ -244,6 +267,17 @@ def test_a_node_step_shares_the_shape_of_the_ranks_step() -> None:
                                                "--ntasks-per-node=1", "--overlap", "true"]
     assert "--ntasks=2" not in (one_task_per_node(["/usr/bin/srun", "--het-group=0,1"], 2, ["true"]) or [])
     assert one_task_per_node(["mpirun", "-n", "2"], 2, ["true"]) is None
+
+
+@pytest.mark.parametrize(("restarts", "cut_short"), [(0, False), (1, True)])
+def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, cut_short: bool,
+) -> None:
+    run = create_run(tmp_path, "a")
+    attempt = begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
+    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts={restarts} Command={run.script}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    assert interrupted(attempt) is cut_short
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ as the job is requeued.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner
+from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.exclusions import Keeping, choose
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import node_states
@@ -18,6 +20,7 @@ from hpc_mp.cluster.slurm.records import Words, show_records
 
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
 PATIENCE_S = 300.0  # for a controller that is being restarted: the run hangs on its answer
+STUCK = ("ReqNodeNotAvail", "BadConstraints", "PartitionConfig", "NodeNotAvail")  # idle nodes would not do either
 SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
 
 
@@ -64,40 +67,39 @@ def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -
     return None
 
 
-def exclude(job_id: str, nodes: Sequence[str], needed: int, ask: Runner = persistent) -> str | None:
-    """Keep the job that has just been queued again from these nodes; None when that was done, else why it was not.
+def exclude(
+    job_id: str, ours: Sequence[BadNode], recorded: Collection[str], needed: int, ask: Runner = persistent,
+) -> Keeping:
+    """Keep a job that pends from these nodes, and from those its user excludes.
 
     The job is never held for that: a requeued job does not start at once, and while it pends its list of excluded nodes
     can be changed. Should that fail, the job runs where Slurm puts it, which is better than a job that is held for ever.
     While the old start is being ended Slurm may refuse: it is asked again for some seconds.
 
     Args:
-        needed: how many nodes must be left; those excluded earlier are taken back when they are too few.
+        ours: what we have against nodes, of earlier starts too.
+        recorded: nodes that we had excluded before: others in Slurm's list are the user's.
+        needed: how many nodes must be left, see ``exclusions.choose``.
+
+    Raises:
+        CommandFailed: Slurm refuses, or does not answer.
     """
     deadline = time.monotonic() + SETTLING_S
     while True:
         try:
             job = _job(job_id, ask)
-            listed = next((each for each in (union(job, nodes), tuple(nodes)) if _left(job, each, ask) >= needed), None)
-            if listed is None:
-                return "too few others are there"
-            ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(listed)}"))
-            return None
-        except CommandFailed as error:
+            listed = expand(job.get("ExcNodeList", ""))
+            users = [node for node in listed if node not in recorded]
+            states = node_states(partition=job.get("Partition"), ask=ask)
+            keeping = choose(ours, users, states, needed, job.get("Reason", "").startswith(STUCK))
+            wanted = tuple(dict.fromkeys((*users, *keeping.nodes)))
+            if set(wanted) != set(listed):
+                ask(("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={compress(wanted)}"))
+            return keeping
+        except CommandFailed:
             if time.monotonic() > deadline:
-                return str(error)
+                raise
         time.sleep(0.2)
-
-
-def union(job: Words, nodes: Sequence[str]) -> tuple[str, ...]:
-    """The job's list of excluded nodes with more of them: ``scontrol update`` replaces the old list."""
-    return tuple(dict.fromkeys((*expand(job.get("ExcNodeList", "")), *nodes)))
-
-
-def _left(job: Words, excluded: Sequence[str], ask: Runner) -> int:
-    """How many nodes of the job's partition remain."""
-    states = node_states(partition=job.get("Partition"), ask=ask)
-    return len({node for node, state in states.items() if state.in_service} - set(excluded))
 
 
 def _job(job_id: str, ask: Runner) -> Words:

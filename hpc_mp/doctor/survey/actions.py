@@ -7,21 +7,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from statistics import median
 
-from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
+from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger, record, take_back
+from hpc_mp.cluster.bad_nodes import findings as held_against
 from hpc_mp.cluster.bandwidth import LinkRates, where, write_measured
 from hpc_mp.cluster.slurm.drain import drain_command
-from hpc_mp.doctor.survey.diagnosis import LINK, Diagnosis
-from hpc_mp.doctor.survey.node_report import faulty
+from hpc_mp.doctor.survey.diagnosis import LINK, REMEDIES, Diagnosis
+from hpc_mp.doctor.survey.node_report import CODES, faulty
 from hpc_mp.doctor.survey.report import Report
 
-AVOIDED_S = 24 * 3600.0
+GONE = ("lost", "node")  # what runs say of a node that was gone: it answers a survey, as fast as the others
+COMPUTED = {"node-corrupt"}  # what transfers alone do not show
 LONGEST_REASON = 120  # characters of evidence in a drain reason: sinfo shows them in one line
 
 
 def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[BadNode, ...]:
-    """Write what was found where ``hpc-mp launch`` looks: bad nodes into the ledger, rates into cluster.json.
+    """Write what was found where ``hpc-mp launch`` looks: bad nodes into the ledger, rates into cluster.json. What the ledger
+    held against nodes and the survey disproves is taken back.
 
-    Nothing is written for a cluster without a name, and no rates after an interrupted survey.
+    Nothing is written for a cluster without a name, and no rates and nothing taken back after an interrupted survey.
 
     Returns:
         What went into the ledger.
@@ -32,8 +35,11 @@ def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[B
     if report.cluster is None:
         return ()
     found = findings(report)
+    path = ledger(report.cluster, environ)
+    for finding in disproved(report, held_against(path, report.time)):
+        take_back(path, [finding.node], [finding.code], report.time)
     if found:
-        record(ledger(report.cluster, environ), found)
+        record(path, found)
     if report.complete:
         write_measured(where(report.cluster, environ), measured(report))
     return found
@@ -42,9 +48,32 @@ def remember(report: Report, environ: Mapping[str, str] = os.environ) -> tuple[B
 def findings(report: Report) -> tuple[BadNode, ...]:
     """A finding for every node that is bad for certain, and for one end of every bad link: that suffices to avoid it."""
     bad = {node: (found.code, found.message) for node, found in faulty(report.noted, len(report.evidence.nodes))}
-    bad |= {node: (found.code, found.evidence) for node, found in to_avoid(report.diagnoses).items()}
+    bad |= {node: (found.code, _evidence(found)) for node, found in to_avoid(report.diagnoses).items()}
     until = report.time + AVOIDED_S
-    return tuple(BadNode(node, code, evidence, "hpc-mp doctor", report.time, until) for node, (code, evidence) in bad.items())
+    return tuple(BadNode(node, code, evidence, "hpc-mp doctor", report.time, until, "certain")
+                 for node, (code, evidence) in bad.items())
+
+
+def disproved(report: Report, held: Iterable[BadNode]) -> tuple[BadNode, ...]:
+    """What is held against nodes, is of a kind that this survey has measured there, and was not found: of the network and its
+    nodes, of both ends of a link, and of the nodes' own checks. What their devices do under load is another matter, and so is
+    what a person says."""
+    if not report.complete:
+        return ()
+    seen = report.evidence
+    answered = {node for node in seen.nodes if node not in seen.absent}
+    reported = {seen.nodes[node] for node in seen.reports}
+    paired = {seen.nodes[node] for leg in seen.legs if leg.rate is not None for node in leg.pair}
+    suspects = {name for found in report.diagnoses for member in found.members for name in _ends(member)}
+    suspects |= {node for noted in report.noted if noted.finding.severity == "error" for node in noted.nodes}
+
+    def measured_there(finding: BadNode) -> bool:
+        if finding.code in CODES:
+            return finding.node in reported
+        ends = {*_ends(finding.evidence.partition(":")[0])} if finding.code.startswith("link") else set()
+        return (finding.code in {*REMEDIES, *GONE} - COMPUTED) and {finding.node, *ends} <= paired
+
+    return tuple(each for each in held if each.time <= report.time and each.node in answered - suspects and measured_there(each))
 
 
 def to_avoid(diagnoses: Iterable[Diagnosis]) -> dict[str, Diagnosis]:
@@ -78,6 +107,16 @@ def measured(report: Report) -> LinkRates:
     latency = median(latencies) if latencies else None
     platform, _ = Counter(facts.platform for facts in seen.facts).most_common(1)[0]
     return LinkRates(report.cluster or "", report.time, seen.nodes, tuple(pairs), latency, platform)
+
+
+def _ends(member: str) -> list[str]:
+    """The nodes in the name of a member: a node, a rail of one, or a link."""
+    return [end.partition(" rail ")[0] for end in member.split(LINK)]
+
+
+def _evidence(diagnosis: Diagnosis) -> str:
+    """With the name of a link, without which its one end would say nothing of the other."""
+    return f"{diagnosis.subject}: {diagnosis.evidence}" if diagnosis.code.startswith("link") else diagnosis.evidence
 
 
 def _node(diagnosis: Diagnosis) -> str:

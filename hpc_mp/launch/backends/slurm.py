@@ -27,6 +27,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
 from hpc_mp.rundir.records import RankStatus
 from hpc_mp.rundir.runs import record_successors
+from hpc_mp.supervisor.exclusions import end_watch, watch_waiting
 
 POLL_S = 1.0  # between two polls of a run directory
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
@@ -139,11 +140,16 @@ def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | 
 def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
     """The ids of the job and of those behind it. Raises SubmissionRefused."""
     jobs: list[str] = []
+    if plan.avoided:
+        refused = watch_waiting(run, plan.spec, [finding.node for finding in plan.avoided])  # it may start before we know the id
+        if refused is not None:
+            listener.note(f"nobody takes the avoided nodes back while the job waits: {refused}")
     for _ in range(1 + plan.spec.slurm.chain):
         try:
             submission = sbatch(run.script, [f"--dependency=afterany:{jobs[-1]}"] if jobs else ())
         except SubmissionRefused as refused:
             if not jobs:
+                end_watch(run)
                 raise
             listener.say(f"only {len(jobs) - 1} of slurm.chain = {plan.spec.slurm.chain} jobs are queued behind: {refused}")
             break

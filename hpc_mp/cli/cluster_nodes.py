@@ -1,0 +1,119 @@
+"""``hpc-mp cluster nodes``: the ledger of bad nodes: what new jobs leave out and why, and how a node gets in and out of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from hpc_mp.base.command import CommandFailed
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import did_you_mean
+from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, bad_nodes, findings, ledger, record, take_back
+from hpc_mp.cluster.slurm.nodelist import compress, expand
+from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.records import find_settings
+
+BY_HAND = "by hand"  # the kind of fault, and who found it, of what a person says
+EVER_H = 24 * 365
+
+
+@click.command(help="List the nodes that new jobs leave out, by whom and why, and mere suspicions, which keep nobody out. Or "
+                    "take nodes back, or put them in. Runs that wait for nodes take theirs back by themselves.")
+@click.option("--take-back", "back", metavar="LIST", multiple=True, help="Give these nodes to new jobs again: n3, n[1-4].")
+@click.option("--add", "added", metavar="LIST", multiple=True, help="Have new jobs leave these nodes out, where others suffice.")
+@click.option("--because", metavar="TEXT", help="With --add: why, in a sentence.")
+@click.option("--suspected", is_flag=True, help="With --add: only note it; jobs get the nodes all the same.")
+@click.option("--hours", type=click.IntRange(1, EVER_H), metavar="N", help="With --add: for how long.  [default: 24]")
+@click.option("--cluster", "cluster", metavar="NAME", help="Whose nodes.  [default: that of the Slurm that answers]")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def nodes(back: tuple[str, ...], added: tuple[str, ...], because: str | None, suspected: bool, hours: int | None,
+          cluster: str | None, as_json: bool) -> None:
+    name = cluster or _here()
+    path = ledger(name)
+    taken, put = _names(back), _names(added)
+    if (because is not None or suspected or hours is not None) and not put:
+        word = "--because" if because is not None else "--suspected" if suspected else "--hours"
+        raise HpcMpError(word, "says something of a node that is added", "name it: --add n3")
+    if put and not (because or "").strip():
+        raise HpcMpError(f"--add {' '.join(added)}", "needs the reason, for whoever finds the node in the list",
+                         '--because "its fan is broken"')
+    if both := sorted({*taken} & {*put}):
+        raise HpcMpError(f"--take-back and --add {compress(both)}", "contradict each other", "give one of them")
+    _check(taken, [finding.node for finding in findings(path)], f"is not in the ledger of cluster {name}",
+           "`hpc-mp cluster nodes` lists who is")
+    if put and cluster is None:
+        _check(put, _known(), f"is no node of cluster {name}", "`sinfo -N` lists them")
+    try:
+        out = take_back(path, taken)
+        now = time.time()
+        record(path, [BadNode(node, BY_HAND, " ".join((because or "").split()), BY_HAND, now,
+                              now + (hours * 3600.0 if hours else AVOIDED_S), "suspected" if suspected else "certain")
+                      for node in put])
+    except OSError as error:
+        raise HpcMpError(str(path), f"cannot be written ({error.strerror})", "mend its permissions, or make room") from None
+    if as_json:
+        click.echo(json.dumps({
+            "cluster": name, "ledger": str(path), "taken_back": sorted({finding.node for finding in out}),
+            "nodes": [asdict(finding) | {"avoided": finding.certainty != "suspected"} for finding in findings(path)]}))
+        return
+    if out:
+        click.echo(f"taken back: {compress(dict.fromkeys(finding.node for finding in out))}")
+    _show(name, path)
+
+
+def _show(name: str, path: Path) -> None:
+    found = findings(path)
+    if not found:
+        click.echo(f"cluster {name}: nothing is held against any node")
+        return
+    console = Console(highlight=False, emoji=False)
+    table = Table("node", "certainty", "since", "until", "fault", "found by", "why", box=None, padding=(0, 2, 0, 0))
+    for finding in found:
+        table.add_row(*map(escape, (finding.node, finding.certainty, _clock(finding.time), _clock(finding.until), finding.code,
+                                    finding.run, finding.evidence)))
+    console.print(table)
+    avoided = bad_nodes(path)
+    if avoided:
+        console.print(escape(f"\nnew jobs leave out {compress(sorted(avoided))} where enough others are there; "
+                             f"`hpc-mp cluster nodes --take-back {next(iter(sorted(avoided)))}` takes one back"), soft_wrap=True)
+    else:
+        console.print("\nnobody is left out: these are suspicions")
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%m-%d %H:%M", time.localtime(seconds))
+
+
+def _names(lists: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for words in lists for node in expand(words)))
+
+
+def _check(named: Sequence[str], known: Sequence[str], rule: str, remedy: str) -> None:
+    """Raises HpcMpError for the first that is not known."""
+    for node in named:
+        if node not in known:
+            raise HpcMpError(f"node {node}", rule, did_you_mean(node, known, remedy))
+
+
+def _here() -> str:
+    """Raises HpcMpError where no Slurm tells its name."""
+    name = find_settings().get("ClusterName")
+    if not name:
+        raise HpcMpError("hpc-mp cluster nodes", "needs the name of the cluster, and no Slurm answers here",
+                         "run it where Slurm answers, or give --cluster NAME")
+    return name
+
+
+def _known() -> list[str]:
+    try:
+        return list(node_states())
+    except CommandFailed as error:
+        raise HpcMpError("sinfo", str(error).splitlines()[-1], "run it where Slurm answers, or give --cluster NAME") from None

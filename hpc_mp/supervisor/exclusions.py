@@ -1,0 +1,153 @@
+"""Our exclusions of nodes, looked after while a job waits and no process of it lives: by a tiny job, the watch.
+
+Slurm keeps a job off excluded nodes for ever, and when the job's first node dies, or another one while the job is queued, nobody
+of us is there to see that too few others are left. Only Slurm itself is. So beside a job with exclusions a second job is queued,
+of one task and a second, which takes them back when the first would not start otherwise (``cluster.exclusions``):
+
+- while the job waits, on one of the excluded nodes. It starts when such a node is up and free, which is when taking it back
+  helps, and never stands in the job's way, which cannot have that node. It comes again every ``AGAIN_S``.
+- while the job runs, on one of the job's own nodes but the first. It can start when the job has left them.
+
+``watch.id`` names the one that counts: another that finds itself replaced does nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+
+from hpc_mp.base.command import CommandFailed, Runner
+from hpc_mp.base.errors import RunFailed
+from hpc_mp.base.files import write_text
+from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.cluster.exclusions import Keeping, read_exclusions, write_exclusions
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.nodelist import compress
+from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.requeue import exclude
+from hpc_mp.cluster.slurm.submit import sbatch, withdraw
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.runs import successors
+
+AGAIN_S = 25  # seconds between two looks while the job waits
+RUNNING_S = 600  # the same beside a job of one node that runs: its own node cannot tell when it dies
+SCRIPT = """#!/bin/bash
+# A job of a second that hpc-mp queues beside one that it keeps off nodes: it takes them back when the others are too few.
+exec {python} -P -m hpc_mp.supervisor.watch {run}
+"""
+
+
+def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), spare: int = 0) -> Keeping:
+    """Decide anew which of our exclusions hold for a job that pends, have Slurm know, and write it down.
+
+    Args:
+        blamed: nodes to exclude now, beside those of before.
+        spare: how many nodes more than it needs must be left to the job.
+
+    Raises:
+        CommandFailed: Slurm refuses, or does not answer.
+        OSError: the run directory cannot be written.
+    """
+    before = read_exclusions(run.excluded)
+    ours = {finding.node: finding for finding in (*before, *blamed)}
+    recorded = {finding.node for finding in before}
+    if not ours:
+        return Keeping((), ())
+    write_exclusions(run.excluded, tuple(ours.values()))  # first: the rest of Slurm's list is the user's
+    keeping = exclude(job_id, tuple(ours.values()), recorded, load_job(run.job).job.nodes + spare)
+    write_exclusions(run.excluded, keeping.kept)
+    return keeping
+
+
+def leave_out(run: RunDirectory, spec: JobSpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
+    """Keep a job that has just been queued again off the nodes to blame, with a watch beside it; why there is no watch.
+
+    Without one the job keeps a node to spare, so that it starts though one more is lost.
+
+    Raises:
+        CommandFailed, OSError: as ``reconsider`` does.
+    """
+    nodes = {finding.node for finding in (*read_exclusions(run.excluded), *blamed)}
+    refused = watch_waiting(run, spec, nodes)
+    keeping = reconsider(run, job_id, blamed, spare=int(refused is not None))
+    if not keeping.kept:
+        end_watch(run)
+    return keeping, refused
+
+
+def watch_waiting(run: RunDirectory, spec: JobSpec, nodes: Collection[str]) -> str | None:
+    """Have a watch come to one of the excluded ``nodes`` soon; why there is none."""
+    return _replace(run, spec, nodes, [f"--begin=now+{AGAIN_S}"])
+
+
+def watch_running(run: RunDirectory, spec: JobSpec, hosts: Sequence[str]) -> str | None:
+    """Have a watch come to one of the job's ``hosts`` when the job has left them; why there is none. Nothing is done for a job
+    without exclusions."""
+    ours = read_exclusions(run.excluded)
+    if not ours or not run.job_id.exists():  # a step of somebody's session is not started again
+        end_watch(run)
+        return None
+    if len(hosts) > 1:
+        return _replace(run, spec, hosts[1:], ["--exclusive"])
+    return _replace(run, spec, [finding.node for finding in ours], [f"--begin=now+{RUNNING_S}"])
+
+
+def end_watch(run: RunDirectory) -> None:
+    """Withdraw the watch, if there is one."""
+    with suppress(OSError):
+        withdraw([run.watch_id.read_text(encoding="utf-8").strip()])
+        run.watch_id.unlink(missing_ok=True)
+
+
+def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
+    """What the watch does, as the job ``own``: mend the exclusions of the run's job if it waits, and come again while there are
+    some. Returns what was done, in words.
+
+    Raises:
+        CommandFailed, OSError: as ``reconsider`` does.
+    """
+    if not run.watch_id.exists() or run.watch_id.read_text(encoding="utf-8").strip() != own:
+        return "another watch has taken over, or none is needed"
+    first = run.job_id.read_text(encoding="utf-8").strip()
+    ids = [first, *successors(run, first)]
+    states = queue.job_states(ids, ask)
+    job = next((states[each] for each in ids if not states[each].ended), None)
+    if job is None or not read_exclusions(run.excluded):
+        run.watch_id.unlink(missing_ok=True)
+        return "the job has ended, or nothing is excluded"
+    taken = reconsider(run, job.id).taken_back if job.waits else ()
+    left = read_exclusions(run.excluded)
+    if left:
+        _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
+    else:
+        run.watch_id.unlink(missing_ok=True)
+    back = ", ".join(finding.node for finding in taken)
+    return f"job {job.id} is {job.state}: " + (f"{back} taken back" if back else "nothing to do")
+
+
+def _replace(run: RunDirectory, spec: JobSpec, places: Collection[str], options: Sequence[str]) -> str | None:
+    old = run.watch_id.read_text(encoding="utf-8").strip() if run.watch_id.exists() else ""
+    refused = _queue(run, spec, places, options)
+    withdraw([old] if old else [])
+    return refused
+
+
+def _queue(run: RunDirectory, spec: JobSpec, places: Collection[str], options: Sequence[str]) -> str | None:
+    """Submit a watch for one of the ``places``; why it could not be."""
+    slurm, log = spec.slurm, str(run.watch_log).replace("%", "%%")
+    site = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos, "reservation": slurm.reservation}
+    try:
+        others = [node for node in node_states() if node not in places]
+        write_text(run.watch_script, SCRIPT.format(python=shlex.quote(sys.executable), run=shlex.quote(str(run.path))))
+        submission = sbatch(run.watch_script, [
+            f"--job-name={spec.job.name}-watch", "--nodes=1", "--ntasks=1", "--mem=200", "--time=5", "--no-requeue",
+            *(f"--{name}={value}" for name, value in site.items() if value is not None),
+            *([f"--exclude={compress(others)}"] if others else []), *options,
+            f"--output={log}", "--open-mode=append"])
+        write_text(run.watch_id, f"{submission.job_id}\n")
+    except (CommandFailed, RunFailed, OSError) as refused:
+        return " ".join(str(refused).split())
+    return None

@@ -1,0 +1,121 @@
+"""Which exclusions of ours hold, and what the ledger says: pure decisions, and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_mp.cluster.bad_nodes import AVOIDED_S, CERTAINTIES, BadNode, Certainty, bad_nodes, findings, ledger, record, take_back
+from hpc_mp.cluster.exclusions import Keeping, choose
+from hpc_mp.cluster.slurm.nodes import NodeState
+
+
+def bad(node: str, time: float = 0.0, sure: Certainty = "likely", code: str = "lost") -> BadNode:
+    return BadNode(node, code, f"{node} vanished", "run", time, time + AVOIDED_S, sure)
+
+
+def states(up: str, down: str = "") -> dict[str, NodeState]:
+    return {**{node: NodeState("idle") for node in up.split()}, **{node: NodeState("down*") for node in down.split()}}
+
+
+def names(keeping: Keeping) -> tuple[str, str]:
+    return " ".join(each.node for each in keeping.kept), " ".join(each.node for each in keeping.taken_back)
+
+
+def test_two_nodes_are_lost_in_turn_and_come_back() -> None:
+    """Three nodes are needed of four."""
+    lost = [bad("n2", time=1.0)]
+    assert names(choose(lost, (), states("n1 n3 n4", "n2"), 3)) == ("n2", "")
+    assert names(choose(lost, (), states("n1 n2 n3 n4"), 3)) == ("n2", "")  # back, and not needed
+    assert names(choose(lost, (), states("n1 n2 n4", "n3"), 3)) == ("", "n2")  # now it is
+    both = [*lost, bad("n3", time=2.0)]
+    assert names(choose(both, (), states("n1 n2 n4", "n3"), 3)) == ("n3", "n2")  # what is down would not help
+    assert names(choose(both, (), states("n1 n2 n3 n4"), 3)) == ("n3", "n2")  # the older one
+    assert names(choose(both, (), states("n1 n4", "n2 n3"), 3)) == ("", "n2 n3")  # whoever comes first
+
+
+def test_the_least_certain_goes_first_then_the_oldest() -> None:
+    held = [bad("n1", 1.0, "certain", "hardware"), bad("n2", 3.0), bad("n3", 2.0)]
+    up = states("n1 n2 n3 n4")
+    assert [names(choose(held, (), up, needed)) for needed in (1, 2, 3, 4)] == [
+        ("n1 n2 n3", ""), ("n1 n2", "n3"), ("n1", "n2 n3"), ("", "n1 n2 n3")]
+
+
+def test_all_nodes_are_excluded() -> None:
+    held = [bad(f"n{number}", number) for number in range(1, 5)]
+    assert names(choose(held, (), states("n1 n2 n3 n4"), 3)) == ("n4", "n1 n2 n3")
+    assert names(choose(held, (), states("", "n1 n2 n3 n4"), 3)) == ("", "n1 n2 n3 n4")
+
+
+def test_a_suspicion_excludes_nobody_however_many_there_are() -> None:
+    held = [bad(f"n{number}", sure="suspected") for number in range(1, 5)]
+    assert names(choose(held, (), states("n1 n2 n3 n4"), 1)) == ("", "")
+
+
+def test_the_user_is_not_overruled() -> None:
+    assert names(choose([bad("n2")], ("n1",), states("n1 n2 n3 n4"), 2)) == ("n2", "")
+    assert names(choose([bad("n2")], ("n1",), states("n1 n2 n3 n4"), 3)) == ("", "n2")
+    assert names(choose([bad("n2")], ("n2",), states("n1 n2 n3 n4"), 3)) == ("", "")  # theirs already
+
+
+def test_a_node_that_is_no_more_blocks_nothing() -> None:
+    """A renamed node: Slurm would refuse a list with its old name."""
+    assert names(choose([bad("old"), bad("n3")], (), states("n1 n2 n3 n4"), 3)) == ("n3", "")
+
+
+def test_slurms_own_word_that_nodes_do_not_fit_takes_one_more_back() -> None:
+    held = [bad("n2", 1.0), bad("n3", 2.0)]
+    assert names(choose(held, (), states("n1 n2 n3 n4"), 1, stuck=True)) == ("n3", "n2")
+    assert names(choose([], (), states("n1"), 1, stuck=True)) == ("", "")
+
+
+NODES = [f"n{number}" for number in range(6)]
+
+
+@given(st.dictionaries(st.sampled_from([*NODES, "gone"]), st.sampled_from(CERTAINTIES)), st.sets(st.sampled_from(NODES)),
+       st.sets(st.sampled_from(NODES)), st.integers(1, 6))
+def test_a_job_can_start_whenever_enough_nodes_are_up(
+    ours: dict[str, Certainty], users: set[str], up: set[str], needed: int,
+) -> None:
+    seen = states(" ".join(up), " ".join({*NODES} - up))
+    keeping = choose([bad(node, number, sure) for number, (node, sure) in enumerate(ours.items())], users, seen, needed)
+    assert {*keeping.nodes}.isdisjoint({*users, "gone"})
+    if len(up - users) >= needed:
+        assert len(up - users - {*keeping.nodes}) >= needed
+        assert not keeping.taken_back or len(up - users - {*keeping.nodes}) == needed, "more than needed"
+
+
+# --- the ledger ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return ledger("lab", {"XDG_STATE_HOME": str(tmp_path)})
+
+
+def test_what_is_taken_back_counts_no_more_until_it_is_found_again(path: Path) -> None:
+    record(path, [bad("n3"), bad("n3", 1.0, code="node-slow"), bad("n4")])
+    assert [each.node for each in take_back(path, ["n3"], ["lost"], now=5.0)] == ["n3"]
+    assert {each: found.code for each, found in bad_nodes(path, 5.0).items()} == {"n3": "node-slow", "n4": "lost"}
+    take_back(path, ["n3"], now=6.0)
+    assert [*bad_nodes(path, 6.0)] == ["n4"] and take_back(path, ["n3"], now=6.0) == ()
+    record(path, [bad("n3", 7.0)])
+    assert {*bad_nodes(path, 8.0)} == {"n3", "n4"}
+
+
+def test_suspicions_are_listed_and_avoid_nobody(path: Path) -> None:
+    record(path, [bad(f"n{number}", sure="suspected") for number in range(9)])
+    assert len(findings(path, 1.0)) == 9 and bad_nodes(path, 1.0) == {}
+    record(path, [bad("n3", 1.0, "certain", "hardware")])
+    assert {each: found.code for each, found in bad_nodes(path, 2.0).items()} == {"n3": "hardware"}
+
+
+def test_lines_of_an_earlier_release_are_read(path: Path) -> None:
+    old = {"node": "n3", "code": "lost", "evidence": "it vanished", "run": "run", "time": 0.0, "until": 10.0}
+    path.parent.mkdir(parents=True)
+    path.write_text("\n".join(map(json.dumps, [old, {**old, "node": "n4", "more": 1}, {**old, "certainty": "?"}, 7])) + "\n")
+    assert [(each.node, each.certainty) for each in findings(path, 1.0)] == [("n3", "likely")]
