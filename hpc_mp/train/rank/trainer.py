@@ -20,6 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hpc_mp.job import JobSpec
+from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
@@ -29,7 +30,6 @@ from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
 from hpc_mp.train.engine.groups import Groups, Tree
 from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.optimizer import learning_rate
 from hpc_mp.train.engine.readback import to_device
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank import facts
