@@ -1,4 +1,4 @@
-"""The learning rate of every step of a run: ranks train by it, and a launch foretells it, so both halves have the one function."""
+"""The learning rate of every step: ranks train by it, and a launch foretells it, so both halves have the one function."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
 from hpc_mp.cluster.slurm.submit import sbatch
+from hpc_mp.job.values import toml_value
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
@@ -17,6 +18,7 @@ from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array
 from hpc_mp.launch.staging.archive import stage_environment
+from hpc_mp.launch.status import array_values
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause, Outcome, State, cause, figures, together, verdict
@@ -83,16 +85,22 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
     for run, job_id in zip(runs, ids, strict=True):
         write_text(run.job_id, f"{job_id}\n")
-    listener.say("\n".join(filter(None, (submission.words, *(f"run       {run.path}" for run in runs),
-                                         f"job       {submission.job_id}"))))
+    listener.say("\n".join(filter(None, (submission.words, f"job       {submission.job_id}",
+                                         *(_element(run, plan) for run, plan in zip(runs, plans, strict=True))))))
     ends: Mapping[str, SlurmJob] = {}
     if launch.wait:
         try:
             with listener.following(plans[0].spec.train.steps):
                 ends = wait(ids, _QueueWatcher(attempts, listener))
         except KeyboardInterrupt:
-            listener.say(f"no longer waiting: job {submission.job_id} goes on, scancel {submission.job_id} ends it")
+            listener.say(f"no longer waiting: job {submission.job_id} goes on, `hpc-mp cancel {runs[0].path} --all` ends it")
     return tuple(_ended(launch, attempt, job_id, ends.get(job_id)) for attempt, job_id in zip(attempts, ids, strict=True))
+
+
+def _element(run: RunDirectory, plan: JobPlan) -> str:
+    """A run of an array, with what it has in place of the job file's values."""
+    values = ", ".join(f"{key} = {toml_value(value)}" for key, value in array_values(run, plan.spec).items())
+    return f"run       {run.path}  {values}".rstrip()
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
@@ -132,11 +140,12 @@ class _QueueWatcher:
 
     def __call__(self, jobs: Mapping[str, SlurmJob], seconds: float) -> None:
         job = next((job for job in jobs.values() if not job.ended), next(iter(jobs.values())))
+        looked_at = job.reason not in ("", "None")
         words = ". ".join(filter(None, (f"job {job.id} waits: {job.reason}", job.meaning, job.remedy)))
-        if job.waits and job.reason not in ("", "None") and words != self._said:
+        if job.waits and looked_at and words != self._said:
             self._said = words
             self._listener.note(words)
-        waiting = RankStatus(0, job.state.lower(), job.reason)
+        waiting = RankStatus(0, job.state.lower(), job.reason if looked_at else "not looked at yet" if job.waits else "")
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
