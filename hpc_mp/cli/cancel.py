@@ -18,7 +18,7 @@ from hpc_mp.rundir.checkpoints import step_of
 
 
 @click.command(help="End a run: its ranks save at the next step and stop, and nothing queues them again. RUN is a run directory, "
-                    "DIRECTORY/NAME for the newest run of a job, or the id of a Slurm job; the id of an array means all its runs.")
+                    "DIRECTORY/NAME for the newest run of a job, or the id of a Slurm job; that of an array means all its runs.")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--all", "whole", is_flag=True, help="End all runs of the array that this one belongs to.")
 @click.option("--now", is_flag=True, help="End it at once; steps since the last checkpoint are lost.")

@@ -38,7 +38,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
-from hpc_mp.rundir.records import RankStatus, StepMetrics, line_of
+from hpc_mp.rundir.records import RankStatus
 
 GIB = 2**30
 def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *overrides: str) -> JobSpec:
@@ -275,7 +275,7 @@ def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path,
 
 
 @pytest.mark.parametrize(("chosen", "changed", "words"), [
-    # half a cosine over 5 steps: 1e-3 * (1 + cos(pi * 3 / 5)) / 2 in step 4, and over 20 steps (1 + cos(pi * 4 / 20)) / 2 in step 5
+    # 1e-3 * (1 + cos(pi * 3 / 5)) / 2 in step 4, and 1e-3 * (1 + cos(pi * 4 / 20)) / 2 in step 5
     (["train.lr_schedule=cosine"], ["train.steps=20"],
      "the learning rate jumps from 0.000345 in step 4 to 0.000905 in step 5, for train.steps = 20 (was 5); "
      "--set=train.lr_schedule=constant --set=train.warmup_steps=0 --set=train.learning_rate=0.0003455 goes on as it ended"),
@@ -284,7 +284,8 @@ def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path,
     (["train.lr_schedule=constant"], ["train.learning_rate=0.01"],
      "jumps from 0.001 in step 4 to 0.01 in step 5, for train.learning_rate = 0.01 (was 0.001)"),
     (["train.lr_schedule=cosine"], ["train.lr_schedule=constant", "train.learning_rate=0.0003455", "train.steps=20"], ""),
-    (["train.lr_schedule=cosine", "train.steps=4"], ["train.lr_schedule=constant", "train.learning_rate=0.00014645", "train.steps=9"], ""),
+    (["train.lr_schedule=cosine", "train.steps=4"],
+     ["train.lr_schedule=constant", "train.learning_rate=0.00014645", "train.steps=9"], ""),
     (["train.lr_schedule=cosine"], [], ""), (["train.lr_schedule=constant"], ["train.steps=20"], ""),
     (["train.lr_schedule=linear", "train.warmup_steps=5"], ["train.steps=20"], ""),
 ])
