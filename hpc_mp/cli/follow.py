@@ -1,4 +1,4 @@
-"""Look at runs again and again until all have ended: in place on a terminal, as lines of a log elsewhere."""
+"""Poll runs again and again until all have ended: in place on a terminal, as lines of a log elsewhere."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import click
 
 from hpc_mp.launch.status import RunStatus
 
-SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two looks, the last for ever: each asks Slurm once, and schedulers serve many people
+SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last for ever: each asks Slurm once, and schedulers serve many people
 SILENCE_S = 30.0  # after so many seconds a log gets a line, whether or not anything has changed
-Look = Callable[[], Sequence[RunStatus]]
+Poll = Callable[[], Sequence[RunStatus]]
 
 
-def follow(look: Look, text: Callable[[Sequence[RunStatus]], str], line: Callable[[RunStatus], str], *,
+def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callable[[RunStatus], str], *,
            quiet: bool) -> Sequence[RunStatus]:
-    """Show what ``look`` sees until all runs have ended, and return what was seen last.
+    """Show what ``poll`` sees until all runs have ended, and return what was seen last.
 
     Args:
         text: all of it, for a terminal.
         line: of one run, for a log.
         quiet: show nothing: a document follows.
     """
-    looks = _looks(look)
+    polls = _polls(poll)
     if quiet:
-        *_, last = looks
+        *_, last = polls
         return last
-    return _in_place(looks, text) if sys.stdout.isatty() else _lines(looks, line)
+    return _in_place(polls, text) if sys.stdout.isatty() else _lines(polls, line)
 
 
-def _looks(look: Look) -> Iterator[Sequence[RunStatus]]:
-    """Each look, the last one when nothing goes on any more."""
+def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
+    """What each poll sees, the last one when nothing goes on any more."""
     number = 0
     while True:
-        seen = look()
+        seen = poll()
         yield seen
         if not any(_goes_on(each) for each in seen):
             return
@@ -47,23 +47,23 @@ def _goes_on(seen: RunStatus) -> bool:
     return seen.state in ("pending", "running", "unknown")
 
 
-def _in_place(looks: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[RunStatus]], str]) -> Sequence[RunStatus]:
+def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[RunStatus]], str]) -> Sequence[RunStatus]:
     from rich.live import Live
     from rich.text import Text
 
     last: Sequence[RunStatus] = ()
     with Live(auto_refresh=False, vertical_overflow="visible") as live:
-        for last in looks:
+        for last in polls:
             live.update(Text(text(last)), refresh=True)
     return last
 
 
-def _lines(looks: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
+def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
     """A line for each run that has changed: its state, what it does, and whether it is late; not for every step."""
     last: Sequence[RunStatus] = ()
     known: dict[object, object] = {}
     said = 0.0
-    for last in looks:
+    for last in polls:
         silent = time.monotonic() - said >= SILENCE_S
         for each in last:
             now = (each.state, each.attempt, each.phase, each.late, each.job and each.job.reason, each.checkpoint)

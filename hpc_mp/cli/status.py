@@ -37,10 +37,10 @@ RIGHT = frozenset({"step", "loss", "node h", "size"})  # columns of numbers
 def command(run: Path | None, following: bool, as_json: bool) -> int:
     runs, single = _meant(run)
 
-    def look() -> list[RunStatus]:
+    def poll() -> list[RunStatus]:
         return [overview(runs[0])] if single else listed(runs)
 
-    seen = follow(look, single_text if single else table, one_line, quiet=as_json) if following else look()
+    seen = follow(poll, single_text if single else table, one_line, quiet=as_json) if following else poll()
     if as_json:
         documents = [_document(each, whole=single) for each in seen]
         click.echo(json.dumps(documents[0] if single else {"runs": documents}))

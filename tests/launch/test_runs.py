@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import threading
 import time
@@ -31,6 +32,7 @@ from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.history import record as write_end
 from hpc_mp.rundir.records import RankStart, RankStatus, StepMetrics, line_of
 from hpc_mp.rundir.usage import cut_steps, usage
+from hpc_mp.train.rank.logs import StepWords
 
 ARRAY = '[slurm]\narray = [{ "train.seed" = 1 }, { "train.seed" = 2, "train.learning_rate" = 0.01 }, { "train.seed" = 3 }]\n'
 
@@ -273,10 +275,10 @@ def test_a_silent_follower_says_now_and_then_that_it_lives(here: Path, monkeypat
     monkeypatch.setattr(follow, "SILENCE_S", 0.0)
     run = made(here)
     going = seen(run, [SlurmJob("7", "RUNNING")])
-    looks: Iterator[list[Any]] = iter([[going], [going], [seen(run, [SlurmJob("7", "COMPLETED")])]])
+    polls: Iterator[list[Any]] = iter([[going], [going], [seen(run, [SlurmJob("7", "COMPLETED")])]])
     said: list[str] = []
     monkeypatch.setattr(follow.click, "echo", said.append)
-    follow.follow(lambda: next(looks), lambda _: "", lambda each: each.state, quiet=False)
+    follow.follow(lambda: next(polls), lambda _: "", lambda each: each.state, quiet=False)
     assert [line.split()[-1] for line in said] == ["running", "running", "completed"]
 
 
@@ -317,6 +319,19 @@ def test_the_log_of_a_run_that_waits(here: Path) -> None:
     made(here, "7")
     queued(here, "7|PENDING|N/A||0|0|Resources|")
     assert call("logs", "7").stdout.startswith("job 7 waits in the queue (Resources: ")
+
+
+def test_the_main_log_has_a_line_about_steps_now_and_then(here: Path) -> None:
+    class Said:
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    said: list[str] = []
+    for seconds in (60.0, 0.0):
+        words = StepWords(Said(), 3, 6, seconds)  # type: ignore[arg-type]
+        for step in range(3, 7):
+            words(StepMetrics(step, math.nan if step == 6 else 2.5, 64, 3.0, 1234.0, 1.0, 1))
+    assert said[:2] == ["step 3/6: loss 2.5000, 1,234 tokens/s", "step 6/6: no loss, 1,234 tokens/s"] and len(said) == 2 + 4
 
 
 def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> None:
