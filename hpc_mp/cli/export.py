@@ -12,7 +12,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColu
 
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.rundir import find_run
+from hpc_mp.launch.find import find
 
 
 @click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory, which "
@@ -26,7 +26,7 @@ from hpc_mp.rundir import find_run
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, as_json: bool) -> None:
     need_train("hpc-mp export")
-    directory = find_run(run)
+    directory = find(run)
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
     from hpc_mp.train.checkpoint.export import export  # imports torch
 

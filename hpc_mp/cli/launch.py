@@ -11,6 +11,7 @@ import click
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.base.text import loss_words
 from hpc_mp.cli.progress import TerminalListener
+from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, alone, launch, preview
 from hpc_mp.launch.listener import Listener
@@ -54,6 +55,8 @@ def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool 
     outcome = launch(request, listener)
     if as_json:
         click.echo(json.dumps(outcome.document()))
+    if outcome.state == "submitted" and not request.wait:
+        listener.say(f"watch     {shlex.join(['hpc-mp', 'status', _watched(outcome), '--follow'])}")
     if not outcome.elements:
         return _conclude(outcome, again(request, outcome.run), listener)
     code = 0
@@ -64,6 +67,11 @@ def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool 
             listener.note(f"hpc-mp: {element.run}: {failed}")
             code = 1
     return code
+
+
+def _watched(outcome: Outcome) -> str:
+    """What to name for ``hpc-mp status``: the run, or the Slurm job of all elements of an array."""
+    return (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)
 
 
 def _print(shown: Preview, explain: bool, as_json: bool) -> None:
@@ -117,4 +125,4 @@ def _lost(outcome: Outcome) -> str:
     saved = step_of(outcome.checkpoint) if outcome.checkpoint is not None else 0
     if saved == outcome.steps:
         return ""
-    return f", with {'a checkpoint of step ' + str(saved) if saved else 'no checkpoint'}: the steps after it are lost"
+    return f", with {'a checkpoint of step ' + str(saved) if saved else 'no checkpoint'}: {lost_words(outcome.steps - saved)}"

@@ -10,9 +10,10 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.launch.find import find
 from hpc_mp.launch.logs import Follower, Logs
 from hpc_mp.launch.status import job_ids, seen
-from hpc_mp.rundir import RunDirectory, find_run
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.outcome import cause
 
@@ -28,10 +29,14 @@ POLL_S = 0.5  # between two polls of the files
 def command(run: Path, rank: int | None, node: str | None, attempt: int | None, follow: bool) -> None:
     if rank is not None and node is not None:
         raise HpcMpError("--rank and --node", "exclude each other", "give one of them")
-    found = find_run(run)
+    found = find(run)
     follower, jobs, delays = Follower(), _jobs(found), iter(queue.DELAYS_S)
     due = time.monotonic() + next(delays)
+    said = ""
     while True:
+        if attempt is None and (words := _waits(jobs)) != said:
+            said = words
+            click.echo(words or "it waits no longer")
         ended = not follow or attempt is not None or seen(found, jobs).ended
         logs = Logs(found, attempt)
         sources = logs.rank(rank) if rank is not None else logs.node(node) if node is not None else logs.main()
@@ -52,6 +57,16 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
 def _jobs(run: RunDirectory) -> list[SlurmJob]:
     ids = job_ids(run)
     return list(queue.job_states(ids).values()) if ids else []
+
+
+def _waits(jobs: list[SlurmJob]) -> str:
+    """Why nothing is said yet, or no more; empty for a run that does not wait."""
+    job = next((job for job in jobs if not job.ended), None)
+    if job is None or not job.waits:
+        return ""
+    reason = ": ".join(filter(None, (job.reason, job.meaning)))
+    remedy = f". {job.remedy}" if job.remedy else ""
+    return f"job {job.id} waits in the queue{f' ({reason})' if reason else ''}{remedy}"
 
 
 def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:

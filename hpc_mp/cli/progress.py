@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
+import time
+from collections import deque
 from collections.abc import Sequence
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from hpc_mp.base.text import duration
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import RankStatus, StepMetrics
 
+LINE_S = 30.0  # between two lines of progress where there is no terminal
+RECENT = 20  # steps whose median time foretells the rest
+
 
 class TerminalListener(Listener):
-    """Prints to standard output, notes to standard error; on a terminal a bar shows the phase before the first step, then
-    step, loss, tokens per second and the time that is left.
+    """Prints to standard output, notes to standard error; there a bar shows the phase before the first step, then step, loss,
+    tokens per second and the time that is left. Without a terminal it is a line now and then.
 
     Args:
         aside: print everything to standard error, for a document or a script has standard output.
@@ -24,8 +31,9 @@ class TerminalListener(Listener):
 
     def __init__(self, *, aside: bool) -> None:
         self._aside = aside
-        self._bar: _StepBar | None = None
-        self.interval = 0.25 if sys.stderr.isatty() else None
+        self._terminal = sys.stderr.isatty()
+        self._bar: _StepBar | _StepLines | None = None
+        self.interval = 0.25 if self._terminal else 1.0
 
     def say(self, text: str) -> None:
         click.echo(text, err=self._aside)
@@ -37,8 +45,7 @@ class TerminalListener(Listener):
             click.echo(text, err=True)
 
     def begin(self, steps: int) -> None:
-        if self.interval is not None:
-            self._bar = _StepBar(steps)
+        self._bar = _StepBar(steps) if self._terminal else _StepLines(steps)
 
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         if self._bar is not None:
@@ -48,6 +55,36 @@ class TerminalListener(Listener):
         if self._bar is not None:
             self._bar.stop()
         self._bar = None
+
+
+class _StepLines:
+    """What a log gets in place of a bar: a line every 30 s."""
+
+    def __init__(self, steps: int) -> None:
+        self._steps, self._due = steps, time.monotonic() + LINE_S
+        self._recent: deque[StepMetrics] = deque(maxlen=RECENT)
+
+    def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
+        self._recent.extend(steps)
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + LINE_S
+            click.echo(f"{time.strftime('%H:%M:%S')} {self._words(status)}", err=True)
+
+    def _words(self, status: RankStatus | None) -> str:
+        if self._recent:
+            last = self._recent[-1]
+            left = statistics.median(step.step_time_s for step in self._recent) * (self._steps - last.step)
+            eta = f", about {duration(left)} left" if left else ""
+            return f"step {last.step}/{self._steps}: {_figures(last)}{eta}"
+        if status is None:
+            return "nothing is said yet"
+        return " ".join(filter(None, (status.phase, status.detail))) + (f" {status.done}/{status.total}" if status.total else "")
+
+    def print(self, text: str) -> None:
+        click.echo(text, err=True)
+
+    def stop(self) -> None:
+        """A line needs no end."""
 
 
 class _StepBar:
@@ -75,9 +112,13 @@ class _StepBar:
         if not self._training:  # from here on the speed is that of the steps
             self._training = True
             self._progress.reset(self._task, total=self._steps, completed=last.step)
-        loss = f"loss {last.loss:.4f}" if math.isfinite(last.loss) else "no loss"
         self._progress.update(self._task, completed=last.step, description=f"step {last.step}/{self._steps}",
-                              figures=f"{loss}  {last.tokens_per_s:,.0f} tokens/s")
+                              figures=_figures(last))
 
     def print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
+
+
+def _figures(step: StepMetrics) -> str:
+    loss = f"loss {step.loss:.4f}" if math.isfinite(step.loss) else "no loss"
+    return f"{loss}, {step.tokens_per_s:,.0f} tokens/s"

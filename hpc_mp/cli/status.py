@@ -1,38 +1,135 @@
-"""``hpc-mp status``: what a run is doing, and why it waits or failed."""
+"""``hpc-mp status``: what a run is doing, and why it waits or failed; without a name a list of all runs."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
-from hpc_mp.base.text import ago, duration, loss_words
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import ago, data_size, duration, loss_words
+from hpc_mp.cli.follow import follow
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.launch.status import RunStatus, overview
-from hpc_mp.rundir import find_run
+from hpc_mp.job.values import toml_value
+from hpc_mp.launch.find import find_all, here, job_of, runs_below
+from hpc_mp.launch.status import RunStatus, listed, overview
+from hpc_mp.rundir import RunDirectory, find_run
+from hpc_mp.rundir.checkpoints import step_of
+from hpc_mp.rundir.usage import launched, size
+
+COLUMNS = ("run", "state", "job", "step", "loss", "age", "node h", "size")
+RIGHT = frozenset({"step", "loss", "node h", "size"})  # columns of numbers
 
 
-@click.command(help="Show what a run is doing, why it waits or failed, and how far it is.")
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(run: Path, as_json: bool) -> None:
-    seen = overview(find_run(run))
+@click.command(help="Show what a run is doing, why it waits or failed, and how far it is. RUN is a run directory, DIRECTORY/NAME "
+                    "for the newest run of a job, or the id of a Slurm job; without it, or with a directory of several jobs, "
+                    "all runs are listed, the newest first.")
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--follow", "following", is_flag=True,
+              help="Go on until all of them have ended; exit 1 when one of them did not complete. Without a terminal a line is "
+                   "printed when something has changed, and every 30 s.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document; with --follow at the end.")
+def command(run: Path | None, following: bool, as_json: bool) -> int:
+    runs, single = _meant(run)
+
+    def poll() -> list[RunStatus]:
+        return [overview(runs[0])] if single else listed(runs)
+
+    seen = follow(poll, single_text if single else table, one_line, quiet=as_json) if following else poll()
     if as_json:
-        click.echo(json.dumps(seen.document()))
-        return
-    for name, text in lines(seen):
-        click.echo(f"{name:<9} {text}")
+        documents = [_document(each, whole=single) for each in seen]
+        click.echo(json.dumps(documents[0] if single else {"runs": documents}))
+    elif not following:
+        click.echo(single_text(seen) if single else table(seen))
+    return int(following and any(each.state != "completed" for each in seen))
+
+
+def _meant(run: Path | None) -> tuple[list[RunDirectory], bool]:
+    """The runs, the newest first, and whether it is one that was meant, and no list."""
+    directories = here() if run is None else here(run) if run.is_dir() and not _is_one(run) else None
+    if directories is None and run is not None:
+        found = find_all(run)
+        return found, len(found) == 1
+    listed = list(runs_below(directories or ()))
+    if not listed:
+        where = ", ".join(map(str, directories or ()))
+        raise HpcMpError("status", f"finds no run below {where}",
+                         "call it in the directory of the job file, or name a run or the directory of the runs (job.directory)")
+    return sorted(listed, key=lambda each: (launched(each), each.path), reverse=True), False
+
+
+def _is_one(path: Path) -> bool:
+    try:
+        find_run(path)
+    except HpcMpError:
+        return False
+    return True
+
+
+def _document(seen: RunStatus, *, whole: bool) -> dict[str, Any]:
+    document = seen.document() | {"bytes": size(seen.run), "age": max(0.0, time.time() - launched(RunDirectory(seen.run))),
+                                  "job_id": job_of(RunDirectory(seen.run))}
+    return document if whole else {key: value for key, value in document.items() if key != "plan"}
+
+
+def single_text(seen: Sequence[RunStatus]) -> str:
+    return "\n".join(f"{name:<9} {text}" for name, text in lines(seen[0]))
+
+
+def table(seen: Sequence[RunStatus]) -> str:
+    """A line per run; what its array gives it stands at the end."""
+    rows = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(_row, seen)]
+    widths = {name: max(len(row[name]) for row in rows) for name in COLUMNS}
+    texts = ("  ".join(row[name].rjust(widths[name]) if name in RIGHT else row[name].ljust(widths[name]) for name in COLUMNS)
+             for row in rows)
+    beside = ["", *(values_words(each.values) for each in seen)]
+    return "\n".join(f"{text}  {more}".rstrip() for text, more in zip(texts, beside, strict=True))
+
+
+def _row(seen: RunStatus) -> dict[str, str]:
+    used, steps = seen.usage, f"{seen.step}/{seen.steps}" if seen.steps else "–"
+    cells = (_shown(seen.run), seen.state, job_of(RunDirectory(seen.run)) or "–", steps,
+             "–" if seen.loss is None else f"{seen.loss:.4f}", _age(seen),
+             "–" if used is None else f"{used.node_hours:.2f}", data_size(size(seen.run)))
+    return dict(zip(COLUMNS, cells, strict=True))
+
+
+def _age(seen: RunStatus) -> str:
+    return ago(time.time() - launched(RunDirectory(seen.run)))
+
+
+def _shown(run: Path) -> str:
+    """As short as it can be given to a command from here."""
+    return str(run.relative_to(Path.cwd())) if run.is_relative_to(Path.cwd()) else str(run)
+
+
+def values_words(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} = {toml_value(value)}" for key, value in values.items())
+
+
+def one_line(seen: RunStatus) -> str:
+    """What a follower without a terminal prints of a run."""
+    job = seen.job
+    waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
+    cause = f": {seen.cause}" if seen.cause is not None else ""
+    doing = f", {seen.phase}" if seen.state == "running" and seen.phase else ""
+    return f"{_shown(seen.run)} {seen.state}{doing}{waits}{f', step {steps_words(seen)}' if seen.step else ''}{cause}"
 
 
 def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
     """(what, in words), the most important first and the cause of a failure last."""
     again = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
     yield "run", f"{seen.run}{again}"
+    if seen.values:
+        yield "array", values_words(seen.values)
     yield "state", seen.state + (f", {seen.phase}" if seen.state == "running" and seen.phase else "")
+    if seen.before is not None:
+        yield "before", seen.before
     if seen.job is not None:
         yield "job", _job(seen.job)
         if seen.job.waits and seen.job.reason:
@@ -45,15 +142,26 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(bad.time))
         yield "" if number else "without", f"{bad.node}, excluded by hpc-mp since {since}: {bad.code} ({bad.evidence})"
     if seen.step:
-        yield "step", _steps(seen)
+        yield "step", steps_words(seen)
     if seen.evaluation is not None:
         yield "held out", f"after step {seen.evaluation.step}: {loss_words(seen.evaluation.loss)}"
     if seen.checkpoint is not None:
-        yield "saved", str(seen.checkpoint)
+        unsaved = seen.step - step_of(seen.checkpoint)
+        lost = f" ({lost_words(unsaved)})" if seen.ended and unsaved > 0 else ""
+        yield "saved", f"{seen.checkpoint}{lost}"
+    elif seen.ended and seen.step:
+        yield "saved", f"nothing: {lost_words(seen.step)}"
+    if seen.usage is not None and (words := seen.usage.words()):
+        yield "used", words
     if seen.successors:
         yield "then", ", ".join(f"{job.id} {job.state}" for job in seen.successors)
     if seen.cause is not None:
         yield "cause", seen.cause
+
+
+def lost_words(steps: int) -> str:
+    """``13 steps are lost``."""
+    return f"{steps:,} step{'s are' if steps > 1 else ' is'} lost"
 
 
 def _job(job: SlurmJob) -> str:
@@ -68,12 +176,13 @@ def _job(job: SlurmJob) -> str:
     return words + (f", exit code {job.exit_code}" if job.exit_code else "")
 
 
-def _steps(seen: RunStatus) -> str:
+def steps_words(seen: RunStatus) -> str:
+    """``2/5, loss 7.0000, 50 tokens/s, the last 3 s ago, about 6 s left``."""
     words = f"{seen.step}/{seen.steps}"
     if seen.loss is not None:
         words += f", loss {seen.loss:.4f}"
     if seen.tokens_per_s is not None:
         words += f", {seen.tokens_per_s:,.0f} tokens/s"
     if seen.step_age is not None and seen.state == "running":
-        words += f", the last {ago(seen.step_age)}"
+        words += f", the last {ago(seen.step_age)}" + (": the next one is late" if seen.late else "")
     return words + (f", about {duration(seen.eta)} left" if seen.eta else "")

@@ -1,11 +1,11 @@
-"""End a run: ask its ranks to save first, and end it for good when they do not in time."""
+"""End runs: ask their ranks to save first, and end them for good when they do not in time."""
 
 from __future__ import annotations
 
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,8 +13,9 @@ import psutil
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.submit import cancel
-from hpc_mp.launch.status import RunStatus, held, overview, seen
+from hpc_mp.launch.status import RunStatus, held, job_ids, overviews, seen
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.supervisor.exclusions import end_watch
 
@@ -22,61 +23,80 @@ POLL_S = 0.5  # between two polls of the run directory
 KILL_S = 10.0  # until what was killed is gone
 
 
-def end(run: RunDirectory, now: RunStatus, grace: float, say: Callable[[str], None]) -> RunStatus:
-    """Jobs that wait are cancelled, with the run's successors; ranks save at their next step and stop.
+def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str], None]) -> dict[RunDirectory, RunStatus]:
+    """Jobs that wait are cancelled, with the runs' successors; ranks save at their next step and stop. All runs are asked before
+    any is waited for.
 
     Args:
-        now: what the run is doing.
+        runs: with what each is doing.
         grace: seconds that they have for it; 0 ends them at once.
         say: called with what is done.
 
+    Returns:
+        What each does then.
+
     Raises:
         RunFailed: Slurm refuses, or what runs cannot be ended from here.
-        OSError: the run directory cannot be written.
+        OSError: a run directory cannot be written.
     """
-    waiting = [job.id for job in (now.job, *now.successors) if job is not None and job.waits]
-    running = now.job if now.job is not None and not now.job.ended and not now.job.waits else None
+    waiting = [job.id for now in runs.values() for job in (now.job, *now.successors) if job is not None and job.waits]
     if waiting:
         cancel(waiting)
         end_watch(run)
         say(f"cancelled Slurm job{'s' * (len(waiting) > 1)} {', '.join(waiting)}, which had not started")
-    if running is None and not held(run):
-        return overview(run) if waiting else now
-    write_text(run.stop, "hpc-mp cancel\n")  # also what keeps the job from being queued again
-    if grace:
-        if running is not None:
-            with suppress(RunFailed):  # it may have ended just now
-                cancel(running.id, "USR2")
+    jobs = {run: now.job if now.job is not None and not now.job.ended and not now.job.waits else None
+            for run, now in runs.items()}
+    live = [run for run, job in jobs.items() if job is not None or held(run)]
+    for run in live:
+        write_text(run.stop, "hpc-mp cancel\n")  # also what keeps the job from being queued again
+    running = [job.id for job in jobs.values() if job is not None]
+    ended: dict[RunDirectory, RunStatus] = {}
+    if grace and live:
+        if running:
+            with suppress(RunFailed):  # they may have ended just now
+                cancel(running, "USR2")
         say(f"asked the ranks to save at the next step and to stop; at the latest in {grace:g} s they are ended")
-        if (ended := _within(run, running is not None, grace)) is not None:
-            return ended
-    if running is not None:
-        cancel(running.id)
-        say(f"ended Slurm job {running.id}")
-    else:
-        _kill(run)
-        say("ended the ranks")
-    return _within(run, running is not None, KILL_S) or overview(run)
+        ended = _within(live, jobs, grace)
+    if late := [run for run in live if run not in ended]:
+        _kill(late, jobs, say)
+        ended |= _within(late, jobs, KILL_S)
+    left = [run for run in runs if run not in ended]
+    changed = [run for run in left if run in live or (waiting and not runs[run].ended)]
+    return dict(runs) | ended | dict(zip(changed, overviews(changed), strict=True))
 
 
-def _within(run: RunDirectory, slurm: bool, seconds: float) -> RunStatus | None:
-    """The overview once the run has ended, or None after so many seconds. Slurm is asked ever more rarely."""
+def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None],
+            seconds: float) -> dict[RunDirectory, RunStatus]:
+    """Those that end within so many seconds, with what they have come to. Slurm is asked ever more rarely."""
     start = time.monotonic()
     delays = iter(queue.DELAYS_S)
     due = start + next(delays)
-    while (now := time.monotonic()) < start + seconds:
-        if not slurm and not held(run):
-            return seen(run, [])
-        if slurm and now > due:
+    ended: dict[RunDirectory, RunStatus] = {}
+    while (now := time.monotonic()) < start + seconds and len(ended) < len(runs):
+        local = [run for run in runs if run not in ended and jobs[run] is None]
+        ended |= {run: seen(run, []) for run in local if not held(run)}
+        if now > due:
             due = now + next(delays, queue.DELAYS_S[-1])
-            found = overview(run)
-            if found.job is None or found.job.ended:
-                return found
-        time.sleep(POLL_S)
-    return None
+            left = [run for run in runs if run not in ended and jobs[run] is not None]
+            states = queue.job_states([job_id for run in left for job_id in job_ids(run)]) if left else {}
+            found = [seen(run, [states[job_id] for job_id in job_ids(run)]) for run in left]
+            ended |= {run: each for run, each in zip(left, found, strict=True) if each.job is None or each.job.ended}
+        if len(ended) < len(runs):
+            time.sleep(POLL_S)
+    return ended
 
 
-def _kill(run: RunDirectory) -> None:
+def _kill(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None], say: Callable[[str], None]) -> None:
+    if ids := [job.id for run in runs if (job := jobs[run]) is not None]:
+        cancel(ids)
+        say(f"ended Slurm job{'s' * (len(ids) > 1)} {', '.join(ids)}")
+    for run in runs:
+        if jobs[run] is None:
+            _kill_emulated(run)
+            say("ended the ranks")
+
+
+def _kill_emulated(run: RunDirectory) -> None:
     """On emulated nodes: the launcher holds the run's lock file open, and so do its ranks, which die with it."""
     holders = sorted(_holders(run.lock), key=lambda process: process.create_time())
     if not holders:

@@ -9,25 +9,38 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.line_file import NewLines
+from hpc_mp.launch.find import job_of
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart, read_records
 
 LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
+SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the log of the job script; it says the same into the main log
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """A log file; of a node's only the lines of one task, where ``task`` is given. ``mark`` goes before each line."""
+    """A log file; of a node's only the lines of one task, where ``task`` is given. ``mark`` goes before each line. What the
+    supervisor says in it is left out where the log ``echo`` has it too."""
 
     path: Path
     task: int | None = None
     mark: str = ""
+    echo: Path | None = None
 
     def lines(self, lines: Sequence[str]) -> Iterator[str]:
+        echoed = self._echoed() if self.echo is not None and any(map(SUPERVISOR.match, lines)) else frozenset()
         for line in lines:
+            if (said := SUPERVISOR.match(line)) and said[1] in echoed:
+                continue
             label = LABEL.match(line) if self.task is not None else None
             if self.task is None or (label and int(label[1]) == self.task):
                 yield self.mark + line[label.end() if label else 0:]
+
+    def _echoed(self) -> frozenset[str]:
+        try:
+            return frozenset(self.echo.read_text(encoding="utf-8", errors="replace").splitlines()) if self.echo else frozenset()
+        except FileNotFoundError:
+            return frozenset()
 
 
 class Logs:
@@ -46,9 +59,16 @@ class Logs:
         self._ranks = {start.rank: start for start in read_records(run.ranks, RankStart) if start.attempt == self.attempt}
 
     def main(self) -> list[LogSource]:
-        """What rank 0 and the launcher say, and what Slurm and srun say."""
-        slurm = sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
-        return self._there([*slurm, self.files.srun_log, self.files.main_log])
+        """What rank 0 and the launcher say, and what Slurm and srun say; what the supervisor says into both logs only once."""
+        slurm = [LogSource(path, echo=self.files.main_log) for path in self._slurm_logs()]
+        return [*slurm, *self._there([self.files.srun_log, self.files.main_log])]
+
+    def _slurm_logs(self) -> list[Path]:
+        """Those of the run's own jobs: all elements of an array write theirs into the directory of the first one."""
+        job = job_of(self.run)
+        if job is not None and "_" in job:
+            return sorted(self.run.path.parent.glob(f"*/{RunDirectory.slurm_log.name.format(job=job)}"))
+        return sorted(self.files.slurm_log.found(), key=lambda path: path.stat().st_mtime)
 
     def rank(self, rank: int) -> list[LogSource]:
         """The rank's own file, else its lines in that of its node."""

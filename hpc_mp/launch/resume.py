@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,20 +15,23 @@ from typing import Any
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN
+from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.resolution import ResolvedKey
+from hpc_mp.layout.learning_rate import leap
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete, saved_step
-from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.runs import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
 FIXED = ("model.", "data.", "train.seed", "train.global_batch",
          "train.optimizer", "train.betas", "train.eps", "train.momentum")
 FREE = ("model.stage", "data.stage")  # of these tables, where files are read from
+ENDING_S = 30.0  # that a job which is just ending has before a resume is refused
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +65,25 @@ def resuming(spec: JobSpec, ask: Runner = ask) -> Iterator[Resumed]:
 
 
 def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
-    """``train.lr_schedule``, with a reason where more or fewer steps than before make the rate of a run jump.
+    """``train.lr_schedule``, with a reason where the rate of a run that is gone on with leaps, and how to avoid that.
 
     Args:
         run: that is gone on with; None for a new one.
     """
     chosen: ResolvedKey[str] = ResolvedKey("train.lr_schedule", spec.train.lr_schedule)
-    if run is None or chosen.value == "constant":
+    done = 0 if run is None else saved_step(run)
+    if run is None or not 0 < done < spec.train.steps:
         return chosen
-    before, done = load_job(run.job).train, saved_step(run)
-    last = next((step for step in read_records(run.metrics, StepMetrics) if step.step == done), None)
-    if before.steps == spec.train.steps or last is None or done <= spec.train.warmup_steps:
+    before = load_job(run.job).train
+    if (rates := leap(done, before, spec.train)) is None:
         return chosen
-    jumps = "rises" if spec.train.steps > before.steps else "drops"
-    return replace(chosen, why=f"the {chosen.value} fall of the learning rate ends at train.steps = {spec.train.steps}, and no "
-                               f"longer at {before.steps}: the rate {jumps} at once, from {last.learning_rate:g} in step {done}")
+    keys = ("steps", "learning_rate", "lr_schedule", "warmup_steps")
+    changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(before, key)})" for key in keys
+               if getattr(spec.train, key) != getattr(before, key)]
+    steady = shlex.join([f"--set=train.{key}={value}" for key, value in
+                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{rates[0]:.4g}"))])
+    return replace(chosen, why=f"the learning rate jumps from {rates[0]:.3g} in step {done:,} to {rates[1]:.3g} in step "
+                               f"{done + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
 
 
 @contextmanager
@@ -98,15 +107,23 @@ def hold(run: RunDirectory) -> Iterator[int]:
         os.close(lock)
 
 
-def _check_not_queued(run: RunDirectory, ask: Runner) -> None:
+def _check_not_queued(run: RunDirectory, ask: Runner, patience: float = ENDING_S) -> None:
+    """No job of the run goes on. One that is just ending, which takes Slurm some seconds after the ranks, is waited for."""
     try:
         job_id = (run.job_id).read_text().strip()
     except FileNotFoundError:
         return
-    for each, job in job_states([job_id, *successors(run, job_id)], ask).items():
-        if job.state not in FINAL | {UNKNOWN}:
-            raise HpcMpError(f"run {run.path}", f"is Slurm job {each}, which is {job.state}",
+    deadline = time.monotonic() + patience
+    while live := _live([job_id, *successors(run, job_id)], ask):
+        ending = all(job.state == COMPLETING for job in live) or (verdict(run) is not None and not any(job.waits for job in live))
+        if not ending or time.monotonic() >= deadline:
+            raise HpcMpError(f"run {run.path}", f"is Slurm job {live[0].id}, which is {live[0].state}",
                              f"wait for its end, or end it with `hpc-mp cancel {run.path}`")
+        time.sleep(POLL_S)
+
+
+def _live(job_ids: Sequence[str], ask: Runner) -> list[SlurmJob]:
+    return [job for job in job_states(job_ids, ask).values() if job.state not in FINAL | {UNKNOWN}]
 
 
 def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:

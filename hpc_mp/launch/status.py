@@ -6,28 +6,37 @@ import fcntl
 import json
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 from hpc_mp.base.command import Runner
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
-from hpc_mp.job import load_job
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
-from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
+from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.runs import successors
+from hpc_mp.rundir.usage import Usage, usage
 
 RECENT = 20  # steps whose median time foretells the rest
+LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as long as those before it, and so many seconds
+SLOW_PHASES = ("saving", "evaluating")  # of rank 0, between two steps
+AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
+GOES_ON = ("pending", "running", "unknown")
+UNREADABLE = "unreadable"  # the state, in a list, of a run whose job file this release does not understand
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,10 @@ class RunStatus:
         tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
         checkpoint: the newest one.
         cause: of a failure.
+        late: whether its step takes much longer than those before it; there is no ``eta`` then.
+        before: of a run that goes on or is to go on, how its last attempt ended, in words; None where nothing went wrong.
+        values: what ``slurm.array`` gives this run in place of the job file's values; of no array: nothing.
+        usage: what it has cost.
         plan: what was predicted and chosen; None for ranks that were started by hand.
         excluded: the nodes that we keep its job off, with the evidence; those that its user excludes are not among them.
     """
@@ -65,6 +78,10 @@ class RunStatus:
     step_age: float | None
     checkpoint: Path | None
     cause: str | None
+    late: bool = False
+    before: str | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+    usage: Usage | None = None
     plan: RunPlan | None = None
     excluded: tuple[BadNode, ...] = ()
 
@@ -85,38 +102,80 @@ def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
     return seen(run, [never_starts(jobs[job_id], load_job(run.job), ask) for job_id in ids])
 
 
+def overviews(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
+    """Of many runs, with one question to Slurm."""
+    return [seen(run, jobs) for run, jobs in zip(runs, _jobs(runs, ask), strict=True)]
+
+
+def listed(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
+    """The same for a list, in which a run whose files are not understood is ``UNREADABLE``."""
+    return [_listed(run, jobs) for run, jobs in zip(runs, _jobs(runs, ask), strict=True)]
+
+
+def _jobs(runs: Sequence[RunDirectory], ask: Runner) -> list[list[SlurmJob]]:
+    """Of each run. Slurm is not asked about those that have said how they ended and have no jobs behind them."""
+    asked = [job_ids(run) if verdict(run) is None or successors(run) else [] for run in runs]
+    ids = list(dict.fromkeys(job_id for each in asked for job_id in each))
+    jobs = queue.job_states(ids, ask) if ids else {}
+    return [[jobs[job_id] for job_id in each] for each in asked]
+
+
+def _listed(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
+    try:
+        return seen(run, jobs)
+    except (HpcMpError, OSError) as error:
+        return RunStatus(run.path, UNREADABLE, 1, None, (), None, 0, 0, None, None, None, None, None, None, str(error))
+
+
 def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     """The overview that goes with what Slurm has said of the run's jobs, in their order; asks nobody."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
-    attempt, steps = run.attempt(), load_job(run.job).train.steps
+    attempt, spec = run.attempt(), load_job(run.job)
+    steps = spec.train.steps
     status = AttemptReader(run, attempt).status()
     phase = status.phase if status else None
     found = verdict(run, attempt)
-    records = read_records(run.metrics, StepMetrics)
-    recent = [record for record in records if record.attempt == attempt][-RECENT:]
+    records = last_records(run.metrics, StepMetrics, RECENT)
+    recent = [record for record in records if record.attempt == attempt]
     last = records[-1] if records else None
     step = last.step if last else 0
     recorded = _recorded(phase, found, done=step == steps)
     state = _state(job, recorded, held(run))
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
+    step_age = max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None
+    late = (state == "running" and phase not in SLOW_PHASES and pace is not None and step_age is not None
+            and step_age > max(LATE_STEPS * pace, LATE_S))
+    loss = next(reversed(losses(records)), None)
+    if records and loss is None:
+        loss = next(reversed(losses(read_records(run.metrics, StepMetrics))), None)
     return RunStatus(
-        run.path, state, attempt, job, behind, phase, step, steps, next(reversed(losses(records)), None),
+        run.path, state, attempt, job, behind, phase, step, steps, loss,
         next(reversed(read_records(run.evaluations, Evaluation)), None),
         last.tokens_per_s if last else None,
-        eta=pace * (steps - step) if pace is not None and state == "running" else None,
-        step_age=max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None,
+        eta=pace * (steps - step) if pace is not None and state == "running" and not late else None,
+        step_age=step_age,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,
+        late=late,
+        before=_before(run, attempt) if state in GOES_ON else None,
+        values=array_values(run, spec),
+        usage=usage(run, time.time() if state in GOES_ON else None),
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else ())
 
 
+def array_values(run: RunDirectory, spec: JobSpec) -> Mapping[str, Any]:
+    """What ``slurm.array`` gives this run; nothing where it is no element of an array."""
+    array, _, element = (job_of(run) or "").partition("_")
+    number = int(element) if array and element.isdigit() else len(spec.slurm.array)
+    return spec.slurm.array[number] if number < len(spec.slurm.array) else {}
+
+
 def job_ids(run: RunDirectory) -> list[str]:
     """The Slurm job of a run, then its successors; empty where the run has no job of its own."""
-    try:
-        first = run.job_id.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
+    first = job_of(run)
+    if first is None:
         return []
     return [first, *(job_id for job_id in successors(run, first) if job_id != first)]
 
@@ -155,6 +214,18 @@ def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | Non
     if phase == "done" and done:
         return "completed"
     return "stopped" if phase == "stopped" else None
+
+
+def _before(run: RunDirectory, attempt: int) -> str | None:
+    """How the attempt ended after which the run was, or is to be, started again."""
+    ended = next((end for end in reversed(known_history(run)) if end.attempt == attempt and end.action in AGAIN), None)
+    if ended is not None:
+        return f"attempt {attempt}, saved up to step {ended.step}: {ended.message}"
+    if attempt == 1:
+        return None
+    last, said = cause(run, attempt - 1), verdict(run, attempt - 1)
+    words = last.message if last is not None else said.state if said is not None else None
+    return None if words is None else f"attempt {attempt - 1}: {words}"
 
 
 def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:

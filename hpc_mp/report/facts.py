@@ -16,6 +16,7 @@ from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
 from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
+from hpc_mp.rundir.usage import Usage, usage
 
 
 class LogLine(NamedTuple):
@@ -35,6 +36,7 @@ class RunFacts:
         plan: what the current attempt was predicted to need, and how its layers were divided; None where nobody wrote it.
         causes: attempt → why it failed, as far as anybody says.
         earlier: attempt → its placement, of those before the current one.
+        usage: what it has cost until it ended, or until its last word.
         written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
         problems: what was there and could not be read.
     """
@@ -47,6 +49,7 @@ class RunFacts:
     earlier: Mapping[int, Placement]
     metrics: tuple[StepMetrics, ...]
     evaluations: tuple[Evaluation, ...]
+    usage: Usage | None
     written: float | None
     starts: tuple[RankStart, ...]
     traces: Mapping[int, RankTrace]
@@ -76,6 +79,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
         metrics=reader.lines(run.metrics, StepMetrics),
         evaluations=reader.lines(run.evaluations, Evaluation),
+        usage=reader.usage(status),
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},
@@ -148,6 +152,14 @@ class _RunReader:
             return read_verdict(self.run)
         except ValueError as error:
             self._problem(self.run.outcome, error)
+            return None
+
+    def usage(self, status: RankStatus | None) -> Usage | None:
+        """None where it cannot be told: whoever has copied a run may have left its job file behind."""
+        try:
+            return usage(self.run, status.time if status is not None and self.verdict() is None else None)
+        except OSError as error:
+            self._problem(self.run.ranks, error)
             return None
 
     def lines(self, path: Path, kind: type[R]) -> tuple[R, ...]:

@@ -15,6 +15,7 @@ from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.plan import RunPlan
 from hpc_mp.rundir.records import StepMetrics, losses
+from hpc_mp.rundir.usage import Usage
 
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
 PROBLEM = re.compile(r"FAILED| failed: |is skipped: ")
@@ -111,8 +112,16 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         *([Number("Dropped choices", f"{dropped:.2%}", f"of all that tokens made of experts, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
+        *_used(facts.usage),
         Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank"),
     )
+
+
+def _used(used: Usage | None) -> list[Number]:
+    if used is None or not used.words():
+        return []
+    value, _, note = used.words().partition(", ")
+    return [Number("Used", value, note)]
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:

@@ -52,6 +52,14 @@ def history(run: RunDirectory) -> list[AttemptEnd]:
             for line in read_lines(run.history)]
 
 
+def known_history(run: RunDirectory) -> list[AttemptEnd]:
+    """The same; a file that is broken or cannot be read tells nothing."""
+    try:
+        return history(run)
+    except (OSError, KeyError, TypeError):
+        return []
+
+
 def record(run: RunDirectory, end: AttemptEnd) -> None:
     """Raises OSError when it cannot be written."""
     with open(run.history, "a", encoding="utf-8") as file:

@@ -130,6 +130,8 @@ class RunDirectory:
     status = RunFile("status.json", "rank 0", "launch, status, report", "what rank 0 is doing")
     metrics = RunFile("metrics.jsonl", "rank 0", "launch, status, report",
         "one line per optimizer step, each step once")
+    lost = RunFile("lost.jsonl", "rank 0", "status, report",
+        "lines taken out of `metrics.jsonl`: steps that were trained, not saved, and trained again")
     evaluations = RunFile("evaluations.jsonl", "rank 0", "launch, status, report",
         "one line per evaluation on held-out text, each step once, with `evaluate.files`")
     ranks = RunFile("ranks.jsonl", "every rank", "status, logs, report, supervisor",

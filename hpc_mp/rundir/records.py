@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -24,6 +25,8 @@ Seconds = Annotated[float, Field(ge=0, lt=32_503_680_000)]
 """A duration or unix time, before the year 3000: what calendars and axes can show."""
 Measured = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
 """A number that may be none: not finite, and ``null`` in a file, for JSON knows no NaN."""
+
+LONGEST_LINE = 1024  # bytes; twice what a line of metrics.jsonl takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,19 @@ def read_record(path: Path, kind: type[Record]) -> Record:
 def read_records(path: Path, kind: type[Record]) -> list[Record]:
     """The lines of a JSON-lines file; an absent file is empty, and lines that are not understood are left out. Raises OSError."""
     return [record for record in understood_lines(path, kind) if record is not None]
+
+
+def last_records(path: Path, kind: type[Record], most: int) -> list[Record]:
+    """At most so many of the last lines, without a look at those before: a long run has millions. Raises OSError."""
+    try:
+        with open(path, "rb") as file:
+            begin = max(0, file.seek(0, os.SEEK_END) - most * LONGEST_LINE)
+            file.seek(begin)
+            lines = file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    found = (record_of_line(line, kind) for line in lines[bool(begin):-1][-most:])
+    return [record for record in found if record is not None]
 
 
 def understood_lines(path: Path, kind: type[Record]) -> Iterator[Record | None]:

@@ -22,7 +22,7 @@ def create_run(directory: Path, name: str) -> RunDirectory:
     base = directory / name
     try:
         base.mkdir(parents=True, exist_ok=True)
-        number = max((int(p.name) for p in _numbered(base)), default=0) + 1
+        number = max((int(p.name) for p in numbered(base)), default=0) + 1
         while True:
             path = base / f"{number:04d}"
             try:
@@ -46,9 +46,9 @@ def find_run(path: Path) -> RunDirectory:
         HpcMpError: when there is none.
     """
     path = path.resolve()
-    if _is_run(path):
+    if is_run(path):
         return RunDirectory(path)
-    runs = [run for run in _numbered(path) if _is_run(run)]
+    runs = [run for run in numbered(path) if is_run(run)]
     if not runs:
         raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs",
                          "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job")
@@ -81,13 +81,14 @@ def prepare_resume(run: RunDirectory) -> int:
     return attempt + 1
 
 
-def _is_run(path: Path) -> bool:
+def is_run(path: Path) -> bool:
     """A job file alone may be its author's own, in the directory that he launches it from."""
     run = RunDirectory(path)
     return run.job.is_file() and run.placement.is_file()
 
 
-def _numbered(base: Path) -> list[Path]:
+def numbered(base: Path) -> list[Path]:
+    """The directories below ``DIRECTORY/NAME`` that may be runs."""
     try:
         return [Path(e.path) for e in os.scandir(base) if e.name.isdigit() and e.is_dir()]
     except (FileNotFoundError, NotADirectoryError):

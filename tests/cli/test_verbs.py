@@ -106,8 +106,8 @@ def test_every_command_has_help() -> None:
 
 @pytest.mark.parametrize(("steps", "saved", "words"), [
     (3, 3, "stopped after step 3. Go on with: again"),
-    (3, 2, "stopped after step 3, with a checkpoint of step 2: the steps after it are lost. Go on with: again"),
-    (3, None, "stopped after step 3, with no checkpoint: the steps after it are lost. Go on with: again"),
+    (3, 2, "stopped after step 3, with a checkpoint of step 2: 1 step is lost. Go on with: again"),
+    (3, None, "stopped after step 3, with no checkpoint: 3 steps are lost. Go on with: again"),
     (0, None, "stopped after step 0. Go on with: again"),
 ])
 def test_a_run_that_was_stopped_says_what_is_kept(steps: int, saved: int | None, words: str) -> None:

@@ -335,7 +335,7 @@ def test_a_terminal_shows_a_bar(job: Path, mark: str) -> None:
         while text := os.read(keyboard, 1 << 16):
             shown += text.decode(errors="replace")
     code, out, _ = running.end()
-    assert code == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}  200 tokens/s", shown), shown
+    assert code == 0 and re.search(r"step \d/5 .*loss \d\.\d{4}, 200 tokens/s", shown), shown
     assert "step 3/5" not in out
 
 

@@ -38,7 +38,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
-from hpc_mp.rundir.records import RankStatus, StepMetrics, line_of
+from hpc_mp.rundir.records import RankStatus
 
 GIB = 2**30
 def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *overrides: str) -> JobSpec:
@@ -284,26 +284,33 @@ def test_a_resumed_run_keeps_its_cut_where_it_has_as_many_stages(tmp_path: Path,
     assert layers((3, 1), more="partition = [1, 3]\n") == (1, 3)
 
 
-@pytest.mark.parametrize(("schedule", "steps", "words"), [
-    ("cosine", 20, "the cosine fall of the learning rate ends at train.steps = 20, and no longer at 5: "
-                   "the rate rises at once, from 0.0003 in step 4"),
-    ("linear", 4, "the rate drops at once, from 0.0003 in step 4"),
-    ("cosine", 5, ""), ("constant", 20, ""),
+@pytest.mark.parametrize(("chosen", "changed", "words"), [
+    # 1e-3 * (1 + cos(pi * 3 / 5)) / 2 in step 4, and 1e-3 * (1 + cos(pi * 4 / 20)) / 2 in step 5
+    (["train.lr_schedule=cosine"], ["train.steps=20"],
+     "the learning rate jumps from 0.000345 in step 4 to 0.000905 in step 5, for train.steps = 20 (was 5); "
+     "--set=train.lr_schedule=constant --set=train.warmup_steps=0 --set=train.learning_rate=0.0003455 goes on as it ended"),
+    (["train.lr_schedule=linear", "train.steps=100"], ["train.steps=6"],
+     "jumps from 0.00097 in step 4 to 0.000333 in step 5, for train.steps = 6 (was 100)"),
+    (["train.lr_schedule=constant"], ["train.learning_rate=0.01"],
+     "jumps from 0.001 in step 4 to 0.01 in step 5, for train.learning_rate = 0.01 (was 0.001)"),
+    (["train.lr_schedule=cosine"], ["train.lr_schedule=constant", "train.learning_rate=0.0003455", "train.steps=20"], ""),
+    (["train.lr_schedule=cosine", "train.steps=4"],
+     ["train.lr_schedule=constant", "train.learning_rate=0.00014645", "train.steps=9"], ""),
+    (["train.lr_schedule=cosine"], [], ""), (["train.lr_schedule=constant"], ["train.steps=20"], ""),
+    (["train.lr_schedule=linear", "train.warmup_steps=5"], ["train.steps=20"], ""),
 ])
 def test_a_rate_that_jumps_as_a_run_goes_on_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, schedule: str, steps: int, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: list[str], changed: list[str], words: str
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    chosen = (f'train.lr_schedule="{schedule}"',)
+    chosen = ["train.learning_rate=0.001", *chosen]
     before = spec_of(tmp_path, 1, 1, "", *chosen)
     run = create_run(Path(before.job.directory), before.job.name)
     run.job.write_text(dump_job(before))
     run.placement.write_text("{}")
-    run.metrics.write_text("".join(line_of(StepMetrics(step, 6.0, 8, 1.0, 8.0, 1.0, 1, learning_rate=rate)) + "\n"
-                                   for step, rate in ((4, 3e-4), (5, 1e-4))))
     run.checkpoint(4).mkdir()
     write_manifest(run.checkpoint(4), Manifest(4, {}))
-    given = spec_of(tmp_path, 1, 1, "", *chosen, f"train.steps={steps}")
+    given = spec_of(tmp_path, 1, 1, "", *chosen, *changed)
     plan = compose(given, Where("local", "so"), BACKENDS["local"].target, resumed=newest_run(given))
     assert words in plan.resolution.schedule.why and bool(words) == bool(plan.resolution.schedule.why)
     shown = " ".join(describe(plan, "here").split())

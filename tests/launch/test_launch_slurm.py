@@ -51,6 +51,7 @@ def test_a_job_is_submitted(cluster: Cluster, job: Path, mark: str) -> None:
     assert document["report"] is None and document["cause"] is None
     assert (cluster.folder / "submitted").read_text() == f"--parsable {run.script}\n"
     assert (run.path / "job.id").read_text() == "4242\n"
+    assert f"watch     hpc-mp status {run.path} --follow\n" in err
     assert 'device = "cpu"' in run.job.read_text()  # the partition lists no GPUs
     cluster.is_state("PENDING")
     code, _, err = cluster.launch(mark, job, "--on", "slurm", "--resume")

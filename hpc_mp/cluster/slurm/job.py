@@ -21,6 +21,7 @@ STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends 
 UNKNOWN = "UNKNOWN"  # our word: Slurm does not answer just now
 FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
                    "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN})
+COMPLETING = "COMPLETING"  # its processes have ended, or are being ended; its nodes are cleared up
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 
 

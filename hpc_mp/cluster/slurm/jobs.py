@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.job import (
@@ -72,6 +73,15 @@ def wait(
             break
         (pause or _sleep)(now, delay)
     return now
+
+
+def script_of(job_id: str, ask: Runner = patient) -> Path | None:
+    """The job script that sbatch was given, while Slurm knows the job; None where it does not tell."""
+    try:
+        found = re.search(r" Command=(/.*?) WorkDir=", ask(("scontrol", "show", "job", "--oneliner", job_id)))
+    except CommandFailed:
+        return None
+    return Path(found[1]) if found else None
 
 
 def largest_task(step_id: str, ask: Runner = ask) -> int | None:

@@ -12,6 +12,7 @@ from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
 from hpc_mp.job import JobSpec
+from hpc_mp.job.values import toml_value
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
@@ -21,6 +22,7 @@ from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target
 from hpc_mp.launch.run_files import begin, begin_array, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
+from hpc_mp.launch.status import array_values
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
@@ -112,15 +114,15 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     ids = [f"{submission.job_id}_{number}" for number in range(len(runs))]
     for run, job_id in zip(runs, ids, strict=True):
         write_text(run.job_id, f"{job_id}\n")
-    listener.say("\n".join(filter(None, (submission.words, *(f"run       {run.path}" for run in runs),
-                                         f"job       {submission.job_id}"))))
+    listener.say("\n".join(filter(None, (submission.words, f"job       {submission.job_id}",
+                                         *(_element(run, plan) for run, plan in zip(runs, plans, strict=True))))))
     ends: Mapping[str, SlurmJob] = {}
     if launch.wait:
         try:
             with listener.following(plans[0].spec.train.steps):
                 ends = wait(ids, _QueueWatcher(attempts, plans[0].spec, listener))
         except KeyboardInterrupt:
-            listener.say(f"no longer waiting: job {submission.job_id} goes on, scancel {submission.job_id} ends it")
+            listener.say(f"no longer waiting: job {submission.job_id} goes on, `hpc-mp cancel {runs[0].path} --all` ends it")
     return tuple(_ended(launch, attempt, job_id, ends.get(job_id)) for attempt, job_id in zip(attempts, ids, strict=True))
 
 
@@ -128,6 +130,12 @@ def _refused(refused: SubmissionRefused) -> HpcMpError:
     """sbatch's refusal, word for word. The script's path is left out: the script is gone with its run."""
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
                       "mend what these words name, and launch again")
+
+
+def _element(run: RunDirectory, plan: JobPlan) -> str:
+    """A run of an array, with what it has in place of the job file's values."""
+    values = ", ".join(f"{key} = {toml_value(value)}" for key, value in array_values(run, plan.spec).items())
+    return f"run       {run.path}  {values}".rstrip()
 
 
 def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | None) -> Outcome:
@@ -172,11 +180,12 @@ class _QueueWatcher:
 
     def __call__(self, jobs: Mapping[str, SlurmJob], seconds: float) -> None:
         job = next((job for job in jobs.values() if not job.ended), next(iter(jobs.values())))
-        if job.waits and job.reason not in ("", "None") and (job.id, job.reason) != self._said:
+        looked_at = job.reason not in ("", "None")
+        plain = never_starts(job, self._spec) if job.waits and looked_at and (job.id, job.reason) != self._said else None
+        if plain is not None:
             self._said = (job.id, job.reason)
-            plain = never_starts(job, self._spec)
             self._listener.note(". ".join(filter(None, (f"job {job.id} waits: {job.reason}", plain.meaning, plain.remedy))))
-        waiting = RankStatus(0, job.state.lower(), job.reason)
+        waiting = RankStatus(0, job.state.lower(), job.reason if looked_at else "not looked at yet" if job.waits else "")
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:

@@ -1,8 +1,7 @@
-"""The optimizer step over flat parts, the gradient norm over all axes, and the learning rate."""
+"""The optimizer step over flat parts, and the gradient norm over all axes."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,25 +12,18 @@ import torch
 from torch import Tensor
 
 from hpc_mp.layout.flat import Box, Piece
+from hpc_mp.layout.learning_rate import RateSettings, learning_rate
 from hpc_mp.train.engine.data_axis import Unit
 from hpc_mp.train.engine.groups import Axis
 from hpc_mp.train.engine.host_parameters import HostParts
 from hpc_mp.train.engine.optimizer_state import MASTER, OnDevice, StateHome, StateShape, Stretch, Turn
 
 
-class OptimizerSettings(Protocol):
+class OptimizerSettings(RateSettings, Protocol):
     """The optimizer's settings; the job file's ``[train]`` table has these fields."""
 
     @property
     def optimizer(self) -> Literal["adamw", "sgd"]: ...
-    @property
-    def learning_rate(self) -> float: ...
-    @property
-    def lr_schedule(self) -> str: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def steps(self) -> int: ...
     @property
     def betas(self) -> tuple[float, float]: ...
     @property
@@ -180,16 +172,6 @@ class Optimizer:
             for slices in turn.state.values():
                 if "step" in slices:
                     slices["step"].fill_(number)
-
-
-def learning_rate(number: int, settings: OptimizerSettings) -> float:
-    """The rate of optimizer step ``number`` (from 0): linear warm-up over ``warmup_steps`` that ends at the full rate,
-    then constant, or down to zero at ``steps`` along a line or half a cosine (arXiv:1608.03983)."""
-    if number < settings.warmup_steps:
-        return settings.learning_rate * (number + 1) / settings.warmup_steps
-    progress = (number - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
-    falls = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
-    return settings.learning_rate * falls[settings.lr_schedule]
 
 
 def _squared_norm(part: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import io
 import logging
+import math
 import os
 import sys
 import time
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import TextIO
 
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.records import StepMetrics
 from hpc_mp.train.rank.rank_env import RankEnv
 
 LONGEST = 64 << 20  # bytes of a node's log; beyond it ...
 KEPT = 16 << 20  # ... so many of its last ones are put aside and the others dropped
+STEP_LINE_S = 10.0  # between two lines about steps
 
 
 class Standard:
@@ -85,6 +88,27 @@ class Log:
         # Launch has shown this one's warnings.
         logging.getLogger("transformers.configuration_utils").addFilter(lambda record: record.levelno >= logging.ERROR)
         logging.getLogger("transformers").propagate = True
+
+
+class StepWords:
+    """Lines of the log about steps: the first, the last, and between them one now and then.
+
+    Args:
+        first, last: steps, from 1.
+        seconds: between two lines.
+    """
+
+    def __init__(self, log: Log, first: int, last: int, seconds: float = STEP_LINE_S) -> None:
+        self._log, self._ends, self._last, self._seconds = log, (first, last), last, seconds
+        self._said = -math.inf
+
+    def __call__(self, metrics: StepMetrics) -> None:
+        now = time.monotonic()
+        if metrics.step not in self._ends and now - self._said < self._seconds:
+            return
+        self._said = now
+        loss = f"loss {metrics.loss:.4f}" if math.isfinite(metrics.loss) else "no loss"
+        self._log.say(f"step {metrics.step}/{self._last}: {loss}, {metrics.tokens_per_s:,.0f} tokens/s")
 
 
 def cap(log: Path, longest: int = LONGEST, kept: int = KEPT) -> None:

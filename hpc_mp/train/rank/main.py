@@ -23,6 +23,7 @@ from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
+from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import HeldOut, Samples
 from hpc_mp.train.engine.engine import StepResult
 from hpc_mp.train.engine.groups import Tree, build, check_coordinates
@@ -198,6 +199,7 @@ def _train(
         return TrainingEnd(0, str(stopped))
     if context.who.rank == 0:
         context.fence.confirm()
+        cut_steps(context.run, counters.step)
         for file in (context.run.metrics, context.run.evaluations):
             cut_metrics(file, counters.step)
     samples = Samples(tokens, spec.data.sequence_length, spec.train.seed, spec.data.documents)

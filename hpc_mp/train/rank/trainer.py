@@ -20,6 +20,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from hpc_mp.job import JobSpec
+from hpc_mp.layout.learning_rate import learning_rate
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.origin import Counters
 from hpc_mp.rundir.records import RankTrace, StepMetrics, line_of
@@ -29,12 +30,11 @@ from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches, StepNumbers, StepResult
 from hpc_mp.train.engine.groups import Groups, Tree
 from hpc_mp.train.engine.memory import peak_bytes
-from hpc_mp.train.engine.optimizer import learning_rate
 from hpc_mp.train.engine.readback import to_device
 from hpc_mp.train.engine.section import Batch
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.fencing import Fence
-from hpc_mp.train.rank.logs import Log
+from hpc_mp.train.rank.logs import Log, StepWords
 from hpc_mp.train.rank.signals import REASONS, Pace, StopFlag
 from hpc_mp.train.rank.waits import Waits
 from hpc_mp.train.rank.watchdog import Watchdog
@@ -67,11 +67,13 @@ class MetricLines:
 
     Attributes:
         file: None on all other ranks.
-        line: that of a step.
+        metrics: those of a step.
+        words: says now and then how far training is.
     """
 
     file: LineFile | None
-    line: Callable[[Launched], str]
+    metrics: Callable[[Launched], StepMetrics]
+    words: StepWords
     unwritten: deque[Launched] = field(default_factory=deque)
 
     def add(self, launched: Launched) -> None:
@@ -83,7 +85,9 @@ class MetricLines:
         while self.unwritten and (self.unwritten[0].step <= until or self.unwritten[0].result.readback.there):
             launched = self.unwritten.popleft()
             if self.file is not None:
-                self.file.write(self.line(launched))
+                metrics = self.metrics(launched)
+                self.file.write(line_of(metrics))
+                self.words(metrics)
 
     def close(self) -> None:
         if self.file is not None:
@@ -128,7 +132,8 @@ class Trainer:
             FencedOut: the run has been started again.
         """
         settings, every = self.spec.train, self.spec.checkpoint.every
-        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._line)
+        metrics = MetricLines(LineFile(self.run.metrics) if dist.get_rank() == 0 else None, self._metrics,
+                              StepWords(self.log, begin.step + 1, settings.steps))
         tokens = settings.global_batch * self.spec.data.sequence_length
         failed: checkpoint.SaveFailed | None = None
         ended = TrainingEnd(begin.step, None)
@@ -173,13 +178,13 @@ class Trainer:
                           tokens=launched.tokens, loss_scale=numbers.scale if fp16 else ())
         return reached, REASONS.get(int(reason))
 
-    def _line(self, launched: Launched) -> str:
+    def _metrics(self, launched: Launched) -> StepMetrics:
         settings, numbers = self.spec.train, launched.result.numbers()
         tokens = settings.global_batch * self.spec.data.sequence_length
-        return line_of(StepMetrics(
+        return StepMetrics(
             launched.step + 1, numbers.loss, launched.tokens, numbers.seconds, tokens / numbers.seconds, numbers.norm,
             int(numbers.notes[1]), learning_rate(launched.step, settings), numbers.labels, self.attempt, numbers.scale.scale,
-            numbers.router_loss, numbers.dropped))
+            numbers.router_loss, numbers.dropped)
 
     def _between_steps(self) -> None:
         self.watchdog.now("step")

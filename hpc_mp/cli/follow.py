@@ -1,0 +1,74 @@
+"""Poll runs again and again until all have ended: in place on a terminal, as lines of a log elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import click
+
+from hpc_mp.launch.status import RunStatus
+
+SECONDS = (2.0, 2.0, 2.0, 5.0)  # between two polls, the last for ever: each asks Slurm once, and schedulers serve many people
+SILENCE_S = 30.0  # after so many seconds a log gets a line, whether or not anything has changed
+Poll = Callable[[], Sequence[RunStatus]]
+
+
+def follow(poll: Poll, text: Callable[[Sequence[RunStatus]], str], line: Callable[[RunStatus], str], *,
+           quiet: bool) -> Sequence[RunStatus]:
+    """Show what ``poll`` sees until all runs have ended, and return what was seen last.
+
+    Args:
+        text: all of it, for a terminal.
+        line: of one run, for a log.
+        quiet: show nothing: a document follows.
+    """
+    polls = _polls(poll)
+    if quiet:
+        *_, last = polls
+        return last
+    return _in_place(polls, text) if sys.stdout.isatty() else _lines(polls, line)
+
+
+def _polls(poll: Poll) -> Iterator[Sequence[RunStatus]]:
+    """What each poll sees, the last one when nothing goes on any more."""
+    number = 0
+    while True:
+        seen = poll()
+        yield seen
+        if not any(_goes_on(each) for each in seen):
+            return
+        time.sleep(SECONDS[min(number, len(SECONDS) - 1)])
+        number += 1
+
+
+def _goes_on(seen: RunStatus) -> bool:
+    return seen.state in ("pending", "running", "unknown")
+
+
+def _in_place(polls: Iterator[Sequence[RunStatus]], text: Callable[[Sequence[RunStatus]], str]) -> Sequence[RunStatus]:
+    from rich.live import Live
+    from rich.text import Text
+
+    last: Sequence[RunStatus] = ()
+    with Live(auto_refresh=False, vertical_overflow="visible") as live:
+        for last in polls:
+            live.update(Text(text(last)), refresh=True)
+    return last
+
+
+def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str]) -> Sequence[RunStatus]:
+    """A line for each run that has changed: its state, what it does, and whether it is late; not for every step."""
+    last: Sequence[RunStatus] = ()
+    known: dict[object, object] = {}
+    said = 0.0
+    for last in polls:
+        silent = time.monotonic() - said >= SILENCE_S
+        for each in last:
+            now = (each.state, each.attempt, each.phase, each.late, each.job and each.job.reason, each.checkpoint)
+            if known.get(each.run) != now or (silent and _goes_on(each)):
+                known[each.run] = now
+                said = time.monotonic()
+                click.echo(f"{time.strftime('%H:%M:%S')} {line(each)}")
+    return last

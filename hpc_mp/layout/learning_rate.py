@@ -1,0 +1,45 @@
+"""The learning rate of every step: ranks train by it, and a launch foretells it, so both halves have the one function."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+
+class RateSettings(Protocol):
+    """What the rate follows from; the job file's ``[train]`` table has these fields."""
+
+    @property
+    def learning_rate(self) -> float: ...
+    @property
+    def lr_schedule(self) -> str: ...
+    @property
+    def warmup_steps(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+
+
+def learning_rate(number: int, settings: RateSettings) -> float:
+    """The rate of optimizer step ``number`` (from 0): linear warm-up over ``warmup_steps`` that ends at the full rate,
+    then constant, or down to zero at ``steps`` along a line or half a cosine (arXiv:1608.03983)."""
+    if number < settings.warmup_steps:
+        return settings.learning_rate * (number + 1) / settings.warmup_steps
+    progress = (number - settings.warmup_steps) / max(1, settings.steps - settings.warmup_steps)
+    falls = {"constant": 1.0, "linear": 1.0 - progress, "cosine": 0.5 * (1.0 + math.cos(math.pi * progress))}
+    return settings.learning_rate * falls[settings.lr_schedule]
+
+
+LEAP = 0.05  # the share by which a rate must differ from the one before it, and from the one foreseen, to be called a leap
+
+
+def leap(done: int, before: RateSettings, now: RateSettings) -> tuple[float, float] | None:
+    """The rates of the last step that was done under ``before`` and of the next one under ``now``, where the second is neither
+    like the first nor what ``before`` would have made it; None where training goes on smoothly.
+
+    Args:
+        done: how many steps a run has behind it, at least 1; fewer than ``now.steps``.
+    """
+    last, comes = learning_rate(done - 1, before), learning_rate(done, now)
+    foreseen = learning_rate(done, before) if done < before.steps else last
+    smooth = any(abs(comes - rate) <= LEAP * max(rate, comes) for rate in (last, foreseen))
+    return None if smooth else (last, comes)

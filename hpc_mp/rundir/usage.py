@@ -1,0 +1,122 @@
+"""What a run has cost until now: node hours, GPU hours, time in the queue, steps that were trained and lost. All of it comes from
+the run directory, for most clusters keep no accounts that a user may read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.base.files import read_lines
+from hpc_mp.base.line_file import LineFile
+from hpc_mp.base.text import counted, duration
+from hpc_mp.rundir.history import AttemptEnd, known_history
+from hpc_mp.rundir.layout import RunDirectory
+from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records, record_of
+
+HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a run has cost.
+
+    Attributes:
+        node_hours: from the first sign of its ranks to the end, of each attempt times its nodes; emulated nodes count too.
+        gpu_hours: the same times the ranks that had a GPU; 0 on CPUs.
+        queue_s: seconds from each submission, or each requeueing, to the start of its ranks; None where no Slurm job was queued.
+        lost_steps: that had been trained, and were trained again from an earlier checkpoint; ``lost_s``: the seconds they took.
+    """
+
+    node_hours: float
+    gpu_hours: float
+    queue_s: float | None
+    lost_steps: int
+    lost_s: float
+
+    def words(self) -> str:
+        """For people; empty for a run that has cost nothing yet."""
+        parts = [f"{_hours(self.node_hours)} node hours" if self.node_hours else "",
+                 f"{_hours(self.gpu_hours)} GPU hours" if self.gpu_hours else "",
+                 f"{duration(self.queue_s)} in the queue" if self.queue_s else "",
+                 f"{counted(self.lost_steps, 'step')} trained again ({duration(self.lost_s)})" if self.lost_steps else ""]
+        return ", ".join(filter(None, parts))
+
+
+def usage(run: RunDirectory, until: float | None) -> Usage:
+    """Until ``until`` (unix seconds) for a run that goes on; until its end, as far as the run directory tells, with None."""
+    number = run.attempt()
+    starts = read_records(run.ranks, RankStart)
+    ends = known_history(run)
+    lost = {(step.attempt, step.step): step for step in read_records(run.lost, StepMetrics)}
+    node_s = gpu_s = queue_s = 0.0
+    before = launched(run)
+    for attempt in range(1, number + 1):
+        mine = {start.rank: start for start in starts if start.attempt == attempt}
+        resumed = next((end.time for end in ends if end.attempt == attempt and end.action == "resume"), None)
+        queued = before if resumed is None else resumed
+        if not mine:
+            queue_s += max(0.0, until - queued) if until is not None and attempt == number else 0.0
+            continue
+        began = min(start.time for start in mine.values())
+        end = until if until is not None and attempt == number else _end(run, attempt, number, began, ends, lost.values())
+        seconds = max(0.0, end - began)
+        node_s += seconds * len({start.node for start in mine.values()})
+        gpu_s += seconds * sum(start.device not in ("", "cpu") for start in mine.values())
+        queue_s += max(0.0, began - queued)
+        before = end
+    return Usage(node_s / HOUR_S, gpu_s / HOUR_S, queue_s if run.job_id.exists() else None, len(lost),
+                 sum(step.step_time_s for step in lost.values()))
+
+
+def launched(run: RunDirectory) -> float:
+    """When the run was launched first, unix seconds: the job file of its first attempt is as old, for copies keep their time."""
+    first = run.of_attempt(1).job
+    return (first if first.exists() else run.job if run.job.exists() else run.path).stat().st_mtime
+
+
+def size(path: Path) -> int:
+    """Bytes of all files of a run; what vanishes meanwhile does not count."""
+    return sum(_sizes(path))
+
+
+def cut_steps(run: RunDirectory, step: int) -> None:
+    """Put the metrics of the steps after ``step`` aside as lost: training goes on from there, and writes them again."""
+    beyond = [record for line in read_lines(run.metrics)
+              if (record := record_of(line, StepMetrics)) is not None and record.step > step]
+    file = LineFile(run.lost)
+    for record in beyond:
+        file.write(line_of(record))
+    file.close()
+
+
+def _sizes(path: Path) -> Iterator[int]:
+    with suppress(OSError), os.scandir(path) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _sizes(Path(entry.path))
+                else:
+                    yield entry.stat(follow_symlinks=False).st_size
+
+
+def _end(run: RunDirectory, attempt: int, newest: int, began: float, ends: Sequence[AttemptEnd],
+         lost: Iterable[StepMetrics]) -> float:
+    """When an attempt ended: as its supervisor says; else as its verdict is old, which copies keep; else after its steps. That an
+    attempt has vanished is written down only when the next one begins."""
+    for end in ends:
+        if end.attempt == attempt and end.action != "resume" and end.kind != "vanished":
+            return end.time
+    with suppress(OSError):
+        return run.of_attempt(attempt).outcome.stat().st_mtime
+    if attempt == newest:
+        with suppress(OSError):
+            return run.metrics.stat().st_mtime
+    steps = [*read_records(run.metrics, StepMetrics), *lost]
+    return began + sum(step.step_time_s for step in steps if step.attempt == attempt)
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 10 else f"{hours:.2f}" if hours >= 0.01 else "under 0.01"
