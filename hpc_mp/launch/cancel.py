@@ -42,7 +42,8 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
     waiting = [job.id for now in runs.values() for job in (now.job, *now.successors) if job is not None and job.waits]
     if waiting:
         cancel(waiting)
-        end_watch(run)
+        for run in runs:
+            end_watch(run)
         say(f"cancelled Slurm job{'s' * (len(waiting) > 1)} {', '.join(waiting)}, which had not started")
     jobs = {run: now.job if now.job is not None and not now.job.ended and not now.job.waits else None
             for run, now in runs.items()}
