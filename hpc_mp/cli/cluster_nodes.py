@@ -116,4 +116,5 @@ def _known() -> list[str]:
     try:
         return list(node_states())
     except CommandFailed as error:
-        raise HpcMpError("sinfo", str(error).splitlines()[-1], "run it where Slurm answers, or give --cluster NAME") from None
+        raise HpcMpError("this machine's cluster", str(error).splitlines()[-1],
+                         "run it where Slurm answers, or give --cluster NAME") from None

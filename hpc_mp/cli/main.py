@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ import click
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.extras import missing_extra
+from hpc_mp.base.text import nearest
 from hpc_mp.cli.output import lasting_output
 
 # Group, then verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
@@ -70,7 +70,7 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest verb beside the one that there is not."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            near = get_close_matches(args[0], VERBS, n=1)
+            near = nearest(args[0], VERBS)
             guess = f"Did you mean '{near[0]}'?" if near else "'hpc-mp --help' lists them."
             ctx.fail(f"No such command '{args[0]}'. {guess}")
         return super().resolve_command(ctx, args)

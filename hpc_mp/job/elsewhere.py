@@ -69,7 +69,7 @@ NAMES: dict[str, str] = {
     "checkpoint.resume": "resume_from_checkpoint resume_from load_checkpoint load resume_path restore",
     "slurm.account": "project billing_account slurm_account",
     "slurm.partition": "queue slurm_partition partitions",
-    "slurm.extra": "sbatch sbatch_args slurm_args extra_args options cpus_per_task mem mem_per_cpu mem_per_gpu exclude nodelist "
+    "slurm.extra": "sbatch_args sbatch slurm_args extra_args options cpus_per_task mem mem_per_cpu mem_per_gpu exclude nodelist "
                    "mail_user mail_type",
     "slurm.container": "image container_image singularity_image docker_image",
     "slurm.modules": "module",

@@ -307,7 +307,8 @@ def test_a_job_that_slurm_has_not_looked_at(here: Path) -> None:
             said.append(f"{status.phase} {status.detail}")
 
     said: list[str] = []
-    watcher = _QueueWatcher([AttemptReader(made(here, "7"), 1)], Ear())
+    run = made(here, "7")
+    watcher = _QueueWatcher([AttemptReader(run, 1)], load_job(run.job), Ear())
     watcher({"7": explained(SlurmJob("7", "PENDING", "None"))}, 0.02)
     assert set(said) == {"pending not looked at yet"}
 
