@@ -30,7 +30,7 @@ from hpc_mp.job.inputs import find_files
 from hpc_mp.layout.models import read_shape
 from hpc_mp.rundir import RunDirectory, newest_complete, read_lines
 from hpc_mp.train.checkpoint.export import export
-from hpc_mp.train.data import IGNORE, Samples, prepare
+from hpc_mp.train.data import IGNORE, Samples, bpe, prepare
 from hpc_mp.train.engine.precision import StaysDouble
 
 TP2_PP2 = ["job.ranks_per_node=4", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3"]
@@ -388,9 +388,9 @@ def test_what_is_read_is_what_is_exported(place: Path, tmp_path: Path, model: st
 def test_a_job_begins_with_what_save_pretrained_wrote(place: Path, tmp_path: Path, model: str, size: str) -> None:
     directory = tmp_path / f"{model}-{size}"
     assert (apart(save_random, directory, job(place, model), AutoModelForCausalLM, size) > 1) == (size == "20KB")
-    known = sorted(set((place / "text.jsonl").read_text().split()))[:60]
-    shutil.copy(words(tmp_path / "words", ["?", *known]) / "tokenizer.json", directory)
     spec = continued(place, directory)
+    made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_shape(spec).vocabulary, cache=tmp_path / "cache")
+    shutil.copy(made / "tokenizer.json", directory)
     loss = run_engine(spec).losses[0]
     right, perturbed = apart(losses_of, directory, spec)
     assert abs(loss - right) < TOLERANCE["fp64"]
@@ -401,9 +401,9 @@ def test_a_job_begins_with_a_gpt2_without_its_prefix(place: Path, tmp_path: Path
     """As the first GPT-2 checkpoints were saved: names without ``transformer.``."""
     directory = tmp_path / "bare"
     apart(save_random, directory, job(place, "gpt2"), AutoModel, "5GB")
-    known = sorted(set((place / "text.jsonl").read_text().split()))[:60]
-    shutil.copy(words(tmp_path / "words", ["?", *known]) / "tokenizer.json", directory)
     spec = continued(place, directory)
+    made = bpe.train([place / "text.jsonl"], ["text"], vocabulary=read_shape(spec).vocabulary, cache=tmp_path / "cache")
+    shutil.copy(made / "tokenizer.json", directory)
     loss = run_engine(spec).losses[0]
     right, perturbed = apart(losses_of, directory, spec)
     assert abs(loss - right) < TOLERANCE["fp64"]
