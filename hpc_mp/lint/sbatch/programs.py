@@ -1,9 +1,9 @@
-"""Programs that start a training, and the options of torchrun."""
+"""Programs that start a training, and the options of those that start the ranks of a node."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.lint.sbatch.shell import SHELLS
@@ -31,18 +31,71 @@ def torchrun(words: Sequence[Word]) -> Torchrun | None:
     at = next((at for at, word in enumerate(words) if word.base in TORCHRUN and " " not in word.text), None)
     if at is None:
         return None
+    return Torchrun(_options(words[at + 1:], FLAGS), words[at].line)
+
+
+def _options(words: Sequence[Word], flags: Collection[str]) -> dict[str, tuple[str, int]]:
+    """Options before the first other word: name with dashes → (value, line). ``flags`` have no value."""
     options: dict[str, tuple[str, int]] = {}
-    rest = list(words[at + 1:])
+    rest = list(words)
     while rest and rest[0].text.startswith("-"):
         word = rest.pop(0)
         written, equals, value = word.text.lstrip("-").partition("=")
         name = written.replace("_", "-")
-        if not equals and name not in FLAGS and rest:
+        if not equals and name not in flags and rest:
             value = rest.pop(0).text
         options[name] = (value, word.line)
     if rest and rest[0].text.startswith("$"):  # whatever the variable holds
         options["*"] = (rest[0].text, rest[0].line)
-    return Torchrun(options, words[at].line)
+    return options
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLauncher:
+    """A program that starts the ranks of a node.
+
+    Attributes:
+        name: as it is called: ``torchrun``, ``accelerate launch``, ``deepspeed``.
+        machines: the nodes that it is told of; "" where it is not told, or by a file or a variable only.
+        rank: which of them this is, "" where it is not told.
+        per_node: processes that it is to start on each, "" where it is not told.
+        elsewhere: a file or a variable may say what its options do not.
+        options: as in ``Torchrun``.
+    """
+
+    name: str
+    machines: str
+    rank: str
+    per_node: str
+    elsewhere: bool
+    options: dict[str, tuple[str, int]]
+    line: int
+
+
+_LAUNCHERS = {  # options for nodes, for the own number, for processes, and those that say it by other means; flags
+    "accelerate": ("num-machines", "machine-rank", "", ("config-file", "*"), (
+        "multi-gpu", "cpu", "tpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "same-network", "m", "module", "no-python",
+        "debug", "quiet", "q")),
+    "deepspeed": ("num-nodes", "node-rank", "num-gpus", ("hostfile", "H", "launcher", "no-ssh", "include", "i", "*"), (
+        "no-ssh", "force-multi", "module", "no-python", "save-pid", "no-local-rank")),
+}
+
+
+def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
+    """The launcher of a node's ranks among the words, if there is one."""
+    if found := torchrun(words):
+        name = next(word.base for word in words if word.base in TORCHRUN)
+        return NodeLauncher(name, found.value("nnodes") or "", found.value("node-rank") or "", found.value("nproc-per-node") or "",
+                            "*" in found.options, found.options, found.line)
+    for at, word in enumerate(words):
+        launches = word.base == "deepspeed" or (word.base == "accelerate" and at + 1 < len(words) and words[at + 1].text == "launch")
+        if launches and " " not in word.text:
+            nodes, rank, processes, others, flags = _LAUNCHERS[word.base]
+            options = _options(words[at + 1 + (word.base == "accelerate"):], flags)
+            values = [options.get(name, ("", 0))[0] for name in (nodes, rank, processes)]
+            name = "accelerate launch" if word.base == "accelerate" else word.base
+            return NodeLauncher(name, *values, any(other in options for other in others), options, word.line)
+    return None
 
 
 def is_training(words: Sequence[Word]) -> bool:

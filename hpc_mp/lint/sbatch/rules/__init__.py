@@ -7,6 +7,7 @@ from pathlib import Path
 from hpc_mp.base.findings import Finding, Rule
 from hpc_mp.lint.sbatch.rules.environment import RULES as ENVIRONMENT
 from hpc_mp.lint.sbatch.rules.form import RULES as FORM
+from hpc_mp.lint.sbatch.rules.launchers import RULES as LAUNCHERS
 from hpc_mp.lint.sbatch.rules.rendezvous import RULES as RENDEZVOUS
 from hpc_mp.lint.sbatch.rules.request import RULES as REQUEST
 from hpc_mp.lint.sbatch.rules.requeue import RULES as REQUEUE
@@ -15,7 +16,7 @@ from hpc_mp.lint.sbatch.rules.signals import RULES as SIGNALS
 from hpc_mp.lint.sbatch.rules.steps import RULES as STEPS
 from hpc_mp.lint.sbatch.script import Script, read_script
 
-RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *SIGNALS, *REQUEUE, *RENDEZVOUS, *SHELL, *ENVIRONMENT)
+RULES: tuple[Rule[Script], ...] = (*FORM, *REQUEST, *STEPS, *LAUNCHERS, *SIGNALS, *REQUEUE, *RENDEZVOUS, *SHELL, *ENVIRONMENT)
 
 
 def lint(text: str, *, directory: Path, file: str | None = None, version: tuple[int, int] | None = None) -> tuple[Finding, ...]:

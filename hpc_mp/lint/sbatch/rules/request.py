@@ -16,6 +16,9 @@ from hpc_mp.lint.sbatch.script import Script
 MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 WITHOUT_HINT = ("cpu-bind", "threads-per-core", "ntasks-per-core", "cores-per-socket", "sockets-per-node", "extra-node-info")
 ONE_GPU_PER_TASK = ("gpus-per-task", "ntasks-per-gpu", "tres-per-task")
+A_GIGABYTE = 1024  # MB: no program with torch starts in less
+HOURS = ("24", "36", "48", "72", "96", "120", "168")  # that nobody means as minutes
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
 _TASK_ID = re.compile(r"%(\d*[aAjJ])")
 
@@ -71,6 +74,33 @@ def _hint_dropped(script: Script) -> Iterable[Hit]:
 def _no_memory(script: Script) -> Iterable[Hit]:
     if not any(script.option(name) for name in MEMORY) and not script.option("exclusive"):
         yield Hit(script.first_line)
+
+
+def _megabytes(script: Script) -> Iterable[Hit]:
+    for options in (script.options, *(step.options for step in script.steps)):
+        for option in options:
+            if option.name in MEMORY and 0 < int(option.value if (option.value or "").isdecimal() else 0) < A_GIGABYTE:
+                yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
+
+
+def _minutes(script: Script) -> Iterable[Hit]:
+    time = script.option("time")
+    if time and time.value in HOURS:
+        yield Hit(time.line, time.value, f"{time.value}:00:00")
+
+
+def _fewer_tasks_than_nodes(script: Script) -> Iterable[Hit]:
+    ntasks, nodes = script.option("ntasks"), script.number("nodes") or 0
+    if ntasks and (ntasks.value or "").isdecimal() and 0 < int(ntasks.value or 0) < nodes:
+        yield Hit(ntasks.line, f"--ntasks={ntasks.value} on {nodes} nodes", ntasks.value or "")
+
+
+def _more_threads_than_cpus(script: Script) -> Iterable[Hit]:
+    cpus = script.option("cpus-per-task")
+    for each in script.shell.assignments:
+        if each.name in THREADS and each.value.isdecimal() and cpus and (cpus.value or "").isdecimal() \
+                and int(each.value) > int(cpus.value or 0) and not script.option("exclusive"):
+            yield Hit(each.line, f"{each.name}={each.value}", f"--cpus-per-task={cpus.value}")
 
 
 def _no_memory_of_whole_nodes(script: Script) -> Iterable[Hit]:
@@ -254,4 +284,16 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM219", "error", _array_of_components,
          "A heterogeneous job cannot be an array: sbatch refuses it.",
          "Submit the components as jobs of their own, or leave --array out."),
+    Rule("HM220", "warning", _megabytes,
+         "{it}: without a unit the number counts megabytes, and Slurm ends the job as soon as it uses more.",
+         "Write {advice} for gigabytes."),
+    Rule("HM221", "warning", _minutes,
+         "--time={it} is {it} minutes: one number counts minutes.",
+         "Write {advice} for hours."),
+    Rule("HM222", "warning", _fewer_tasks_than_nodes,
+         "{it}: a task runs on one node, so Slurm gives the job {advice} instead.",
+         "Write --ntasks-per-node=1 instead of --ntasks, or ask for fewer nodes."),
+    Rule("HM223", "warning", _more_threads_than_cpus,
+         "{it} with {advice}: the threads of a task take turns on its CPUs.",
+         "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"),
 )

@@ -170,7 +170,7 @@ def _more_than_the_job(script: Script) -> Iterable[Hit]:
         started = int(many) if many and many.isdecimal() else asked  # with fewer tasks than nodes, srun takes fewer nodes
         if asked > most > 0 and started >= asked:
             yield Hit(_line(step, "nodes"), f"{asked} nodes", str(most))
-        asked, most = _gpus(step.options), _gpus(job.options)
+        asked, most = gpus(step.options), gpus(job.options)
         if asked > most > 0 and not job.option("exclusive"):  # an exclusive job has all GPUs of its nodes
             yield Hit(_line(step, "gpus-per-node", "gres"), f"{asked} GPUs per node", str(most))
 
@@ -185,7 +185,7 @@ def _nodes(option: Option | None, end: int) -> int:
     return int(found[end] or found[1]) if found else 0
 
 
-def _gpus(options: Iterable[Option]) -> int:
+def gpus(options: Iterable[Option]) -> int:
     """GPUs of a node, by the last option that says it; 0 where none does in figures."""
     found = 0
     for option in options:

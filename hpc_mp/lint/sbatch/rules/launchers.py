@@ -1,0 +1,144 @@
+"""HM35x: programs that start the ranks of a node, and mpirun: on how many nodes they run, and how many ranks that makes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
+from hpc_mp.lint.sbatch.rules.steps import MPI, gpus
+from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.step import Step
+from hpc_mp.lint.sbatch.word import Word
+
+_MPI_TASKS = re.compile(r"--?(?:np?|ntasks)(?:=(\d+))?")
+_MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe", "--hostfile", "-hostfile", "-f", "--host", "-host")
+
+
+def _once(script: Script) -> Iterator[NodeLauncher]:
+    """Launchers that run in the job's own shell: on its first node."""
+    if script.nodes > 1 and not script.steps and not any(script.commands(*ELSEWHERE)):
+        for command in script.shell.commands:
+            if not command.captured and (found := node_launcher(command.words)):
+                yield found
+
+
+def _in_steps(script: Script) -> Iterator[tuple[Step, NodeLauncher]]:
+    for step in script.steps:
+        if found := node_launcher(step.program):
+            yield step, found
+
+
+def _waits_for_nodes(script: Script) -> Iterable[Hit]:
+    for found in _once(script):
+        if found.name == "accelerate launch" and found.machines not in ("", "1"):
+            yield Hit(found.line, str(script.nodes))
+
+
+def _idle_nodes(script: Script) -> Iterable[Hit]:
+    for found in _once(script):
+        hosts_by_a_file = found.name == "deepspeed" and script.sets("DLTS_HOSTFILE")
+        alone = found.machines in ("", "1", "1:1") or found.name == "deepspeed"
+        if alone and not found.elsewhere and not hosts_by_a_file and not (found.name == "torchrun" and script.sets("PET_NNODES")):
+            yield Hit(found.line, found.name, str(script.nodes))
+
+
+def _each_by_itself(script: Script) -> Iterable[Hit]:
+    for step, found in _in_steps(script):
+        alone = found.machines in ("", "1", "1:1") and not found.elsewhere and found.name != "deepspeed"
+        many = step.value("nodes") or str(script.of(step).nodes)
+        if alone and many.isdecimal() and int(many) > 1 and script.several_tasks(step) and not step.opaque \
+                and not script.sets("PET_NNODES") and not {"standalone"} & found.options.keys():
+            yield Hit(found.line, found.name, many)
+
+
+def _nodes_that_the_job_lacks(script: Script) -> Iterable[Hit]:
+    most = re.fullmatch(r"(?:\d+-)?(\d+)", script.value("nodes") or "")
+    for found in itertools.chain(_once(script), (found for _, found in _in_steps(script))):
+        least = re.match(r"\d+", found.machines)
+        if most and least and int(least[0]) > int(most[1]) and len(script.header.components) == 1:
+            yield Hit(found.line, f"{found.name} waits for {least[0]} nodes", most[1])
+
+
+def _all_first(script: Script) -> Iterable[Hit]:
+    for step, found in _in_steps(script):
+        c10d = found.options.get("rdzv-backend", ("", 0))[0] in ("c10d", "etcd", "etcd-v2")
+        silent = found.name == "accelerate launch" and not found.rank and not found.elsewhere
+        if found.machines not in ("", "1", "1:1") and script.several_tasks(step) and not c10d \
+                and (silent or found.rank.isdecimal()):
+            yield Hit(found.line, found.name, "machine_rank" if found.name == "accelerate launch" else "node_rank")
+
+
+def _ranks_without_gpus(script: Script) -> Iterable[Hit]:
+    for found in filter(None, (node_launcher(command.words) for command in script.shell.commands if command.name != "srun")):
+        there = gpus(script.options)
+        if found.per_node.isdecimal() and int(found.per_node) > there > 0 and not script.option("exclusive"):
+            yield Hit(found.line, f"{found.name} starts {found.per_node} processes on a node", str(there))
+
+
+def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
+    for step in script.steps:
+        job = script.of(step)
+        many = step.value("ntasks-per-node") or (None if step.option("ntasks") else job.value("ntasks-per-node")) or ""
+        there = 0 if gpus(step.options) else gpus(job.options)
+        if many.isdecimal() and int(many) > there > 0 and is_training(step.program) and not job.option("exclusive") \
+                and not node_launcher(step.program) and "mps" not in script.text.lower():
+            yield Hit(step.line, f"{many} tasks on a node", str(there))
+
+
+def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
+    asked = script.option("ntasks") or script.option("ntasks-per-node")
+    for command in script.commands(*MPI):
+        free = any(any(more in each for more in _MORE) for each in command.arguments) or command.task
+        for word, following in itertools.pairwise((*command.words[1:], Word("", 0))):
+            found = _MPI_TASKS.fullmatch(word.text)
+            number = (found[1] or following.text) if found else ""
+            if found and asked and number.isdecimal() and int(number) > script.tasks and not free \
+                    and (script.value("nodes") or "1").isdecimal():
+                yield Hit(word.line, f"{command.name} starts {number} ranks", str(script.tasks))
+
+
+def _more_tasks_than_the_job(script: Script) -> Iterable[Hit]:
+    for step in script.steps:
+        job, asked = script.of(step), step.value("ntasks") or ""
+        cpus, of_task = job.number("cpus-per-task") or 1, step.value("cpus-per-task") or "1"
+        whole_nodes = job.option("exclusive") or step.option("overcommit") or not (job.option("ntasks") or
+                                                                                  job.option("ntasks-per-node"))
+        if asked.isdecimal() and of_task.isdecimal() and not whole_nodes and not step.opaque \
+                and int(asked) * int(of_task) > job.tasks * cpus and (job.value("nodes") or "1").isdecimal():
+            yield Hit(step.line, f"{asked} tasks", str(job.tasks))
+
+
+RULES: tuple[Rule[Script], ...] = (
+    Rule("HM351", "error", _waits_for_nodes,
+         "accelerate launch runs on the first of {it} nodes only: the script is executed once. It waits for the others until "
+         "it times out.",
+         "srun --ntasks-per-node=1 bash -c 'accelerate launch --machine_rank $SLURM_NODEID …'"),
+    Rule("HM352", "warning", _idle_nodes,
+         "{it} runs on the first of {advice} nodes only, and starts ranks there alone: the others are paid for and idle.",
+         "Ask for one node, or start it on each with srun --ntasks-per-node=1 and name their number to it."),
+    Rule("HM353", "warning", _each_by_itself,
+         "{it} is not told that there are {advice} nodes: each trains by itself, and all write the same files.",
+         "Name the number of nodes and where they meet to {it}."),
+    Rule("HM354", "error", _nodes_that_the_job_lacks,
+         "{it}, and the job has {advice}: it waits until it times out.",
+         "Take the number from Slurm: $SLURM_NNODES."),
+    Rule("HM355", "error", _all_first,
+         "Every node calls {it} with the same --{advice}: each takes itself for the first, and they never meet.",
+         "Let each task say its own: srun bash -c '… --{advice} $SLURM_NODEID …' in single quotes."),
+    Rule("HM356", "warning", _ranks_without_gpus,
+         "{it}, and the job has {advice} GPUs there: ranks without a GPU of their own end at once, or two share one, which NCCL "
+         "refuses.",
+         "Make the numbers agree: {advice} processes."),
+    Rule("HM357", "warning", _tasks_without_gpus,
+         "{it} share {advice} GPUs: NCCL refuses two ranks on a GPU.",
+         "Make the numbers agree: --ntasks-per-node={advice}."),
+    Rule("HM358", "warning", _more_ranks_than_tasks,
+         "{it}, and the job has {advice} tasks: Open MPI refuses (not enough slots), others crowd the ranks onto these CPUs.",
+         "Leave the number out, so that it takes the job's, or ask for as many tasks."),
+    Rule("HM359", "warning", _more_tasks_than_the_job,
+         "The step asks for {it}, and the job has CPUs for {advice}: srun refuses it, or waits for them.",
+         "Leave --ntasks out of srun, or ask for as many tasks in the directives."),
+)
