@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from hpc_mp.cluster.node.parse import fields, maybe
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
 
 _MOMENT_S = 0.5  # a process that waits for a disk has come on by then
 _TICKS = 100  # per second, in /proc: USER_HZ, the same on every Linux
+_SETTLED_S = 60.0  # by then a process that has ended was waited for, and one whose parent has gone was meant to stay
 _USERS = 1000  # the first user id of a person
 _DAEMONS = ("systemd", "(sd-pam)", "dbus-daemon", "dbus-broker", "ssh-agent", "gpg-agent", "tmux", "tmux: server", "screen",
             "SCREEN", "sshd", "pipewire", "wireplumber", "pulseaudio", "atd", "crond", "at-spi-bus-laun", "dbus-broker-lau")
@@ -36,7 +34,8 @@ class NodeProcess:
 class Processes:
     """Attributes:
         stuck: in uninterruptible sleep, and not come on for half a second.
-        zombies: dead, not waited for by their parent; without this doctor's other readers and what they ran.
+        zombies: dead, not waited for by their parent, started at least a minute ago. Younger ones are about to be waited for:
+            a doctor's own readers are such, also those of doctors of other hosts on this machine.
         orphans: of users, started at least a minute ago, whose parent has gone; only where Slurm's daemon runs.
         count: of all.
         names: of all programs that run.
@@ -61,12 +60,11 @@ def read_processes(source: NodeSource) -> Processes:
         time.sleep(_MOMENT_S)
     later = [(before, _process(source, before.pid, 0.0)) for before in waiting]
     stuck = tuple(before for before, now in later if now and now.state == "D" and now.switches == before.switches)
-    doctor = os.getppid() if source.root == Path("/") else None  # it is about to wait for readers that ended before this one
     names = frozenset(process.name for process in every)
     slurm = "slurmd" in names
     return Processes(
         stuck=stuck,
-        zombies=tuple(process for process in every if process.state == "Z" and doctor not in _ancestors(process, every)),
+        zombies=tuple(process for process in every if process.state == "Z" and process.age > _SETTLED_S),
         orphans=tuple(process for process in every if slurm and _is_orphan(process)),
         count=len(every),
         names=names,
@@ -74,17 +72,8 @@ def read_processes(source: NodeSource) -> Processes:
     )
 
 
-def _ancestors(process: NodeProcess, every: Iterable[NodeProcess]) -> list[int]:
-    """Its parent, the parent's parent, and so on."""
-    parents = {each.pid: each.parent for each in every}
-    found = [process.parent]
-    while found[-1] in parents and len(found) <= len(parents):
-        found.append(parents[found[-1]])
-    return found
-
-
 def _is_orphan(process: NodeProcess) -> bool:
-    return (process.parent == 1 and process.user >= _USERS and process.age > 60 and process.state != "Z"
+    return (process.parent == 1 and process.user >= _USERS and process.age > _SETTLED_S and process.state != "Z"
             and process.name not in _DAEMONS)
 
 

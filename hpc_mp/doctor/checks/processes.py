@@ -43,7 +43,7 @@ CHECKS: tuple[Check[Processes], ...] = (
           "look what they wait for (/proc/PID/stack): a dead file server, disk or GPU; only a reboot removes them"),
     Check("process-zombies", read_processes, zombies,
           "`/proc/*/stat`",
-          "warning: more than 20",
+          "warning: more than 20 that were started more than a minute ago",
           "find their parent (ps -o ppid=) and end it"),
     Check("process-leftovers", read_processes, orphans,
           "`/proc/*/{stat,status}`, where slurmd runs",
