@@ -10,9 +10,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.base.text import counted, data_size
 from hpc_mp.launch.find import find
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.retention import best_checkpoint
 
 
 @click.command(help="Write a run's newest complete checkpoint as a Hugging Face model directory, which "
@@ -20,13 +23,15 @@ from hpc_mp.launch.find import find
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--output", required=True, type=click.Path(path_type=Path), help="Directory to write; new or empty.")
 @click.option("--step", type=int, help="Take the checkpoint of this step instead of the newest.")
+@click.option("--best", is_flag=True, help="Take the checkpoint with the least loss on evaluate.files.")
 @click.option("--dtype", type=click.Choice(["keep", "float32", "bfloat16", "float64"]), default="keep",
               show_default=True, help="Of the weights; keep = as training holds them; bfloat16 rounds.")
 @click.option("--force", is_flag=True, help="Replace a model directory that lies at --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, as_json: bool) -> None:
+def command(run: Path, output: Path, step: int | None, best: bool, dtype: str, force: bool, as_json: bool) -> None:
     need_train("hpc-mp export")
     directory = find(run)
+    step = _best(directory, step) if best else step
     os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is fetched; transformers reads this when it is imported
     from hpc_mp.train.checkpoint.export import export  # imports torch
 
@@ -51,3 +56,14 @@ def command(run: Path, output: Path, step: int | None, dtype: str, force: bool, 
         click.echo(f"exported  step {done.step} of {directory.path}\n"
                    f"written   {done.output}: {done.parameters:,} parameters, {done.dtype}, "
                    f"{data_size(done.bytes)} in {counted(len(done.files), 'file')}")
+
+
+def _best(run: RunDirectory, step: int | None) -> int:
+    """The step of the best checkpoint. Raises HpcMpError."""
+    if step is not None:
+        raise HpcMpError(f"--best --step {step}", "choose a checkpoint each", "leave one of them out")
+    found = best_checkpoint(run)
+    if found is None:
+        raise HpcMpError(f"--best of run {run.path}", "no checkpoint of it has been evaluated on held-out text",
+                         "choose one with --step, or let the next run have evaluate.files and evaluate.every")
+    return found.step

@@ -98,9 +98,13 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s" if outcome.tokens_per_s else ""
         listener.say(f"loss      {outcome.first_loss:.4f} → {outcome.loss:.4f} in {outcome.steps} steps{speed}")
     if outcome.evaluation_loss is not None:
-        listener.say(f"held out  {loss_words(outcome.evaluation_loss)}")
+        least = outcome.best_evaluation_loss
+        better = f", the best was {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""
+        listener.say(f"held out  {loss_words(outcome.evaluation_loss)}{better}")
     if outcome.checkpoint is not None:
         listener.say(f"saved     {outcome.checkpoint}")
+    if outcome.best_checkpoint not in (None, outcome.checkpoint):
+        listener.say(f"best      {outcome.best_checkpoint}")
     if outcome.report is not None:
         listener.say(f"report    {outcome.report}")
     cause = outcome.cause

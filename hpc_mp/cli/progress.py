@@ -13,9 +13,9 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hpc_mp.base.text import duration
+from hpc_mp.base.text import duration, loss_words
 from hpc_mp.launch.listener import Listener
-from hpc_mp.rundir.records import RankStatus, StepMetrics
+from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
 LINE_S = 30.0  # between two lines of progress where there is no terminal
 RECENT = 20  # steps whose median time foretells the rest
@@ -50,6 +50,10 @@ class TerminalListener(Listener):
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         if self._bar is not None:
             self._bar.update(status, steps)
+
+    def evaluated(self, found: Sequence[Evaluation]) -> None:
+        for each in found:
+            self.note(f"held out after step {each.step}: {loss_words(each.loss)}")
 
     def end(self) -> None:
         if self._bar is not None:

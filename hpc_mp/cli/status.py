@@ -151,6 +151,8 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         yield "saved", f"{seen.checkpoint}{lost}"
     elif seen.ended and seen.step:
         yield "saved", f"nothing: {lost_words(seen.step)}"
+    if seen.best is not None:
+        yield "best", f"{seen.best.path}, held out {loss_words(seen.best.loss)}"
     if seen.usage is not None and (words := seen.usage.words()):
         yield "used", words
     if seen.successors:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from hpc_mp.rundir.records import RankStatus, StepMetrics
+from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
 
 class Listener:
@@ -29,6 +29,9 @@ class Listener:
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         """Called while they are followed: ``status`` is what rank 0 is doing (None: nothing yet), ``steps`` are those that
         have ended since the last call."""
+
+    def evaluated(self, found: Sequence[Evaluation]) -> None:
+        """Called while they are followed, with the evaluations on held-out text since the last call."""
 
     def end(self) -> None:
         """Called when they are no longer followed, however that came."""

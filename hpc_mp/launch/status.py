@@ -28,6 +28,7 @@ from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, losses, read_records
+from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.usage import Usage, usage
 
@@ -51,7 +52,7 @@ class RunStatus:
         successors: the jobs that carry on after it, in their order.
         phase: what rank 0 says it is doing.
         step, steps: finished, and to do in all.
-        evaluation: the newest one on held-out text.
+        evaluation: the newest one on held-out text. best: the checkpoint with the least loss on it.
         tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
         checkpoint: the newest one.
         cause: of a failure.
@@ -84,6 +85,7 @@ class RunStatus:
     usage: Usage | None = None
     plan: RunPlan | None = None
     excluded: tuple[BadNode, ...] = ()
+    best: BestCheckpoint | None = None
 
     @property
     def ended(self) -> bool:
@@ -162,7 +164,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         values=array_values(run, spec),
         usage=usage(run, time.time() if state in GOES_ON else None),
         plan=read_plan(run),
-        excluded=read_exclusions(run.excluded) if job is not None and not job.ended else ())
+        excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
+        best=best_checkpoint(run))
 
 
 def array_values(run: RunDirectory, spec: JobSpec) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc_mp.base.files import owners, read_json, render_json, write_text
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.rundir.layout import RunDirectory
-from hpc_mp.rundir.records import RankStatus, StepMetrics, read_record, record_of_line
+from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics, read_record, record_of_line
 
 TOKEN = "HPC_MP_TOKEN"  # the environment variable in which a rank carries its token
 SECRET = "HPC_MP_SECRET"  # and the one in which ranks of a launcher that writes no record carry their secret
@@ -69,10 +69,16 @@ class AttemptReader:
         self.run = run
         self.number = number
         self._metrics = NewLines(run.metrics)
+        self._evaluations = NewLines(run.evaluations)
 
     def steps(self) -> list[StepMetrics]:
         """Metrics of the steps that ended since the last call."""
         records = (record_of_line(line, StepMetrics) for line in self._metrics.read())
+        return [record for record in records if record is not None and record.attempt >= self.number]
+
+    def evaluations(self) -> list[Evaluation]:
+        """On held-out text, those made since the last call."""
+        records = (record_of_line(line, Evaluation) for line in self._evaluations.read())
         return [record for record in records if record is not None and record.attempt >= self.number]
 
     def status(self) -> RankStatus | None:

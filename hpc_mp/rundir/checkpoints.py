@@ -133,9 +133,3 @@ def put_aside(path: Path) -> None:
     aside = path.with_name(f"damaged-{path.name}")
     shutil.rmtree(aside, ignore_errors=True)
     path.rename(aside)
-
-
-def prune(checkpoints: Path, keep: int) -> None:
-    """Delete the oldest published checkpoints beyond ``keep``, and the temporary ones that crashed saves left."""
-    for path in [*complete_steps(checkpoints)[:-keep], *checkpoints.glob(f".{STEP}*")]:
-        shutil.rmtree(path, ignore_errors=True)

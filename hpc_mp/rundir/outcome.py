@@ -14,6 +14,7 @@ from hpc_mp.rundir import RunDirectory, history, read_json, write_json
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.failures import KINDS, RankFailure, judged
 from hpc_mp.rundir.records import Evaluation, StepMetrics, losses, read_records
+from hpc_mp.rundir.retention import best_checkpoint, best_evaluation
 
 STOPPED = os.EX_TEMPFAIL  # a rank that was asked to stop and has saved
 
@@ -47,9 +48,9 @@ class Outcome:
     Attributes:
         steps: how many optimizer steps the run has behind it.
         first_loss, loss: of the first and the last of the run's steps that have one; None before the first.
-        evaluation_loss: of the newest evaluation on held-out text; None where there is none.
+        evaluation_loss: of the newest evaluation on held-out text; None where there is none. best_evaluation_loss: the least of all.
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
-        checkpoint: the newest one.
+        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text; None where none was evaluated.
         report: the page that was drawn of the run; None where none was.
         elements: of an array, the outcome of each of its runs; this one is then the worst of them.
     """
@@ -61,8 +62,10 @@ class Outcome:
     first_loss: float | None = None
     loss: float | None = None
     evaluation_loss: float | None = None
+    best_evaluation_loss: float | None = None
     tokens_per_s: float | None = None
     checkpoint: Path | None = None
+    best_checkpoint: Path | None = None
     cause: Cause | None = None
     report: Path | None = None
     elements: tuple[Outcome, ...] = ()
@@ -142,6 +145,7 @@ def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
     """The part of an ``Outcome`` that lies in the run directory; ``attempt``: from which on the speed is measured."""
     records = read_records(run.metrics, StepMetrics)
     evaluations = read_records(run.evaluations, Evaluation)
+    least, best = best_evaluation(evaluations), best_checkpoint(run)
     warm = [record for record in records if record.attempt >= attempt][1:]
     seconds = sum(record.step_time_s for record in warm)
     tokens = sum(record.tokens_per_s * record.step_time_s for record in warm)
@@ -150,8 +154,10 @@ def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:
         "first_loss": next(iter(losses(records)), None),
         "loss": next(reversed(losses(records)), None),
         "evaluation_loss": evaluations[-1].loss if evaluations else None,
+        "best_evaluation_loss": least.loss if least else None,
         "tokens_per_s": tokens / seconds if seconds else None,
         "checkpoint": next(reversed(complete_steps(run.checkpoints)), None),
+        "best_checkpoint": best.path if best else None,
     }
 
 

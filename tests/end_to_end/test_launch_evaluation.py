@@ -39,11 +39,16 @@ def test_evaluations_are_seen_everywhere(tmp_path: Path, mark: str) -> None:  # 
     assert [(line["step"], line["label_tokens"], line["attempt"]) for line in found] == [
         (step, tokens["tokens"] - 1, 1) for step in (2, 3)]
     assert outcome["evaluation_loss"] == found[-1]["loss"] and "held out  loss" in done.stderr
+    assert outcome["best_evaluation_loss"] == min(line["loss"] for line in found)
+    assert outcome["best_checkpoint"] == outcome["checkpoint"], "the only one"
+    assert f"held out after step 2: loss {found[0]['loss']:.4f}" in done.stderr, "while it goes on"
     assert f"evaluation after step 2: loss {found[0]['loss']:.4f} (perplexity " in run.main_log.read_text()
     assert sorted(run.cache.glob("tokens-*")) == made and len(made) == 2, "nothing is left to tokenize"
     status = json.loads(CliRunner().invoke(cli, ["status", str(run.path), "--json"]).stdout)
     assert status["evaluation"] == found[-1] and status["state"] == "completed"
-    assert "held out  after step 3: loss" in CliRunner().invoke(cli, ["status", str(run.path)]).output
+    assert status["best"] == {"path": outcome["checkpoint"], "step": 3, "loss": found[-1]["loss"]}
+    words = CliRunner().invoke(cli, ["status", str(run.path)]).output
+    assert "held out  after step 3: loss" in words and f"best      {outcome['checkpoint']}, held out loss" in words
     assert 'class="held-out"' in run.report.read_text() and "Held-out loss" in run.report.read_text()
 
     again = CliRunner().invoke(cli, ["launch", str(job), "--on", "local", "--set=evaluate.files=['none/*.txt']"])

@@ -34,7 +34,7 @@ from hpc_mp.rundir.checkpoint_index import (
     block_hash,
     document_of,
 )
-from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
+from hpc_mp.rundir.checkpoints import checkpoint_name, sha256
 
 
 def test_runs_are_numbered_private_and_found(tmp_path: Path) -> None:
@@ -174,11 +174,3 @@ def test_the_newest_complete_checkpoint_is_taken(tmp_path: Path) -> None:
     assert path is not None and path.name == "step-00000100"
     assert [(bad.name, reason) for bad, reason in skipped] == [
         ("step-00000200", "complete.json is missing (the save was not finished)")]
-
-
-def test_pruning_keeps_the_newest_complete(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        checkpoint(tmp_path, step)
-    (tmp_path / ".step-00000004").mkdir()
-    prune(tmp_path, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000003"]

@@ -183,9 +183,9 @@ def test_a_full_disk_fails_one_save_and_nothing_else(place: Path, engine: Engine
         def fail(*_: object) -> Any:
             raise OSError(number, os.strerror(number))
 
-        def counted(checkpoints: Path, counters: Counters, *rest: Any) -> Path:
+        def counted(run: RunDirectory, counters: Counters, *rest: Any) -> Path:
             failing[:] = [counters.step == 2 and os.environ["SLURM_PROCID"] == "1"]
-            return save(checkpoints, counters, *rest)
+            return save(run, counters, *rest)
 
         @contextmanager
         def opened(path: Path, *how: Any, **more: Any) -> Iterator[Any]:
@@ -215,10 +215,10 @@ def test_a_failed_last_save_fails_the_run(place_: Path) -> None:
         from hpc_mp.train.checkpoint import checkpoint
         save = checkpoint.save
 
-        def full(checkpoints: Path, counters: Counters, *rest: Any) -> Path:
+        def full(run: RunDirectory, counters: Counters, *rest: Any) -> Path:
             if counters.step == 3:
                 raise checkpoint.SaveFailed("rank 0: OSError: no space left on device")
-            return save(checkpoints, counters, *rest)
+            return save(run, counters, *rest)
 
         checkpoint.save = full
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
@@ -12,15 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from exact import COVER, EXACT, GPT2, LAYOUTS, LLAMA, MIXTRAL, TIED, WRONG, pairs
 from layouts import job, layout, plain_model, relaunch, run_engine, run_plain, start, write_text
 from ranks import run_ranks, train
 from transformers import PreTrainedModel
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.export import command as export
 from hpc_mp.job import JobSpec
-from hpc_mp.rundir import newest_complete, read_lines
-from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir import newest_complete, read_lines, retention
+from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete
 from hpc_mp.train.data import IGNORE, HeldOut, TokenSet, load_tokens, passes, prepare_held_out, prepare_job
 from hpc_mp.train.engine.pipeline import Pipeline
@@ -287,3 +290,31 @@ def test_text_that_is_trained_on_too_is_named(place: Path, caplog: pytest.LogCap
     training = prepare_job(spec, 307, place / "cache", quiet)
     prepare_held_out(spec, 307, place / "cache", quiet, training)
     assert [message for message in caplog.messages if "text.jsonl" in message and "held-out.jsonl" not in message]
+
+
+RISING = (*HELD_OUT, "train.steps=4", "train.learning_rate=3.0", "checkpoint.every=1", "checkpoint.keep=1")
+
+
+def best_forgotten() -> None:
+    retention.best_checkpoint = lambda run: None  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_the_best_checkpoint_stays_and_is_exported(place: Path, tmp_path: Path, spoilt: bool) -> None:
+    """A rate that is far too high: the loss on held-out text rises, and the best checkpoint is none of the newest."""
+    spec = job(place, GPT2, RISING)
+    run = start(spec)
+    run_engine(spec, best_forgotten if spoilt else lambda: None, run)
+    losses = {line["step"]: line["loss"] for line in read_lines(run.evaluations)}
+    best = min(losses, key=lambda step: losses[step])
+    assert list(losses) == [1, 2, 3, 4] and best < 4, losses
+    kept = [step_of(path) for path in complete_steps(run.checkpoints)]
+    assert kept == ([4] if spoilt else [best, 4])
+    if not spoilt:
+        found = CliRunner().invoke(export, [str(run.path), "--best", "--output", str(tmp_path / "model"), "--json"])
+        assert found.exit_code == 0 and json.loads(found.stdout)["step"] == best
+        both = CliRunner().invoke(export, [str(run.path), "--best", "--step", "4", "--output", str(tmp_path / "other")])
+        assert isinstance(both.exception, HpcMpError) and "--best --step 4" in str(both.exception)
+        run.evaluations.unlink()
+        none = CliRunner().invoke(export, [str(run.path), "--best", "--output", str(tmp_path / "other")])
+        assert isinstance(none.exception, HpcMpError) and "has been evaluated" in str(none.exception)

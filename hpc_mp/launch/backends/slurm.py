@@ -190,6 +190,7 @@ class _QueueWatcher:
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
                 self._listener.update(attempt.status() or waiting, attempt.steps())
+                self._listener.evaluated(attempt.evaluations())
             if all(verdict(attempt.run) for attempt in self._attempts):  # the job is about to end
                 time.sleep(min(left, LAST_S))
                 break

@@ -64,4 +64,6 @@ def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, inter
                 child.send_signal(SIGNALS[min(pressed, 1)])
                 pressed += 1
             listener.update(attempt.status(), attempt.steps())
+            listener.evaluated(attempt.evaluations())
+    listener.evaluated(attempt.evaluations())
     return STOPPED if pressed and code else code

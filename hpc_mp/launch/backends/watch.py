@@ -49,6 +49,8 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
             emulator.receive()
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
+                listener.evaluated(attempt.evaluations())
+        listener.evaluated(attempt.evaluations())
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
 
 

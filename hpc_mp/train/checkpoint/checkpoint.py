@@ -15,11 +15,12 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from hpc_mp.rundir import Manifest, sync, write_json, write_manifest
+from hpc_mp.rundir import Manifest, RunDirectory, sync, write_json, write_manifest
 from hpc_mp.rundir.checkpoint_index import INDEX, CheckpointIndex, document_of, index_of, merged, read_indexes
-from hpc_mp.rundir.checkpoints import checkpoint_name, prune, sha256
+from hpc_mp.rundir.checkpoints import checkpoint_name, sha256
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, counters_document
+from hpc_mp.rundir.retention import prune
 from hpc_mp.train.checkpoint.shard_file import Damaged, LocalPart, ShardReader, write_shard
 from hpc_mp.train.engine.groups import Axis, Groups, Tree, tree_of
 from hpc_mp.train.engine.optimizer import Held
@@ -50,17 +51,18 @@ class State:
 
 
 def save(
-    checkpoints: Path, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence,
+    run: RunDirectory, counters: Counters, held: Iterable[Held], groups: Groups, keep: int, fence: Fence,
 ) -> Path:
     """Write one checkpoint; all ranks call this at the same step.
 
     Everything is written and made durable under a temporary name, then listed in the completion marker, then renamed;
-    then the oldest are deleted down to ``keep``.
+    then those beyond the newest ``keep`` and the best one by evaluation are deleted.
 
     Raises:
         SaveFailed: on every rank, when any rank could not write (full disk, exceeded quota, ...).
         FencedOut: on rank 0, when the run has been started again; nothing is published.
     """
+    checkpoints = run.checkpoints
     # Ranks of another attempt may write the same step.
     temporary = checkpoints / f".{checkpoint_name(counters.step)}.{fence.token}"
     final = checkpoints / checkpoint_name(counters.step)
@@ -99,7 +101,7 @@ def save(
             shutil.rmtree(temporary, ignore_errors=True)
         raise
     if first:
-        prune(checkpoints, keep)
+        prune(run, keep)
     return final
 
 

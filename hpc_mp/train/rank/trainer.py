@@ -236,7 +236,7 @@ class Trainer:
         began = time.perf_counter()
         self.watchdog.now("save")
         try:
-            path = checkpoint.save(self.run.checkpoints, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep,
+            path = checkpoint.save(self.run, counters, self.engine.held(), self.groups, self.spec.checkpoint.keep,
                                    self.fence)
         except checkpoint.SaveFailed as error:
             self.log.say(f"checkpoint of step {counters.step} FAILED: {error}. Training goes on; the earlier "
