@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 import sys
@@ -31,7 +32,8 @@ from hpc_mp.job import spec  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
-from hpc_mp.rundir.layout import FILES  # noqa: E402
+from hpc_mp.rundir.layout import FILES, RunDirectory  # noqa: E402
+from hpc_mp.rundir.records import Evaluation, StepMetrics  # noqa: E402
 
 NOTICE = "<!-- made by docs/reference.py: `make reference` writes it anew -->"
 TITLES = {
@@ -108,9 +110,25 @@ def job_file() -> str:
 # --- the run directory -----------------------------------------------------------------------------------------------
 
 
+LINES = ((RunDirectory.metrics, StepMetrics), (RunDirectory.evaluations, Evaluation))
+
+
+def attributes(record: type) -> dict[str, str]:
+    """What the docstring of a record says of each of its fields."""
+    _, _, section = inspect.cleandoc(record.__doc__ or "").partition("Attributes:\n")
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", section, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(text.replace("``", "`").split()) for name, text in found}
+
+
 def run_directory() -> str:
     rows = ((f"`{file.name}`", file.holds, file.writer, file.readers) for file in FILES)
-    return table(("file", "holds", "written by", "read by"), rows)
+    text = [table(("file", "holds", "written by", "read by"), rows)]
+    for file, record in LINES:
+        fields = attributes(record)
+        text += [f"## {file.name}", "", f"JSON lines: {file.holds}. What is not finite is `null`. Other programs may read it while "
+                 "the run goes on; keys may be added, none is renamed.", "",
+                 table(("field", "holds"), ((f"`{each.name}`", fields[each.name]) for each in dataclasses.fields(record)))]
+    return "\n".join(text)
 
 
 # --- checks and rules ------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""``hpc-mp report``: draw a run."""
+"""``hpc-mp report``: draw a run, or several on one page."""
 
 from __future__ import annotations
 
@@ -6,11 +6,30 @@ from pathlib import Path
 
 import click
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.find import find
+from hpc_mp.report.comparison import write_comparison
 from hpc_mp.report.page import write_report
+from hpc_mp.rundir import RunDirectory
 
 
-@click.command(help="Draw a run: curves, ranks, pipeline, memory. Writes RUN/report.html and prints its path.")
-@click.argument("run", type=click.Path(path_type=Path))
-def command(run: Path) -> None:
-    click.echo(write_report(find(run)))
+@click.command(help="Draw a run: curves, ranks, pipeline, memory. Writes RUN/report.html and prints its path. Several runs are compared "
+                    "on one page, comparison.html of the first: curves over each other, what differs in their job files, how each ended.")
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write this file instead.")
+def command(runs: tuple[Path, ...], output: Path | None) -> None:
+    if output is not None and output.suffix != ".html":
+        raise HpcMpError(f"--output {output}", "is no .html file", f"write --output {output.with_suffix('.html')}")
+    found = _each_once(runs)
+    click.echo(write_report(found[0], output) if len(found) == 1 else write_comparison(found, output))
+
+
+def _each_once(given: tuple[Path, ...]) -> list[RunDirectory]:
+    """Raises HpcMpError when one is no run, or is named twice."""
+    found: dict[RunDirectory, Path] = {}
+    for path in given:
+        run = find(path)
+        if run in found:
+            raise HpcMpError(f"run {path}", f"is {run.path}, as {found[run]} is", "name every run once; DIRECTORY/NAME is the newest of a job")
+        found[run] = path
+    return list(found)

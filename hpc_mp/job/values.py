@@ -187,3 +187,11 @@ def toml_value(value: Any) -> str:
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(toml_value, value))}]"
     return json.dumps(value, ensure_ascii=False)
+
+
+def leaves(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of a tree of tables under their dotted names; ``name`` is that of the tree, empty for a whole job file."""
+    if not isinstance(value, dict):
+        return {name: value}
+    below = (leaves(f"{name}.{key}" if name else key, inner) for key, inner in value.items())
+    return {leaf: found for each in below for leaf, found in each.items()}

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
@@ -19,6 +18,7 @@ from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.resolution import ResolvedKey
+from hpc_mp.job.values import leaves
 from hpc_mp.layout.learning_rate import leap
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
@@ -127,7 +127,7 @@ def _live(job_ids: Sequence[str], ask: Runner) -> list[SlurmJob]:
 
 
 def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:
-    old, new = (_leaves("", job.model_dump()) for job in (load_job(run.job), spec))
+    old, new = (leaves("", job.model_dump()) for job in (load_job(run.job), spec))
     for key in sorted(old.keys() | new.keys()):
         if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
             raise HpcMpError(f"{key} = {new.get(key)}", f"was {old.get(key)} when {run.path} was launched",
@@ -141,11 +141,3 @@ def _steps_left(run: RunDirectory, spec: JobSpec) -> bool:
         raise HpcMpError(f"train.steps = {spec.train.steps}", f"is less than the {done} steps that {run.path} has done",
                          f"set train.steps to more than {done} to train on")
     return not complete(run, spec)
-
-
-def _leaves(name: str, value: Any) -> dict[str, Any]:
-    """The leaves of a tree under their dotted names."""
-    if not isinstance(value, dict):
-        return {name: value}
-    below = (_leaves(f"{name}.{key}" if name else key, inner) for key, inner in value.items())
-    return {leaf: found for leaves in below for leaf, found in leaves.items()}

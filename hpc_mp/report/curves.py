@@ -1,4 +1,4 @@
-"""Curves over the steps of a run: loss, gradient norm, throughput, step time."""
+"""Curves over the steps of a run: loss, gradient norm, throughput, step time, learning rate."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ HUGE = 1e300  # what differs by more cannot be subtracted any more; NaN is not b
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One figure: its heading, what it shows, whether its axis starts at 0 and leaves outliers above it, and
+    """One figure: its heading, what it shows, whether its axis starts at 0 and whether it leaves outliers above it, and
     whether the loss on held-out text belongs into it."""
 
     title: str
     subtitle: str
     value: Callable[[StepMetrics], float]
     from_zero: bool = False
+    outliers: bool = False
     held_out: bool = False
 
 
 PANELS = (
     Panel("Loss", "mean over all tokens of the global batch", lambda metric: metric.loss, held_out=True),
     Panel("Gradient norm", "L2 over all parameters, before clipping", lambda metric: metric.grad_norm),
-    Panel("Throughput", "tokens per second, all ranks together", lambda metric: metric.tokens_per_s, from_zero=True),
-    Panel("Step time", "seconds", lambda metric: metric.step_time_s, from_zero=True),
+    Panel("Throughput", "tokens per second, all ranks together", lambda metric: metric.tokens_per_s, from_zero=True, outliers=True),
+    Panel("Step time", "seconds", lambda metric: metric.step_time_s, from_zero=True, outliers=True),
+    Panel("Learning rate", "after warm-up and schedule", lambda metric: metric.learning_rate, from_zero=True),
 )
 
 
@@ -63,7 +65,7 @@ class Curve:
 
 
 def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> tuple[Curve, ...]:
-    """The four figures; none before the first step has ended."""
+    """The figures; none before the first step has ended."""
     return tuple(curve(panel, metrics, evaluations if panel.held_out else ()) for panel in PANELS) if metrics else ()
 
 
@@ -109,6 +111,7 @@ def thinned(points: Sequence[tuple[int, float]], most: int) -> Sequence[tuple[in
 def _range(panel: Panel, values: Sequence[float]) -> tuple[float, float]:
     """The lower and upper end of the y axis."""
     if panel.from_zero:
-        return 0.0, 1.08 * min(max(values), SCALE_OVER_MEDIAN * median(values))
+        most = min(max(values), SCALE_OVER_MEDIAN * median(values)) if panel.outliers else max(values)
+        return 0.0, 1.08 * most
     margin = 0.05 * (max(values) - min(values))
     return min(values) - margin, max(values) + margin

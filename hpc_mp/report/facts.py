@@ -16,6 +16,7 @@ from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
 from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
+from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.usage import Usage, usage
 
 
@@ -37,6 +38,7 @@ class RunFacts:
         causes: attempt → why it failed, as far as anybody says.
         earlier: attempt → its placement, of those before the current one.
         usage: what it has cost until it ended, or until its last word.
+        best: the checkpoint with the least loss on held-out text; None where none was evaluated.
         written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
         problems: what was there and could not be read.
     """
@@ -50,6 +52,7 @@ class RunFacts:
     metrics: tuple[StepMetrics, ...]
     evaluations: tuple[Evaluation, ...]
     usage: Usage | None
+    best: BestCheckpoint | None
     written: float | None
     starts: tuple[RankStart, ...]
     traces: Mapping[int, RankTrace]
@@ -78,8 +81,9 @@ def read_facts(run: RunDirectory) -> RunFacts:
         plan=read_plan(run),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
         metrics=reader.lines(run.metrics, StepMetrics),
-        evaluations=reader.lines(run.evaluations, Evaluation),
         usage=reader.usage(status),
+        evaluations=(evaluations := reader.lines(run.evaluations, Evaluation)),
+        best=best_checkpoint(run) if evaluations else None,
         written=run.metrics.stat().st_mtime if run.metrics.exists() else None,
         starts=starts,
         traces={trace.rank: trace for trace in traces if trace.attempt == attempt},

@@ -2,58 +2,36 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import os
 import time
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-from hpc_mp import __version__
-from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import moment, percent
 from hpc_mp.job import JobSpec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import RunFacts, read_facts
+from hpc_mp.report.html import filled, publish
 from hpc_mp.report.summary import attempts, key_numbers, name, summarize
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import RankStart
 
-HERE = Path(__file__).resolve().parent
-PRIVATE = 0o600  # logs and job files are the user's own
 HIDDEN = "(hidden)"
 
 
-def write_report(run: RunDirectory) -> Path:
-    """Write ``report.html`` (mode 600) from whatever lies in the run directory; a page that is there is replaced whole.
+def write_report(run: RunDirectory, page: Path | None = None) -> Path:
+    """Write ``report.html``, or another ``page``, from whatever lies in the run directory.
 
     Raises:
         HpcMpError: the page cannot be written.
     """
-    text = render(read_facts(run), time.time())
-    temporary = run.path / f".{run.report.name}.{os.getpid()}"
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, run.report)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise HpcMpError(f"report {run.report}", f"cannot be written ({error.strerror})",
-                         "make room there, or copy the run to where you may write and report the copy") from None
-    return run.report
+    return publish(page or run.report, render(read_facts(run), time.time()))
 
 
 def render(facts: RunFacts, now: float) -> str:
     """The page as of ``now`` (unix seconds). Everything that comes from the run is escaped."""
     summary = summarize(facts)
-    script = (HERE / "page.js").read_text(encoding="utf-8")
     placement, spec = facts.placement, facts.spec
-    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
-                              trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = percent
-    return environment.get_template("page.html.j2").render(
+    return filled(
+        "page.html.j2", now,
         name=name(facts.path, spec),
         path=str(facts.path.resolve()),
         model=_model(facts),
@@ -66,18 +44,13 @@ def render(facts: RunFacts, now: float) -> str:
         ranks=_ranks(placement, _newest(facts)) if placement else (),
         groups=_groups(placement) if placement else (),
         attempts=attempts(facts, summary.state),
-        job_text=dump_job(_without_secrets(spec)) if spec else "",
+        job_text=dump_job(without_secrets(spec)) if spec else "",
         unreadable=facts.problems,
-        now=moment(now),
-        version=__version__,
         size={"curves": curves, "gantt": gantt, "memory": memory},
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
 
 
-def _without_secrets(spec: JobSpec) -> JobSpec:
+def without_secrets(spec: JobSpec) -> JobSpec:
     """Variables may be passwords, and pages are passed around: their values are left out."""
     hidden = spec.environment.model_copy(update={"set": dict.fromkeys(spec.environment.set, HIDDEN)})
     return spec.model_copy(update={"environment": hidden})

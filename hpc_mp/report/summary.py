@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -15,6 +16,7 @@ from hpc_mp.rundir.failures import RankFailure, precedence
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.plan import RunPlan
 from hpc_mp.rundir.records import StepMetrics, losses
+from hpc_mp.rundir.retention import best_evaluation
 from hpc_mp.rundir.usage import Usage
 
 # In the main log: saves that failed, ranks and attempts that did, checkpoints that a resume did not take.
@@ -109,6 +111,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         Number("Steps", steps, f"{last.tokens:,} tokens"),
         _loss(facts.metrics),
         *([Number("Held-out loss", f"{held_out.loss:.4f}", f"after step {held_out.step:,}")] if held_out else []),
+        *_best(facts),
         *([Number("Dropped choices", f"{dropped:.2%}", f"of all that tokens made of experts, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
@@ -122,6 +125,17 @@ def _used(used: Usage | None) -> list[Number]:
         return []
     value, _, note = used.words().partition(", ")
     return [Number("Used", value, note)]
+
+
+def _best(facts: RunFacts) -> Iterator[Number]:
+    """The least loss on held-out text, and the checkpoint that is best by it."""
+    least = best_evaluation(facts.evaluations)
+    if least is None:
+        return
+    saved = f"best checkpoint: {facts.best.path.name}" if facts.best else "no checkpoint of an evaluated step"
+    if facts.best and facts.best.step != least.step:
+        saved += f", {facts.best.loss:.4f}"
+    yield Number("Best held-out loss", f"{least.loss:.4f}", f"after step {least.step:,}; {saved}")
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
@@ -166,14 +180,19 @@ def _doing(facts: RunFacts) -> str:
     return f"{status.phase}, {percent(status.done / status.total)}" if status.total else status.phase
 
 
-def _when(facts: RunFacts, state: str) -> str:
-    """From the first rank's start to the last word."""
+def lifetime(facts: RunFacts, state: str) -> tuple[float, float] | None:
+    """From the first rank's start to the last word, unix seconds; None before the first."""
     times = [*(start.time for start in facts.starts), *(failure.time for failure in facts.failures)]
     times += [facts.status.time] if facts.status else []
     times += [facts.written] if facts.written is not None and state == "running" else []
-    if not times:
+    return (min(times), max(times)) if times else None
+
+
+def _when(facts: RunFacts, state: str) -> str:
+    known = lifetime(facts, state)
+    if known is None:
         return "not started"
-    begin, end = min(times), max(times)
+    begin, end = known
     attempts = f", {counted(facts.attempt, 'attempt')}" if facts.attempt > 1 else ""
     until = f"last sign of life {moment(end)}" if state == "running" else f"ended {moment(end)}"
     return f"started {moment(begin)}, {until} ({duration(end - begin)}{attempts})"

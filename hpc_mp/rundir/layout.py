@@ -142,6 +142,7 @@ class RunDirectory:
     outcome = RunFile("outcome.json", "supervisor; on emulated nodes launch", "launch, status, logs, report",
         "the verdict: how the run ended and why; once there, the only answer")
     report = RunFile("report.html", "report", "you", "curves, layout, pipeline and memory, drawn")
+    comparison = RunFile("comparison.html", "report", "you", "this run beside others, drawn by `hpc-mp report RUN RUN`")
     supervisor_log = RunFile("supervisor.log", "supervisor", "you", "what it said, outside of Slurm")
     slurm_log = RunFiles("slurm-{job}.log", "Slurm", "logs, launch, supervisor", "what the job script said")
 

@@ -35,12 +35,16 @@ class StepMetrics:
 
     Attributes:
         step: from 1.
-        loss: the mean over all tokens of the global batch that count; not finite in a step that was skipped, because its
+        loss: the mean over all tokens of the global batch that count, in nats; not finite in a step that was skipped, because its
             gradient norm was not finite or because none of its tokens counts (``label_tokens`` is 0).
-        tokens: of all steps so far; ``label_tokens``: of this step, those that counted in the loss.
+        tokens: that were trained on in all steps so far, those that do not count in the loss among them.
+        step_time_s: seconds from the step's begin to its end on rank 0; evaluations and saves lie between two steps.
+        tokens_per_s: of this step, all ranks together.
         grad_norm: L2 over all parameters, before clipping.
-        peak_memory_bytes: the most over all ranks.
-        attempt: from 1.
+        peak_memory_bytes: the most that any rank has held since its start: allocated on its GPU, or on CPUs its resident memory.
+        learning_rate: with which this step was made, as ``train.warmup_steps`` and ``train.lr_schedule`` have it.
+        label_tokens: of this step, those that counted in the loss.
+        attempt: from 1; a resume or a restart by Slurm is the next one.
         loss_scale: of fp16, after the step; 1 otherwise.
         router_loss: what routers of experts add to the loss that is trained (``train.router_balance``, ``train.router_z``).
         dropped_share: of the choices of all tokens in all layers, those that experts did not take (``train.expert_capacity``);
@@ -73,7 +77,8 @@ class Evaluation:
 
     Attributes:
         step: after which; from 1.
-        loss: the mean over all held-out tokens that count, ``label_tokens`` of them.
+        loss: the mean over all held-out tokens that count, in nats; without dropout.
+        label_tokens: of the held-out text, those that count.
         seconds: that it took.
         attempt: from 1.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import os
 import re
@@ -51,6 +52,13 @@ def test_contributing_has_the_floors_that_are_checked() -> None:
 
 def test_the_reference_holds_nothing_else() -> None:
     assert {path.stem for path in (ROOT / "docs" / "reference").iterdir()} == set(reference.PAGES)
+
+
+def test_every_field_of_the_lines_of_a_run_is_explained() -> None:
+    for file, record in reference.LINES:
+        explained = reference.attributes(record)
+        assert list(explained) == [field.name for field in dataclasses.fields(record)], file.name
+        assert all(text.endswith(".") for text in explained.values())
 
 
 def undocumented(model: type) -> list[str]:

@@ -53,7 +53,7 @@ def test_a_complete_run(run: Run) -> None:
     assert page.all("span", class_="completed")
     assert ("2 nodes × 4 = 8 ranks · tensor 2 × pipeline 2 × data 2 · ZeRO-1 · 1f1b, 4 microbatches of 2 sequences"
             in page.text)
-    assert len(page.all("svg", class_="curve")) == 4
+    assert len(page.all("svg", class_="curve")) == 5
     assert len(page.all("div", class_="cell")) == 8
     assert len(page.all("svg", class_="gantt")) == 2
     assert len(page.all("svg", class_="memory")) == 1
@@ -294,7 +294,7 @@ def test_failures_of_an_earlier_attempt_are_not_the_current_ones(run: Run) -> No
     assert not page.all("div", class_="bad")
     assert "on node1 failed: RuntimeError: broken" in page.text, "in the table of attempts"
     assert "1–10" in page.text and "11–20" in page.text
-    assert page.text.count("attempt 2") == 4, "the resume is marked in every curve"
+    assert page.text.count("attempt 2") == 5, "the resume is marked in every curve"
 
 
 def test_what_the_log_says_of_checkpoints_and_warnings(run: Run) -> None:

@@ -1,0 +1,160 @@
+"""Several runs on one page: their curves laid over each other, what differs in their job files, and how each of them ended."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from hpc_mp.base.text import counted, duration, memory_size, number
+from hpc_mp.job import JobSpec
+from hpc_mp.job.values import leaves, toml_value
+from hpc_mp.report import curves
+from hpc_mp.report.facts import RunFacts, read_facts
+from hpc_mp.report.html import filled, publish
+from hpc_mp.report.overlay import overlays
+from hpc_mp.report.page import HIDDEN
+from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.records import losses
+from hpc_mp.rundir.retention import best_evaluation
+
+COLOURS = 7  # of page.css; from then on the lines are dashed, in the same colours
+DASHES = 4
+NONE = "–"
+SECRET = "environment.set."
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRow:
+    """A line of a table: what it is about, and the words for each run. ``marked``: the run that is best by it, if one is."""
+
+    what: str
+    cells: tuple[str, ...]
+    marked: int | None = None
+
+
+def write_comparison(runs: Sequence[RunDirectory], page: Path | None = None) -> Path:
+    """Write ``comparison.html`` into the first run, or another ``page``.
+
+    Raises:
+        HpcMpError: the page cannot be written.
+    """
+    return publish(page or runs[0].comparison, render_comparison([read_facts(run) for run in runs], time.time()))
+
+
+def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
+    """The page as of ``now`` (unix seconds). Everything that comes from the runs is escaped."""
+    labels = labels_of(runs)
+    states = [summarize(run) for run in runs]
+    return filled(
+        "comparison.html.j2", now,
+        title=f"{labels[0]} and {counted(len(runs) - 1, 'other')}" if len(runs) > 2 else " and ".join(labels),
+        runs=[{"label": label, "path": str(run.path.resolve()), "state": state.state, "cause": state.cause,
+               "colour": index % COLOURS, "dashes": index // COLOURS % DASHES}
+              for index, (label, run, state) in enumerate(zip(labels, runs, states, strict=True))],
+        overlays=overlays(runs, labels),
+        ends=ends(runs),
+        differences=differences([run.spec for run in runs]),
+        notes=notes(runs, labels),
+        size=curves,
+    )
+
+
+def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
+    """``demo 0001``; where two runs are called so, the part of their paths in which all of them differ."""
+    names = [name(run.path, run.spec) for run in runs]
+    if len(set(names)) == len(names):
+        return tuple(names)
+    paths = [run.path.resolve() for run in runs]
+    common = os.path.commonpath(paths)
+    return tuple(str(path.relative_to(common)) for path in paths)
+
+
+def differences(specs: Sequence[JobSpec | None]) -> tuple[ComparedRow, ...]:
+    """The keys of the resolved job files that are not alike in all of them. Variables may be passwords: their values are left out.
+    A job file that is not understood has no keys, and does not count."""
+    found: list[Mapping[str, Any] | None] = [None if spec is None else leaves("", spec.model_dump()) for spec in specs]
+    known = [each for each in found if each is not None]
+    keys = dict.fromkeys(key for each in known for key in each)
+    return tuple(ComparedRow(key, tuple(NONE if each is None else _value(key, each) for each in found))
+                 for key in keys if any(each.get(key) != known[0].get(key) for each in known))
+
+
+def _value(key: str, job: Mapping[str, Any]) -> str:
+    value = job.get(key)
+    return NONE if value is None else HIDDEN if key.startswith(SECRET) else toml_value(value)
+
+
+def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
+    """How far every run has come, at which cost, and to what; rows in which no run has anything are left out."""
+    rows = [ComparedRow(what, tuple(words(run) or NONE for run in runs)) for what, words in ENDS]
+    least = [best_evaluation(run.evaluations) for run in runs]
+    cells = tuple(f"{each.loss:.4f} after step {each.step:,}" if each else NONE for each in least)
+    losses_by_run = {index: each.loss for index, each in enumerate(least) if each is not None}
+    marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if len(losses_by_run) > 1 and _same_text(runs) else None
+    rows.insert(BEST_AT, ComparedRow("Best held-out loss", cells, marked))
+    return tuple(row for row in rows if any(cell != NONE for cell in row.cells))
+
+
+def _same_text(runs: Sequence[RunFacts]) -> bool:
+    """Whether the newest evaluations of all runs are over as many tokens; losses on other texts say nothing of each other."""
+    return len({run.evaluations[-1].label_tokens for run in runs if run.evaluations}) <= 1
+
+
+def notes(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[str, ...]:
+    """What a reader must know before he compares."""
+    found = [f"{label}: {problem}" for run, label in zip(runs, labels, strict=True) for problem in run.problems]
+    if not _same_text(runs):
+        counts = ", ".join(f"{label} {run.evaluations[-1].label_tokens:,}" for run, label in zip(runs, labels, strict=True)
+                           if run.evaluations)
+        found.append(f"held-out losses are not on the same text, and none of them is called the best: tokens that count: {counts}")
+    return tuple(found)
+
+
+def _steps(run: RunFacts) -> str:
+    done = run.metrics[-1].step if run.metrics else 0
+    return f"{done:,} of {run.spec.train.steps:,}" if run.spec else f"{done:,}"
+
+
+def _loss(run: RunFacts) -> str:
+    found = losses(run.metrics)
+    return f"{found[0]:.4f} → {found[-1]:.4f}" if found else ""
+
+
+def _wall_clock(run: RunFacts) -> str:
+    known = lifetime(run, summarize(run).state)
+    return duration(known[1] - known[0]) if known else ""
+
+
+def _speed(run: RunFacts) -> str:
+    return number(median(each.tokens_per_s for each in later_half(run.metrics))) if run.metrics else ""
+
+
+def _memory(run: RunFacts) -> str:
+    return memory_size(max(each.peak_memory_bytes for each in run.metrics)) if run.metrics else ""
+
+
+def _tokens(run: RunFacts) -> str:
+    return f"{run.metrics[-1].tokens:,}" if run.metrics else ""
+
+
+ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
+    ("State", lambda run: summarize(run).state),
+    ("Steps", _steps),
+    ("Tokens", _tokens),
+    ("Loss, first and last", _loss),
+    ("Held-out loss, last", lambda run: f"{run.evaluations[-1].loss:.4f}" if run.evaluations else ""),
+    ("Best checkpoint", lambda run: f"{run.best.path.name}, {run.best.loss:.4f}" if run.best else ""),
+    ("Tokens per second", _speed),
+    ("Wall clock", _wall_clock),
+    ("Used", lambda run: run.usage.words() if run.usage else ""),
+    ("Peak memory", _memory),
+    ("Attempts", lambda run: str(run.attempt)),
+    ("Layout", lambda run: layout(run.placement, run.spec, run.plan)),
+)
+BEST_AT = 5  # among them: after the last held-out loss

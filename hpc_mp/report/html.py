@@ -1,0 +1,53 @@
+"""Self-contained HTML files: one frame around every page, and how a page is published."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hpc_mp import __version__
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import moment, percent
+
+HERE = Path(__file__).resolve().parent
+PRIVATE = 0o600  # logs and job files are the user's own
+
+
+def filled(template: str, now: float, **values: Any) -> str:
+    """A page as of ``now`` (unix seconds): ``frame.html.j2`` around ``template``. All values are escaped; the style and the one
+    script, which the page names by its hash so that no other runs, are ours."""
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    environment = Environment(loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined,
+                              trim_blocks=True, lstrip_blocks=True)
+    environment.filters["percent"] = percent
+    return environment.get_template(template).render(
+        now=moment(now),
+        version=__version__,
+        style=(HERE / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **values,
+    )
+
+
+def publish(page: Path, text: str) -> Path:
+    """Write a page (mode 600); one that is there is replaced whole.
+
+    Raises:
+        HpcMpError: it cannot be written.
+    """
+    temporary = page.with_name(f".{page.name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE), "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, page)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HpcMpError(f"report {page}", f"cannot be written ({error.strerror})",
+                         "make room there, or name another file with --output") from None
+    return page

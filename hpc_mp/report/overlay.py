@@ -1,0 +1,115 @@
+"""Curves of several runs laid over each other, in one figure each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from hpc_mp.base.text import counted
+from hpc_mp.report.axes import Scale, Tick, ticks
+from hpc_mp.report.curves import BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
+from hpc_mp.report.facts import RunFacts
+
+POINTS = 6_000  # in a figure with many runs: what a browser draws at once, and a page of a few hundred kB
+Points = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayPanel:
+    """One figure: its heading, what it shows, and what its axes say.
+
+    Attributes:
+        points: of a run, by its steps or whatever ``along`` says.
+        low: the y axis begins at 0 instead of the lowest value.
+        dots: there are few points, and each is marked.
+    """
+
+    title: str
+    subtitle: str
+    points: Callable[[RunFacts], Points]
+    along: str = "step"
+    low: bool = False
+    dots: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OverlayLine:
+    """A run's curve: ``at``, ``values`` and ``pixels`` belong together, one for one; ``run`` is its number on the page."""
+
+    run: int
+    at: tuple[int, ...]
+    values: tuple[float, ...]
+    pixels: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """One figure in pixels, and what could not be drawn."""
+
+    panel: OverlayPanel
+    lines: tuple[OverlayLine, ...]
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    notes: tuple[str, ...]
+
+
+PANELS = (
+    OverlayPanel("Loss", "mean over all tokens of the global batch", lambda run: [(each.step, each.loss) for each in run.metrics]),
+    OverlayPanel("Held-out loss", "on evaluate.files", lambda run: [(each.step, each.loss) for each in run.evaluations], dots=True),
+    OverlayPanel("Throughput", "tokens per second, all ranks together",
+                 lambda run: [(each.step, each.tokens_per_s) for each in run.metrics], low=True),
+    OverlayPanel("Learning rate", "after warm-up and schedule",
+                 lambda run: [(each.step, each.learning_rate) for each in run.metrics], low=True),
+)
+BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one size",
+                         lambda run: [(each.tokens, each.loss) for each in run.metrics], along="token")
+
+
+def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
+    """The figures that have a point at least; the loss by tokens too where a step of one run has more tokens than that of another."""
+    sizes = {run.metrics[-1].tokens // run.metrics[-1].step for run in runs if run.metrics and run.metrics[-1].step}
+    panels = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
+    return tuple(found for panel in panels if (found := overlay(panel, runs, labels)) is not None)
+
+
+def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
+    """None where no run has a finite value."""
+    every = [panel.points(run) for run in runs]
+    finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
+    if not any(finite):
+        return None
+    low, high = _range(panel, [[value for _, value in points] for points in finite if points])
+    ends = [at for points in finite for at, _ in points]
+    x, y = Scale(min(ends), max(ends), LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
+    most = max(100, min(MOST_POINTS, POINTS // len(runs)))
+    notes = []
+    for label, points, drawn in zip(labels, every, finite, strict=True):
+        if len(drawn) < len(points):
+            notes.append(f"{label}: {counted(len(points) - len(drawn), 'value')} not finite")
+        if above := sum(value > high for _, value in drawn):
+            notes.append(f"{label}: {counted(above, 'value')} above the scale")
+    return Overlay(
+        panel,
+        lines=tuple(_line(number, thinned(points, most), x, y, high) for number, points in enumerate(finite) if points),
+        x_ticks=ticks(x, 6, whole=True),
+        y_ticks=ticks(y, 6),
+        notes=tuple(notes),
+    )
+
+
+def _line(number: int, points: Points, x: Scale, y: Scale, high: float) -> OverlayLine:
+    return OverlayLine(number, tuple(at for at, _ in points), tuple(value for _, value in points),
+                       tuple((x(at), y(min(value, high))) for at, value in points))
+
+
+def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """The ends of the y axis. One run whose loss has left all bounds, or steps that warm up, press no other curve flat."""
+    every = [value for run in runs for value in run]
+    if panel.low:
+        usual = SCALE_OVER_MEDIAN * max(median(run) for run in runs)
+        return 0.0, 1.08 * min(max(every), usual) if usual > 0 else max(every)
+    low, usual = min(every), median_low(max(run) for run in runs)
+    high = min(max(every), low + SCALE_OVER_MEDIAN * (usual - low)) if usual > low else max(every)
+    margin = 0.05 * (high - low)
+    return low - margin, high + margin
