@@ -26,8 +26,9 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "status": ("status", "Show what a run is doing, why it waits or failed."),
         "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
         "cancel": ("cancel", "End a run, after its ranks have saved."),
-        "report": ("report", "Draw a run: curves, ranks, pipeline, memory."),
+        "report": ("report", "Draw a run: curves, ranks, pipeline, memory; or compare several."),
         "export": ("export", "Write a run's checkpoint as a Hugging Face model directory."),
+        "prune": ("prune", "List and remove old checkpoints, caches and runs."),
         "train": ("train", "What each rank runs (under srun, mpirun, torchrun or the emulator)."),
     },
     "Trust": {

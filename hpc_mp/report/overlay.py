@@ -11,6 +11,7 @@ from hpc_mp.report.axes import Scale, Tick, ticks
 from hpc_mp.report.curves import BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts
 
+FLATTEST = 5  # the curve of the run that falls least takes a fifth of the height at least
 POINTS = 6_000  # in a figure with many runs: what a browser draws at once, and a page of a few hundred kB
 Points = Sequence[tuple[int, float]]
 
@@ -110,6 +111,6 @@ def _range(panel: OverlayPanel, runs: Sequence[Sequence[float]]) -> tuple[float,
         usual = SCALE_OVER_MEDIAN * max(median(run) for run in runs)
         return 0.0, 1.08 * min(max(every), usual) if usual > 0 else max(every)
     low, usual = min(every), median_low(max(run) for run in runs)
-    high = min(max(every), low + SCALE_OVER_MEDIAN * (usual - low)) if usual > low else max(every)
+    high = min(max(every), low + FLATTEST * (usual - low)) if usual > low else max(every)
     margin = 0.05 * (high - low)
     return low - margin, high + margin

@@ -31,7 +31,7 @@ def test_the_figures_are_drawn_and_fit(report: Path, width: int) -> None:
     page = opened(report, width)
     assert page.complaints == ()
     kinds = [kind for kind, *_ in page.figures]
-    assert kinds.count("curve") == 4 and "nodes" in kinds and len(kinds) >= 7, kinds
+    assert kinds.count("curve") == 5 and "nodes" in kinds and len(kinds) >= 7, kinds
     assert all(wide > 100 and high > 20 for _, wide, high in page.figures), page.figures
     assert not page.overflows
     assert "ValueError: boom & <b>bang</b>" in page.text and "loss" in page.text.lower()

@@ -1,0 +1,74 @@
+"""``hpc-mp prune``: what of runs can be removed, and its removal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted, data_size
+from hpc_mp.launch.prune import Pruning, look, remove, runs_in
+from hpc_mp.rundir import RunDirectory, find_run
+
+
+@click.command(help="List what can be removed, with its size: checkpoints beyond the newest and the best, what crashed saves have left, "
+                    "caches that no run refers to; with --runs whole runs. Only --yes removes it. Runs that may still go on stay "
+                    "as they are. Without RUN: all runs below ./runs, or below this directory.")
+@click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="How many of the newest checkpoints stay.  [default: checkpoint.keep]")
+@click.option("--runs", "whole", is_flag=True, help="The runs themselves, with all that they hold. To be removed they must be named.")
+@click.option("--yes", is_flag=True, help="Remove what is listed.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(runs: tuple[Path, ...], keep: int | None, whole: bool, yes: bool, as_json: bool) -> int:
+    if whole and yes and not runs:
+        raise HpcMpError("--runs --yes", "removes whole runs by their names alone", "name them: hpc-mp prune runs/NAME/0001 --runs --yes")
+    if whole and keep is not None:
+        raise HpcMpError(f"--runs --keep {keep}", "--keep is about the checkpoints of runs that stay", "leave one of them out")
+    found = look(_meant(runs), keep, whole)
+    removed: list[Path] = []
+    if not as_json:
+        _print(found)
+    failed = remove(found, lambda each: removed.append(each.path)) if yes else {}
+    if as_json:
+        click.echo(json.dumps(found.document(removed, failed)))
+        return 1 if failed else 0
+    for path, reason in failed.items():
+        click.echo(f"hpc-mp: {path}: {reason}", err=True)
+    freed = data_size(sum(each.bytes for each in found.removable if each.path in removed))
+    if yes:
+        click.echo(f"removed {counted(len(removed), 'thing')}, {freed}")
+    elif found.removable:
+        click.echo(f"{counted(len(found.removable), 'thing')}, {data_size(found.bytes)}, can be removed: "
+                   + ("the same with --yes" if runs or not whole else "name the runs, with --runs --yes"))
+    else:
+        click.echo("nothing to remove")
+    return 1 if failed else 0
+
+
+def _meant(runs: tuple[Path, ...]) -> list[RunDirectory]:
+    """The runs that are named, each once; without a name those that lie here. Raises HpcMpError when there are none."""
+    if runs:
+        return list(dict.fromkeys(find_run(path) for path in runs))
+    here = Path.cwd()
+    found = runs_in(here / "runs") or runs_in(here)
+    if not found:
+        raise HpcMpError(str(here), "holds no runs, neither in runs nor itself", "name a run, or go to the directory of the job file")
+    return found
+
+
+def _print(found: Pruning) -> None:
+    width = max((len(data_size(each.bytes)) for each in found.removable), default=0)
+    for each in found.removable:
+        click.echo(f"{each.kind:<10} {data_size(each.bytes):>{width}}  {_short(each.path)}  ({each.why})")
+        for referrer in each.referrers:
+            click.echo(f"{'':<10} {'':>{width}}  began from it: {referrer}")
+    for spared in found.spared:
+        click.echo(f"{'kept':<10} {'':>{width}}  {_short(spared.path)}  ({spared.why})")
+
+
+def _short(path: Path) -> str:
+    """As seen from here, where that is shorter."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -1,0 +1,281 @@
+"""What of runs can be removed, how much it takes, and why; and its removal.
+
+Nothing of a run that may still go on is touched, and never a checkpoint that it would go on from. Caches are shared by all runs of a
+directory: what one of them refers to stays, and everything stays while one of them goes on.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hpc_mp.base.command import Runner
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import ago
+from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN, SlurmJob
+from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.resume import hold
+from hpc_mp.launch.status import held, job_ids
+from hpc_mp.rundir import RunDirectory, problem
+from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.origin import counters_of
+from hpc_mp.rundir.outcome import verdict
+from hpc_mp.rundir.retention import best_checkpoint, leftovers
+
+QUIET_S = 3600.0  # without a verdict and without a written file a run is taken for ended after this time
+MAKING_S = 86400.0  # what somebody builds in the cache lies there under a temporary name for less than this
+CACHED = ("tokens-", "tokenizer-", "environment-")
+
+Kind = Literal["checkpoint", "leftover", "cache", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Removable:
+    """A file or directory that can be removed.
+
+    Attributes:
+        run: whose it is, and whose lock is held meanwhile; None for what several runs share.
+        why: nobody needs it, or what it costs to need it after all.
+        referrers: runs that name it in their job files, and can do without it by now.
+    """
+
+    kind: Kind
+    path: Path
+    bytes: int
+    why: str
+    run: Path | None = None
+    referrers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """What was looked at and stays, with the reason."""
+
+    path: Path
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pruning:
+    """What can be removed, and what was asked for and stays."""
+
+    removable: tuple[Removable, ...]
+    spared: tuple[Spared, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.removable)
+
+    def document(self, removed: Collection[Path], failed: Mapping[Path, str]) -> dict[str, Any]:
+        """For ``--json``."""
+        return {
+            "bytes": self.bytes,
+            "removable": [{**asdict(each), "path": str(each.path), "run": str(each.run) if each.run else None,
+                           "removed": each.path in removed, "error": failed.get(each.path)} for each in self.removable],
+            "kept": [{"path": str(each.path), "why": each.why} for each in self.spared],
+        }
+
+
+def runs_in(directory: Path) -> list[RunDirectory]:
+    """The runs ``directory/NAME/0001`` …, in the order of their names."""
+    found = (RunDirectory(job.parent) for job in directory.glob("*/*/job.toml") if job.parent.name.isdigit())
+    return sorted((run for run in found if run.placement.is_file()), key=lambda run: run.path)
+
+
+def look(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:
+    """What can be removed of these runs and of the caches beside them. Nothing is changed.
+
+    Args:
+        keep: how many of the newest sound checkpoints of each stay; None: as many as its job says.
+        whole: the runs themselves.
+    """
+    beside = {run.path: run for directory in dict.fromkeys(run.path.parent.parent for run in runs) for run in runs_in(directory)}
+    every = list({**beside, **{run.path: run for run in runs}}.values())
+    ids = {run.path: job_ids(run) for run in every}
+    jobs = queue.job_states([job_id for each in ids.values() for job_id in each], ask) if any(ids.values()) else {}
+    alive = {run.path: reason for run in every if (reason := going_on(run, [jobs[each] for each in ids[run.path]])) is not None}
+    specs = {run.path: spec for run in every if (spec := _spec(run)) is not None}
+    ended = [run for run in runs if run.path not in alive]
+    gone = _dispensable({run.path for run in ended}, specs) if whole else set()
+    staying = {path: spec for path, spec in specs.items() if path not in gone}
+    found = [each for run in ended for each in
+             ([_whole(run, staying)] if whole else _parts(run, specs.get(run.path), keep, staying))]
+    removable = [each for each in found if isinstance(each, Removable)]
+    spared = [Spared(run.path, alive[run.path]) for run in runs if run.path in alive]
+    spared += [each for each in found if isinstance(each, Spared)]
+    for directory in dict.fromkeys(run.path.parent.parent for run in runs):
+        mine = [run for run in every if run.path.parent.parent == directory and run.path not in gone]
+        if busy := [run for run in mine if run.path in alive]:
+            if (directory / ".cache").is_dir():
+                spared.append(Spared(directory / ".cache", f"{busy[0].path} may read it: {alive[busy[0].path]}"))
+        else:
+            removable += _cached(directory / ".cache", mine)
+    return Pruning(tuple(removable), tuple(spared))
+
+
+def going_on(run: RunDirectory, jobs: Sequence[SlurmJob]) -> str | None:
+    """Why a run may still go on, in doubt too; None when it has ended. ``jobs``: what Slurm says of its job and its successors."""
+    if held(run):
+        return "a launch, or ranks on this machine, have it"
+    if job := next((job for job in jobs if job.state not in FINAL | {UNKNOWN}), None):
+        return f"its Slurm job {job.id} is {job.state}"
+    if verdict(run) is not None:
+        return None
+    if job := next((job for job in jobs if job.state == UNKNOWN), None):
+        return f"Slurm does not say what became of its job {job.id}, and the run directory does not either"
+    silent = time.time() - _written(run)
+    return f"nobody has said how it ended, and it was written to {ago(silent)}" if silent < QUIET_S else None
+
+
+def remove(pruning: Pruning, done: Callable[[Removable], object]) -> dict[Path, str]:
+    """Remove everything that can be; returns what could not be, with the reason. ``done`` is called with each that is gone."""
+    failed: dict[Path, str] = {}
+    for each in pruning.removable:
+        if each.kind == "cache" and any(other.kind == "run" and other.path in failed for other in pruning.removable):
+            failed[each.path] = "stays, for a run stays that may refer to it"
+            continue
+        try:
+            with hold(RunDirectory(each.run)) if each.run is not None else nullcontext():
+                _delete(each)
+        except HpcMpError as error:  # it was launched again just now
+            failed[each.path] = error.rule
+        except OSError as error:
+            failed[each.path] = f"cannot be removed ({error.strerror or error})"
+        else:
+            done(each)
+    return failed
+
+
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files below a directory; what vanishes meanwhile does not count, links are not followed."""
+    total = 0
+    with suppress(OSError):
+        total += path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
+    for folder, _, files in os.walk(path):
+        for name in files:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def _dispensable(gone: set[Path], specs: Mapping[Path, JobSpec]) -> set[Path]:
+    """Of the runs that are to go, those that none which stays needs; what such a one needs stays too."""
+    while needed := {path for path in gone
+                     if _referrers(path, {other: spec for other, spec in specs.items() if other not in gone})[0]}:
+        gone = gone - needed
+    return gone
+
+
+def _whole(run: RunDirectory, others: Mapping[Path, JobSpec]) -> Removable | Spared:
+    needed, named = _referrers(run.path, others)
+    if needed:
+        return Spared(run.path, f"{needed[0]} needs it")
+    return Removable("run", run.path, size(run.path), "all of it, its newest checkpoint too", run.path, tuple(named))
+
+
+def _parts(run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Mapping[Path, JobSpec]) -> Iterator[Removable | Spared]:
+    """Old checkpoints, and what crashed saves and damaged checkpoints have left. A checkpoint that is not sound is not counted among
+    the newest, and stays, for a file system may be to blame."""
+    if spec is None:
+        yield Spared(run.path, "its job.toml is not understood")
+        return
+    saved = complete_steps(run.checkpoints)
+    reasons = {path: reason for path in saved if (reason := problem(path, hashes=False)) is not None}
+    yield from (Spared(path, reason) for path, reason in reasons.items())
+    sound = [path for path in saved if path not in reasons]
+    newest, best = sound[-(keep or spec.checkpoint.keep):], best_checkpoint(run)
+    why = f"older than the newest {len(newest)}" + (", and not the best" if best else "")
+    for path in sound:
+        if path in newest or (best is not None and path == best.path):
+            continue
+        needed, _ = _referrers(path, others)
+        yield Spared(path, f"{needed[0]} needs it") if needed else Removable("checkpoint", path, size(path), why, run.path)
+    for path in leftovers(run):
+        yield Removable("leftover", path, size(path), "a save that was not finished", run.path)
+    for path in sorted(run.checkpoints.glob("damaged-*")) if sound else ():
+        yield Removable("leftover", path, size(path), "a checkpoint that was found damaged and put aside", run.path)
+
+
+def _referrers(path: Path, others: Mapping[Path, JobSpec]) -> tuple[list[str], list[str]]:
+    """Of the other runs, those that name something of ``path`` and need it still, and those that only began from it; in words."""
+    needed, named = [], []
+    for other, spec in others.items():
+        if path.is_relative_to(other):  # its own
+            continue
+        keys = {"checkpoint.resume": spec.checkpoint.resume, "model.pretrained": spec.model.pretrained,
+                "data.tokenizer": spec.data.tokenizer}
+        for key, value in keys.items():
+            if value is None or not _means(Path(value).resolve(), path):
+                continue
+            begun = key != "data.tokenizer" and bool(complete_steps(RunDirectory(other).checkpoints))
+            (named if begun else needed).append(f"{other} ({key})")
+    return needed, named
+
+
+def _means(named: Path, path: Path) -> bool:
+    """Whether ``path`` is named, or holds what is named, or is a run of the job that is named (``DIRECTORY/NAME``)."""
+    return named.is_relative_to(path) or named == path.parent
+
+
+def _cached(cache: Path, runs: Iterable[RunDirectory]) -> Iterator[Removable]:
+    """What none of the runs refers to, and what somebody began to build and never finished."""
+    used = {name for run in runs for name in _uses(run)}
+    for path in sorted(cache.glob("*")):
+        if path.name.startswith(CACHED) and path.name not in used:
+            yield Removable("cache", path, size(path), "no run beside it refers to it; it is made anew when one needs it")
+    for path in sorted(cache.glob(".*")):
+        with suppress(OSError):
+            if path.stat().st_mtime < time.time() - MAKING_S:
+                yield Removable("cache", path, size(path), "was never finished")
+
+
+def _uses(run: RunDirectory) -> Iterator[str]:
+    """Names in the cache: the tokenizer, which an export takes from there, and the tokens of the newest checkpoint."""
+    with suppress(OSError):
+        yield Path(run.tokenizer.read_text(encoding="utf-8").strip()).name
+    for path in complete_steps(run.checkpoints)[-1:]:
+        with suppress(HpcMpError):
+            yield counters_of(path).origin.data
+
+
+def _delete(each: Removable) -> None:
+    """A whole run last of all loses what makes it one: whoever is interrupted can begin again. Raises OSError."""
+    if each.kind == "run":
+        run = RunDirectory(each.path)
+        for path in each.path.iterdir():
+            if path not in (run.job, run.placement):
+                _erase(path)
+    _erase(each.path)
+    if each.kind == "run":
+        with suppress(OSError):  # other runs of this name are there
+            each.path.parent.rmdir()
+
+
+def _erase(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _spec(run: RunDirectory) -> JobSpec | None:
+    try:
+        return load_job(run.job)
+    except HpcMpError:
+        return None
+
+
+def _written(run: RunDirectory) -> float:
+    """When something of the run was last written, unix seconds."""
+    times = [run.path.stat().st_mtime]
+    for path in (run.status, run.metrics, run.main_log, run.job_id, run.checkpoints, run.log):
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
