@@ -9,24 +9,27 @@ import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.launch.prune import Pruning, look, remove, runs_in
+from hpc_mp.launch.prune import Pruning, prunable, remove, runs_in
 from hpc_mp.rundir import RunDirectory, find_run
 
 
-@click.command(help="List what can be removed, with its size: checkpoints beyond the newest and the best, what crashed saves have left, "
-                    "caches that no run refers to; with --runs whole runs. Only --yes removes it. Runs that may still go on stay "
-                    "as they are. Without RUN: all runs below ./runs, or below this directory.")
+@click.command(help="List what can be removed, with its size: checkpoints beyond the newest and the best, what crashed saves "
+                    "have left, caches that no run refers to; with --runs whole runs. Only --yes removes it. Runs that may "
+                    "still go on stay as they are. Without RUN: all runs below ./runs, or below this directory.")
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option("--keep", type=click.IntRange(min=1), metavar="N", help="How many of the newest checkpoints stay.  [default: checkpoint.keep]")
-@click.option("--runs", "whole", is_flag=True, help="The runs themselves, with all that they hold. To be removed they must be named.")
+@click.option("--keep", type=click.IntRange(min=1), metavar="N",
+              help="How many of the newest checkpoints stay.  [default: checkpoint.keep]")
+@click.option("--runs", "whole", is_flag=True,
+              help="The runs themselves, with all that they hold. To be removed they must be named.")
 @click.option("--yes", is_flag=True, help="Remove what is listed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(runs: tuple[Path, ...], keep: int | None, whole: bool, yes: bool, as_json: bool) -> int:
     if whole and yes and not runs:
-        raise HpcMpError("--runs --yes", "removes whole runs by their names alone", "name them: hpc-mp prune runs/NAME/0001 --runs --yes")
+        raise HpcMpError("--runs --yes", "removes whole runs by their names alone",
+                         "name them: hpc-mp prune runs/NAME/0001 --runs --yes")
     if whole and keep is not None:
         raise HpcMpError(f"--runs --keep {keep}", "--keep is about the checkpoints of runs that stay", "leave one of them out")
-    found = look(_meant(runs), keep, whole)
+    found = prunable(_meant(runs), keep, whole)
     removed: list[Path] = []
     if not as_json:
         _print(found)
@@ -54,7 +57,8 @@ def _meant(runs: tuple[Path, ...]) -> list[RunDirectory]:
     here = Path.cwd()
     found = runs_in(here / "runs") or runs_in(here)
     if not found:
-        raise HpcMpError(str(here), "holds no runs, neither in runs nor itself", "name a run, or go to the directory of the job file")
+        raise HpcMpError(str(here), "holds no runs, neither in runs nor itself",
+                         "name a run, or go to the directory of the job file")
     return found
 
 

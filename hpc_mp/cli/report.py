@@ -13,8 +13,9 @@ from hpc_mp.report.page import write_report
 from hpc_mp.rundir import RunDirectory
 
 
-@click.command(help="Draw a run: curves, ranks, pipeline, memory. Writes RUN/report.html and prints its path. Several runs are compared "
-                    "on one page, comparison.html of the first: curves over each other, what differs in their job files, how each ended.")
+@click.command(help="Draw a run: curves, ranks, pipeline, memory. Writes RUN/report.html and prints its path. Several runs are "
+                    "compared on one page, comparison.html of the first: curves over each other, what differs in their job "
+                    "files, how each ended.")
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE.html", help="Write this file instead.")
 def command(runs: tuple[Path, ...], output: Path | None) -> None:
@@ -30,6 +31,7 @@ def _each_once(given: tuple[Path, ...]) -> list[RunDirectory]:
     for path in given:
         run = find(path)
         if run in found:
-            raise HpcMpError(f"run {path}", f"is {run.path}, as {found[run]} is", "name every run once; DIRECTORY/NAME is the newest of a job")
+            raise HpcMpError(f"run {path}", f"is {run.path}, as {found[run]} is",
+                             "name every run once; DIRECTORY/NAME is the newest of a job")
         found[run] = path
     return list(found)

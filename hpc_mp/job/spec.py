@@ -300,8 +300,8 @@ class Checkpoint(Section):
     every: NonNegative = 0
     """Steps between two checkpoints; 0 = none in between. What a dead node costs is the steps since the last one."""
     keep: Count = 2
-    """How many of the newest stay. Beside them stays the one with the least loss on `evaluate.files`, of those that were evaluated
-    at their step: let `evaluate.every` divide `checkpoint.every`, or be the same."""
+    """How many of the newest stay. Beside them stays the one with the least loss on `evaluate.files`, of those that were
+    evaluated at their step: let `evaluate.every` divide `checkpoint.every`, or be the same."""
     resume: PathName | None = None
     """Another run to take the state from, steps and optimizer included, for a new run of its own."""
 

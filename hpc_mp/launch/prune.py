@@ -1,7 +1,7 @@
 """What of runs can be removed, how much it takes, and why; and its removal.
 
-Nothing of a run that may still go on is touched, and never a checkpoint that it would go on from. Caches are shared by all runs of a
-directory: what one of them refers to stays, and everything stays while one of them goes on.
+Nothing of a run that may still go on is touched, and never a checkpoint that it would go on from. Caches are shared by all runs
+of a directory: what one of them refers to stays, and everything stays while one of them goes on.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def runs_in(directory: Path) -> list[RunDirectory]:
     return sorted((run for run in found if run.placement.is_file()), key=lambda run: run.path)
 
 
-def look(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:
+def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:
     """What can be removed of these runs and of the caches beside them. Nothing is changed.
 
     Args:
@@ -100,7 +100,8 @@ def look(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runne
     every = list({**beside, **{run.path: run for run in runs}}.values())
     ids = {run.path: job_ids(run) for run in every}
     jobs = queue.job_states([job_id for each in ids.values() for job_id in each], ask) if any(ids.values()) else {}
-    alive = {run.path: reason for run in every if (reason := going_on(run, [jobs[each] for each in ids[run.path]])) is not None}
+    alive = {run.path: reason for run in every
+             if (reason := going_on(run, [jobs[each] for each in ids[run.path]])) is not None}
     specs = {run.path: spec for run in every if (spec := _spec(run)) is not None}
     ended = [run for run in runs if run.path not in alive]
     gone = _dispensable({run.path for run in ended}, specs) if whole else set()
@@ -121,7 +122,7 @@ def look(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runne
 
 
 def going_on(run: RunDirectory, jobs: Sequence[SlurmJob]) -> str | None:
-    """Why a run may still go on, in doubt too; None when it has ended. ``jobs``: what Slurm says of its job and its successors."""
+    """Why a run may still go on, in doubt too; None when it has ended. ``jobs``: Slurm's word on its job and its successors."""
     if held(run):
         return "a launch, or ranks on this machine, have it"
     if job := next((job for job in jobs if job.state not in FINAL | {UNKNOWN}), None):
@@ -180,9 +181,11 @@ def _whole(run: RunDirectory, others: Mapping[Path, JobSpec]) -> Removable | Spa
     return Removable("run", run.path, size(run.path), "all of it, its newest checkpoint too", run.path, tuple(named))
 
 
-def _parts(run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Mapping[Path, JobSpec]) -> Iterator[Removable | Spared]:
-    """Old checkpoints, and what crashed saves and damaged checkpoints have left. A checkpoint that is not sound is not counted among
-    the newest, and stays, for a file system may be to blame."""
+def _parts(
+    run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Mapping[Path, JobSpec],
+) -> Iterator[Removable | Spared]:
+    """Old checkpoints, and what crashed saves and damaged checkpoints have left. A checkpoint that is not sound is not counted
+    among the newest, and stays, for a file system may be to blame."""
     if spec is None:
         yield Spared(run.path, "its job.toml is not understood")
         return
@@ -205,7 +208,8 @@ def _parts(run: RunDirectory, spec: JobSpec | None, keep: int | None, others: Ma
 
 def _referrers(path: Path, others: Mapping[Path, JobSpec]) -> tuple[list[str], list[str]]:
     """Of the other runs, those that name something of ``path`` and need it still, and those that only began from it; in words."""
-    needed, named = [], []
+    needed: list[str] = []
+    named: list[str] = []
     for other, spec in others.items():
         if path.is_relative_to(other):  # its own
             continue

@@ -76,8 +76,8 @@ def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
 
 
 def differences(specs: Sequence[JobSpec | None]) -> tuple[ComparedRow, ...]:
-    """The keys of the resolved job files that are not alike in all of them. Variables may be passwords: their values are left out.
-    A job file that is not understood has no keys, and does not count."""
+    """The keys of the resolved job files that are not alike in all of them. Variables may be passwords: their values are left
+    out. A job file that is not understood has no keys, and does not count."""
     found: list[Mapping[str, Any] | None] = [None if spec is None else leaves("", spec.model_dump()) for spec in specs]
     known = [each for each in found if each is not None]
     keys = dict.fromkeys(key for each in known for key in each)
@@ -96,7 +96,8 @@ def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     least = [best_evaluation(run.evaluations) for run in runs]
     cells = tuple(f"{each.loss:.4f} after step {each.step:,}" if each else NONE for each in least)
     losses_by_run = {index: each.loss for index, each in enumerate(least) if each is not None}
-    marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if len(losses_by_run) > 1 and _same_text(runs) else None
+    comparable = len(losses_by_run) > 1 and _same_text(runs)
+    marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if comparable else None
     rows.insert(BEST_AT, ComparedRow("Best held-out loss", cells, marked))
     return tuple(row for row in rows if any(cell != NONE for cell in row.cells))
 
@@ -112,7 +113,8 @@ def notes(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[str, ...]:
     if not _same_text(runs):
         counts = ", ".join(f"{label} {run.evaluations[-1].label_tokens:,}" for run, label in zip(runs, labels, strict=True)
                            if run.evaluations)
-        found.append(f"held-out losses are not on the same text, and none of them is called the best: tokens that count: {counts}")
+        found.append("held-out losses are not on the same text, and none of them is called the best: "
+                     f"tokens that count: {counts}")
     return tuple(found)
 
 

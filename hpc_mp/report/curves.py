@@ -34,7 +34,8 @@ class Panel:
 PANELS = (
     Panel("Loss", "mean over all tokens of the global batch", lambda metric: metric.loss, held_out=True),
     Panel("Gradient norm", "L2 over all parameters, before clipping", lambda metric: metric.grad_norm),
-    Panel("Throughput", "tokens per second, all ranks together", lambda metric: metric.tokens_per_s, from_zero=True, outliers=True),
+    Panel("Throughput", "tokens per second, all ranks together", lambda metric: metric.tokens_per_s, from_zero=True,
+          outliers=True),
     Panel("Step time", "seconds", lambda metric: metric.step_time_s, from_zero=True, outliers=True),
     Panel("Learning rate", "after warm-up and schedule", lambda metric: metric.learning_rate, from_zero=True),
 )

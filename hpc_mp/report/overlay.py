@@ -56,8 +56,10 @@ class Overlay:
 
 
 PANELS = (
-    OverlayPanel("Loss", "mean over all tokens of the global batch", lambda run: [(each.step, each.loss) for each in run.metrics]),
-    OverlayPanel("Held-out loss", "on evaluate.files", lambda run: [(each.step, each.loss) for each in run.evaluations], dots=True),
+    OverlayPanel("Loss", "mean over all tokens of the global batch",
+                 lambda run: [(each.step, each.loss) for each in run.metrics]),
+    OverlayPanel("Held-out loss", "on evaluate.files",
+                 lambda run: [(each.step, each.loss) for each in run.evaluations], dots=True),
     OverlayPanel("Throughput", "tokens per second, all ranks together",
                  lambda run: [(each.step, each.tokens_per_s) for each in run.metrics], low=True),
     OverlayPanel("Learning rate", "after warm-up and schedule",
@@ -68,7 +70,7 @@ BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one s
 
 
 def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
-    """The figures that have a point at least; the loss by tokens too where a step of one run has more tokens than that of another."""
+    """The figures that have a point at least; the loss by tokens too where the steps of the runs are not of one size."""
     sizes = {run.metrics[-1].tokens // run.metrics[-1].step for run in runs if run.metrics and run.metrics[-1].step}
     panels = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
     return tuple(found for panel in panels if (found := overlay(panel, runs, labels)) is not None)

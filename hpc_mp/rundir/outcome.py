@@ -48,9 +48,9 @@ class Outcome:
     Attributes:
         steps: how many optimizer steps the run has behind it.
         first_loss, loss: of the first and the last of the run's steps that have one; None before the first.
-        evaluation_loss: of the newest evaluation on held-out text; None where there is none. best_evaluation_loss: the least of all.
+        evaluation_loss: of the newest evaluation on held-out text; None where there is none. best_evaluation_loss: the least.
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
-        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text; None where none was evaluated.
+        checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text, of those that were evaluated.
         report: the page that was drawn of the run; None where none was.
         elements: of an array, the outcome of each of its runs; this one is then the worst of them.
     """

@@ -1,7 +1,7 @@
 """Which checkpoints of a run stay: the newest ones, and the best one by its loss on held-out text.
 
-The newest are what a run goes on from. The best is what a user wants to export in the end, and a run that learns its text by heart
-leaves it behind long before its last step.
+The newest are what a run goes on from. The best is what a user wants to export in the end, and a run that learns its text by
+heart leaves it behind long before its last step.
 """
 
 from __future__ import annotations

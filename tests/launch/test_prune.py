@@ -20,7 +20,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.prune import command
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
 from hpc_mp.job import dump_job, load_job
-from hpc_mp.launch.prune import Pruning, going_on, look, remove
+from hpc_mp.launch.prune import Pruning, going_on, prunable, remove
 from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.rundir.layout import COUNTERS
@@ -69,7 +69,7 @@ def silent(argv: Any) -> str:
 
 
 def pruned(*runs: RunDirectory, keep: int | None = None, whole: bool = False) -> Pruning:
-    return look(runs, keep, whole, silent)
+    return prunable(runs, keep, whole, silent)
 
 
 def names(pruning: Pruning) -> list[str]:

@@ -67,7 +67,8 @@ def test_only_keys_that_differ_are_shown(pair: tuple[Run, Run], tmp_path: Path) 
     specs = [run.spec for run in pair]
     assert differences([specs[0], specs[0]]) == ()
     found = {each.what: each.cells for each in differences([*specs, None])}
-    assert found == {"parallel.pipeline": ("2", "1", "–"), "train.steps": ("20", "30", "–"), "train.global_batch": ("16", "32", "–")}
+    assert found == {
+        "parallel.pipeline": ("2", "1", "–"), "train.steps": ("20", "30", "–"), "train.global_batch": ("16", "32", "–")}
     assert "Nothing: the resolved job files are alike." in reported(Run(tmp_path / "a").path, Run(tmp_path / "a").path).text
 
 
