@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,13 @@ def find_files(patterns: Sequence[str], key: str = "data.files") -> tuple[Path, 
     for name in sorted({name for pattern in patterns for name in _matches(pattern, key)}):
         files.setdefault(_identity(name, key), Path(name))
     return tuple(files.values())
+
+
+def find_program(command: Sequence[str]) -> None:
+    """The first word of ``notify.command`` is a program that can be started here. Raises HpcMpError."""
+    if command and shutil.which(command[0]) is None:
+        raise HpcMpError(f"notify.command = [{command[0]!r}, …]", "is no program that can be started here",
+                         "name one on PATH, or the path of an executable file that all nodes see")
 
 
 def _matches(pattern: str, key: str) -> list[str]:

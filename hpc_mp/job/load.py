@@ -155,6 +155,11 @@ def is_image(container: str | None) -> TypeGuard[str]:
     return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
 
 
+def _program(command: tuple[str, ...], at: Callable[[str], str]) -> tuple[str, ...]:
+    """A command whose program is absolute where it is given by a path, and looked up on PATH where by a name."""
+    return (at(command[0]), *command[1:]) if command and "/" in command[0] else command
+
+
 def _absolute(spec: JobSpec, base: Path) -> JobSpec:
     def at(path: str) -> str:
         try:
@@ -185,4 +190,5 @@ def _absolute(spec: JobSpec, base: Path) -> JobSpec:
                                           "venv": maybe(slurm.venv), "python": within(slurm.python),
                                           "conda": within(slurm.conda)}),
         "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
+        "notify": spec.notify.model_copy(update={"command": _program(spec.notify.command, at)}),
     })

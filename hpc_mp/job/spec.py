@@ -397,6 +397,15 @@ class Environment(Section):
     """Variables of every rank, literally; the last word. Example: `{ NCCL_IB_HCA = "mlx5" }`."""
 
 
+class Notify(Section):
+    """Who is notified when the run ends: once, and not at every restart by Slurm."""
+
+    command: tuple[Line, ...] = ()
+    """A program with its arguments, started without a shell where the run ends (under Slurm on the job's first node), in the run
+    directory, for a minute at most. How the run ended is in its [variables](../user/jobs.md#notification). Example:
+    `["curl", "-d", "a run has ended", "ntfy.sh/my-topic"]`."""
+
+
 class JobSpec(Section):
     """A whole job file. Frozen; every value is either given or has the default shown here."""
 
@@ -409,6 +418,7 @@ class JobSpec(Section):
     checkpoint: Checkpoint = Checkpoint()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
+    notify: Notify = Notify()
 
     @property
     def ranks(self) -> int:

@@ -14,6 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec, load_array
+from hpc_mp.job.inputs import find_program
 from hpc_mp.launch.backends import BACKENDS, Launch
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
@@ -164,6 +165,8 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     plans = tuple(replace(compose(given, where, target, request.slurm_version, earlier, resumed), template=template)
                   for given in elements)
     check_array([plan.spec for plan in plans])
+    for element in elements:
+        find_program(element.notify.command)
     return plans
 
 

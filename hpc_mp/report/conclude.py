@@ -1,4 +1,4 @@
-"""The end of an attempt, written down once: its verdict with the report beside it."""
+"""The end of a run, written down once: its verdict with the report beside it, and the user's command that hears of it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import load_job
+from hpc_mp.report.notify import notify
 from hpc_mp.rundir import LineFile, RunDirectory
-from hpc_mp.rundir.outcome import Cause, Outcome, write_outcome
+from hpc_mp.rundir.outcome import Cause, Outcome, verdict, write_outcome
 
 
 def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lambda _: None) -> Outcome:
-    """Write ``outcome.json``, and ``report.html`` if the run has trained; returns the outcome with the report's path.
+    """Write ``outcome.json``, and ``report.html`` if the run has trained; returns the outcome with the report's path. Who asked
+    for it (``notify.command``) is notified, once for each attempt that ends so.
 
     The verdict is there before the report is drawn, which shows it: whoever is killed in between leaves at least the verdict.
     A run whose directory was removed has failed, whatever its ranks say, and nothing is written. A full disk, or a report that
@@ -27,13 +31,30 @@ def conclude(outcome: Outcome, attempt: int, warn: Callable[[str], object] = lam
     if run.removed:
         said = f"the run directory {run.path} was removed while the run went on: nothing of it is kept"
         return replace(outcome, state="failed", cause=Cause("removed", said), checkpoint=None)
+    known = verdict(run, attempt) is not None
     with suppress(OSError):
         write_outcome(outcome, attempt)
     concluded = replace(outcome, report=_drawn(run, warn) if outcome.steps else None)
     if concluded.report is not None:
         with suppress(OSError):
             write_outcome(concluded, attempt)
+    if not known:
+        _notify(concluded, run, warn)
     return concluded
+
+
+def _notify(outcome: Outcome, run: RunDirectory, warn: Callable[[str], object]) -> None:
+    """Start the user's command; that it fails is no reason to hide how the run ended, and is said in the main log too."""
+    try:
+        command = load_job(run.job).notify.command
+    except HpcMpError:
+        return
+    reason = notify(outcome, command) if command else None
+    if reason is not None:
+        warn(f"warning: {reason}")
+        log = LineFile(run.main_log)
+        log.write(f"warning: {reason}")
+        log.close()
 
 
 def _drawn(run: RunDirectory, warn: Callable[[str], object]) -> Path | None:

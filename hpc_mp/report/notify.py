@@ -1,0 +1,50 @@
+"""The user's command at a run's end: started once, without a shell, with the outcome in its variables."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+
+from hpc_mp.rundir import SECRET, TOKEN
+from hpc_mp.rundir.outcome import Outcome
+
+LIMIT_S = 60.0  # the job's nodes wait for it
+WORDS = 500  # signs of what it said that are kept
+
+# Variable of the command, and key of ``outcome.json``.
+VARIABLES = {
+    "HPC_MP_RUN": "run",
+    "HPC_MP_STATE": "state",
+    "HPC_MP_JOB_ID": "job_id",
+    "HPC_MP_STEPS": "steps",
+    "HPC_MP_LOSS": "loss",
+    "HPC_MP_EVALUATION_LOSS": "evaluation_loss",
+    "HPC_MP_BEST_EVALUATION_LOSS": "best_evaluation_loss",
+    "HPC_MP_CHECKPOINT": "checkpoint",
+    "HPC_MP_BEST_CHECKPOINT": "best_checkpoint",
+    "HPC_MP_REPORT": "report",
+}
+
+
+def variables(outcome: Outcome) -> dict[str, str]:
+    """How a run ended, in words; what is not known is empty. ``HPC_MP_NAME`` is the job's name, ``HPC_MP_CAUSE`` why it failed."""
+    document = outcome.document()
+    found = {name: document[key] for name, key in VARIABLES.items()}
+    found |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}
+    return {name: "" if value is None else str(value) for name, value in found.items()}
+
+
+def notify(outcome: Outcome, command: Sequence[str]) -> str | None:
+    """Start the command and wait for its end; in one line why it failed, None when it did not."""
+    inherited = {name: value for name, value in os.environ.items() if name not in (TOKEN, SECRET)}
+    try:
+        done = subprocess.run(command, cwd=outcome.run, env={**inherited, **variables(outcome)}, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
+                              timeout=LIMIT_S, check=False)
+    except OSError as error:
+        return f"notify.command cannot be started ({error.strerror})"
+    except (subprocess.TimeoutExpired, ValueError) as error:  # a value with a zero byte, for one
+        return f"notify.command was given up ({error})"
+    said = " ".join(done.stdout.split())[-WORDS:]
+    return f"notify.command exited with {done.returncode}" + (f": {said}" if said else "") if done.returncode else None
