@@ -85,8 +85,8 @@ class Pruning:
 
 def runs_in(directory: Path) -> list[RunDirectory]:
     """The runs ``directory/NAME/0001`` …, in the order of their names."""
-    found = (RunDirectory(job.parent) for job in directory.glob("*/*/job.toml") if job.parent.name.isdigit())
-    return sorted((run for run in found if run.placement.is_file()), key=lambda run: run.path)
+    found = (RunDirectory(path) for path in directory.glob("*/*") if path.name.isdigit())
+    return sorted((run for run in found if run.job.is_file() and run.placement.is_file()), key=lambda run: run.path)
 
 
 def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:

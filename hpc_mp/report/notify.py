@@ -28,7 +28,7 @@ VARIABLES = {
 
 
 def variables(outcome: Outcome) -> dict[str, str]:
-    """How a run ended, in words; what is not known is empty. ``HPC_MP_NAME`` is the job's name, ``HPC_MP_CAUSE`` why it failed."""
+    """How a run ended; what is not known is empty. ``HPC_MP_NAME`` is the job's name, ``HPC_MP_CAUSE`` why it failed."""
     document = outcome.document()
     found = {name: document[key] for name, key in VARIABLES.items()}
     found |= {"HPC_MP_NAME": outcome.run.parent.name, "HPC_MP_CAUSE": outcome.cause.message if outcome.cause else None}

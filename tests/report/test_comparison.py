@@ -109,7 +109,7 @@ def test_a_run_that_diverges_presses_no_other_flat(tmp_path: Path) -> None:
     runs[1].train(1, 20, loss=lambda step: 6.0 if step < 10 else math.nan if step == 20 else 10.0**step)
     figure = overlays([read_facts(run.run) for run in runs], ["good", "bad"])[0]
     good, bad = figure.lines
-    assert good.pixels[0][1] < good.pixels[-1][1] - 40, "its fall is seen"
+    assert good.pixels[0][1] < good.pixels[-1][1] - 25, "its fall is seen"
     assert min(y for _, y in bad.pixels) >= 0 and bad.values[-1] == 10.0**19
     assert figure.notes == ("bad: 1 value not finite", "bad: 10 values above the scale")
 
