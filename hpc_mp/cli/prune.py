@@ -9,13 +9,14 @@ import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.launch.prune import Pruning, prunable, remove, runs_in
-from hpc_mp.rundir import RunDirectory, find_run
+from hpc_mp.launch.find import find_all, here, runs_below
+from hpc_mp.launch.prune import Pruning, prunable, remove
+from hpc_mp.rundir import RunDirectory
 
 
 @click.command(help="List what can be removed, with its size: checkpoints beyond the newest and the best, what crashed saves "
                     "have left, caches that no run refers to; with --runs whole runs. Only --yes removes it. Runs that may "
-                    "still go on stay as they are. Without RUN: all runs below ./runs, or below this directory.")
+                    "still go on stay as they are. Without RUN: all runs of the job files here.")
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--keep", type=click.IntRange(min=1), metavar="N",
               help="How many of the newest checkpoints stay.  [default: checkpoint.keep]")
@@ -53,12 +54,10 @@ def command(runs: tuple[Path, ...], keep: int | None, whole: bool, yes: bool, as
 def _meant(runs: tuple[Path, ...]) -> list[RunDirectory]:
     """The runs that are named, each once; without a name those that lie here. Raises HpcMpError when there are none."""
     if runs:
-        return list(dict.fromkeys(find_run(path) for path in runs))
-    here = Path.cwd()
-    found = runs_in(here / "runs") or runs_in(here)
+        return list(dict.fromkeys(run for path in runs for run in find_all(path)))
+    found = sorted(runs_below(here()), key=lambda run: run.path)
     if not found:
-        raise HpcMpError(str(here), "holds no runs, neither in runs nor itself",
-                         "name a run, or go to the directory of the job file")
+        raise HpcMpError(", ".join(map(str, here())), "holds no runs", "name a run, or go to the directory of the job file")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The kinds of values that a job file's keys take, and those that no key takes."""
+"""The kinds of values that a job file's keys take, and those that no key takes; and what every table of it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import dotted, shown, wrong
@@ -163,6 +163,12 @@ Betas = Annotated[tuple[float, float], must_first(
 Config = Annotated[dict[str, Any], must(
     "does not name the model's family", 'add for example model_type = "gpt2"',
     lambda config: isinstance(config.get("model_type"), str))]
+
+
+class Section(BaseModel):
+    """A table of the job file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def seconds_of(text: str) -> int | None:

@@ -6,7 +6,6 @@ of a directory: what one of them refers to stays, and everything stays while one
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from hpc_mp.base.text import ago
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FINAL, UNKNOWN, SlurmJob
 from hpc_mp.job import JobSpec, load_job
+from hpc_mp.launch.find import runs_below
 from hpc_mp.launch.resume import hold
 from hpc_mp.launch.status import held, job_ids
 from hpc_mp.rundir import RunDirectory, problem
@@ -28,6 +28,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import counters_of
 from hpc_mp.rundir.outcome import verdict
 from hpc_mp.rundir.retention import best_checkpoint, leftovers
+from hpc_mp.rundir.usage import size
 
 QUIET_S = 3600.0  # without a verdict and without a written file a run is taken for ended after this time
 MAKING_S = 86400.0  # what somebody builds in the cache lies there under a temporary name for less than this
@@ -83,12 +84,6 @@ class Pruning:
         }
 
 
-def runs_in(directory: Path) -> list[RunDirectory]:
-    """The runs ``directory/NAME/0001`` …, in the order of their names."""
-    found = (RunDirectory(path) for path in directory.glob("*/*") if path.name.isdigit())
-    return sorted((run for run in found if run.job.is_file() and run.placement.is_file()), key=lambda run: run.path)
-
-
 def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: Runner = queue.patient) -> Pruning:
     """What can be removed of these runs and of the caches beside them. Nothing is changed.
 
@@ -96,7 +91,7 @@ def prunable(runs: Sequence[RunDirectory], keep: int | None, whole: bool, ask: R
         keep: how many of the newest sound checkpoints of each stay; None: as many as its job says.
         whole: the runs themselves.
     """
-    beside = {run.path: run for directory in dict.fromkeys(run.path.parent.parent for run in runs) for run in runs_in(directory)}
+    beside = {run.path: run for run in runs_below(dict.fromkeys(run.path.parent.parent for run in runs))}
     every = list({**beside, **{run.path: run for run in runs}}.values())
     ids = {run.path: job_ids(run) for run in every}
     jobs = queue.job_states([job_id for each in ids.values() for job_id in each], ask) if any(ids.values()) else {}
@@ -152,18 +147,6 @@ def remove(pruning: Pruning, done: Callable[[Removable], object]) -> dict[Path, 
         else:
             done(each)
     return failed
-
-
-def size(path: Path) -> int:
-    """Bytes of a file, or of all files below a directory; what vanishes meanwhile does not count, links are not followed."""
-    total = 0
-    with suppress(OSError):
-        total += path.lstat().st_size if not path.is_dir() or path.is_symlink() else 0
-    for folder, _, files in os.walk(path):
-        for name in files:
-            with suppress(OSError):
-                total += os.lstat(os.path.join(folder, name)).st_size
-    return total
 
 
 def _dispensable(gone: set[Path], specs: Mapping[Path, JobSpec]) -> set[Path]:

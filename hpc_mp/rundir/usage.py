@@ -78,8 +78,12 @@ def launched(run: RunDirectory) -> float:
 
 
 def size(path: Path) -> int:
-    """Bytes of all files of a run; what vanishes meanwhile does not count."""
-    return sum(_sizes(path))
+    """Bytes of a file, or of all files below a directory; what vanishes meanwhile does not count, links are not followed."""
+    if path.is_dir() and not path.is_symlink():
+        return sum(_sizes(path))
+    with suppress(OSError):
+        return path.lstat().st_size
+    return 0
 
 
 def cut_steps(run: RunDirectory, step: int) -> None:

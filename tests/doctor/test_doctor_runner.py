@@ -17,9 +17,9 @@ import pytest
 from machines.tree import HANGS, broken
 
 from hpc_mp.base.findings import Finding, worst
+from hpc_mp.cluster.node import processes
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
-from hpc_mp.cluster.node import processes
 from hpc_mp.cluster.node.processes import read_processes
 from hpc_mp.cluster.node.source import NodeSource, Unavailable, here, keep
 from hpc_mp.doctor.checks.check import Check, run

@@ -70,7 +70,8 @@ EDITS: dict[str, Edit] = {
     r"Write (\d+:00:00) for hours": changed(r"=\d+", "={}"),
     r"Write (--ntasks-per-node=1) instead of --ntasks": changed(r"--ntasks=\d+", "{}"),
     r"^export OMP_NUM_THREADS=(\S+)$": value,
-    r"^srun --ntasks-per-node=1 bash -c '(accelerate)": changed(r"^.*--machine_rank \S+ (.*)$", r"srun -K bash -c '{} launch \1'"),
+    r"^srun --ntasks-per-node=1 bash -c '(accelerate)": changed(
+        r"^.*--machine_rank \S+ (.*)$", r"srun -K bash -c '{} launch \1'"),
     r"Ask for one node": lambda lines, at, advice: rewritten(lines, "--nodes=2", "--nodes=1"),
     r"Take the number from Slurm: (\S+)\.": changed(r"--nnodes=\d+", "--nnodes={}"),
     r"Make the numbers agree: (\d+) processes": changed(r"(nproc-per-node)=\d+", r"\1={}"),
@@ -178,7 +179,8 @@ def applied(case: dict[str, Any], directory: Path) -> bool | None:
     return not any(each.code == case["code"] for each in after)
 
 
-NEEDS_A_PERSON = {"HM108", "HM116", "HM215", "HM312", "HM331", "HM353", "HM355", "HM402", "HM405", "HM411", "HM412", "HM415", "HM611"}
+NEEDS_A_PERSON = {"HM108", "HM116", "HM215", "HM312", "HM331", "HM353", "HM355", "HM402", "HM405", "HM411", "HM412", "HM415",
+                  "HM611"}
 
 
 @pytest.mark.parametrize("case", PLANTED["case"], ids=[f"{case['code']}-{at}" for at, case in enumerate(PLANTED["case"])])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -27,7 +28,9 @@ HEAVY = ("torch", "transformers")
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=240)
+    """Without ``PYTHONPATH``: it would have an installed package shadowed by a checkout."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run([str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=240)
 
 
 # --- cost of an import -----------------------------------------------------------------------------------------------

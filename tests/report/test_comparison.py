@@ -86,7 +86,6 @@ def test_how_they_ended(pair: tuple[Run, Run]) -> None:
     assert row(rows, "Steps").cells == ("20 of 20", "30 of 30")
     assert row(rows, "Best held-out loss") == ComparedRow(
         "Best held-out loss", ("5.5000 after step 20", "5.0000 after step 10"), marked=1)
-    seconds = [sum(json.loads(line)["step_time_s"] for line in run.run.metrics.read_text().splitlines()) for run in pair]
     assert all("node hours" in cell for cell in row(rows, "Used").cells)
     assert row(rows, "Wall clock").cells == ("1 min 14 s",) * 2
     assert "Best checkpoint" not in {each.what for each in rows}, "there is none"

@@ -85,16 +85,17 @@ def node_launcher(words: Sequence[Word]) -> NodeLauncher | None:
     """The launcher of a node's ranks among the words, if there is one."""
     if found := torchrun(words):
         name = next(word.base for word in words if word.base in TORCHRUN)
-        return NodeLauncher(name, found.value("nnodes") or "", found.value("node-rank") or "", found.value("nproc-per-node") or "",
-                            "*" in found.options, found.options, found.line)
+        return NodeLauncher(name, found.value("nnodes") or "", found.value("node-rank") or "",
+                            found.value("nproc-per-node") or "", "*" in found.options, found.options, found.line)
     for at, word in enumerate(words):
-        launches = word.base == "deepspeed" or (word.base == "accelerate" and at + 1 < len(words) and words[at + 1].text == "launch")
-        if launches and " " not in word.text:
+        launch = [following.text for following in words[at + 1:at + 2]] == ["launch"]
+        if (word.base == "deepspeed" or (word.base == "accelerate" and launch)) and " " not in word.text:
             nodes, rank, processes, others, flags = _LAUNCHERS[word.base]
             options = _options(words[at + 1 + (word.base == "accelerate"):], flags)
-            values = [options.get(name, ("", 0))[0] for name in (nodes, rank, processes)]
+            given = {name: options.get(name, ("", 0))[0] for name in (nodes, rank, processes)}
             name = "accelerate launch" if word.base == "accelerate" else word.base
-            return NodeLauncher(name, *values, any(other in options for other in others), options, word.line)
+            return NodeLauncher(name, given[nodes], given[rank], given[processes],
+                                any(other in options for other in others), options, word.line)
     return None
 
 

@@ -14,7 +14,8 @@ from hpc_mp.lint.sbatch.step import Step
 from hpc_mp.lint.sbatch.word import Word
 
 _MPI_TASKS = re.compile(r"--?(?:np?|ntasks)(?:=(\d+))?")
-_MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe", "--hostfile", "-hostfile", "-f", "--host", "-host")
+_MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe", "--hostfile", "-hostfile", "-f", "--host",
+         "-host")
 
 
 def _once(script: Script) -> Iterator[NodeLauncher]:

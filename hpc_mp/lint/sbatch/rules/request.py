@@ -79,7 +79,8 @@ def _no_memory(script: Script) -> Iterable[Hit]:
 def _megabytes(script: Script) -> Iterable[Hit]:
     for options in (script.options, *(step.options for step in script.steps)):
         for option in options:
-            if option.name in MEMORY and 0 < int(option.value if (option.value or "").isdecimal() else 0) < A_GIGABYTE:
+            given = option.value or ""
+            if option.name in MEMORY and given.isdecimal() and 0 < int(given) < A_GIGABYTE:
                 yield Hit(option.line, f"--{option.name}={option.value} is {option.value} MB", f"{option.value}G")
 
 
