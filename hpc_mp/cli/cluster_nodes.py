@@ -75,10 +75,10 @@ def _show(name: str, path: Path) -> None:
         click.echo(f"cluster {name}: nothing is held against any node")
         return
     console = Console(highlight=False, emoji=False)
-    table = Table("node", "certainty", "since", "until", "fault", "found by", "why", box=None, padding=(0, 2, 0, 0))
+    table = Table("node", "certainty", "since", "until", "fault, by whom it was found, and why", box=None, padding=(0, 2, 0, 0))
     for finding in found:
-        table.add_row(*map(escape, (finding.node, finding.certainty, _clock(finding.time), _clock(finding.until), finding.code,
-                                    finding.run, finding.evidence)))
+        table.add_row(*map(escape, (finding.node, finding.certainty, _clock(finding.time), _clock(finding.until),
+                                    f"{finding.code}, {finding.run}: {finding.evidence}")))
     console.print(table)
     avoided = bad_nodes(path)
     if avoided:

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hpc_mp.base.text import duration, loss_words
+from hpc_mp.base.text import data_size, duration, loss_words
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
@@ -82,7 +82,8 @@ class _StepLines:
             return f"step {last.step}/{self._steps}: {_figures(last)}{eta}"
         if status is None:
             return "nothing is said yet"
-        return " ".join(filter(None, (status.phase, status.detail))) + (f" {status.done}/{status.total}" if status.total else "")
+        done = f", {data_size(status.done)} of {data_size(status.total)}" if status.total else ""
+        return " ".join(filter(None, (status.phase, status.detail))) + done
 
     def print(self, text: str) -> None:
         click.echo(text, err=True)

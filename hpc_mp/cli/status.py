@@ -140,7 +140,7 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
             yield "", _job(part)
     for number, bad in enumerate(seen.excluded):
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(bad.time))
-        yield "" if number else "without", f"{bad.node}, excluded by hpc-mp since {since}: {bad.code} ({bad.evidence})"
+        yield "" if number else "without", f"{bad.node}, excluded by hpc-mp since {since}: {bad.evidence or bad.code}"
     if seen.step:
         yield "step", steps_words(seen)
     if seen.evaluation is not None:

@@ -38,7 +38,7 @@ NAMES: dict[str, str] = {
     "parallel.virtual_stages": "virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage vpp virtual_pipeline "
                                "interleave",
     "parallel.schedule": "pipeline_schedule pipeline_parallel_schedule pp_schedule",
-    "parallel.zero": "zero_stage zero_optimization stage deepspeed_stage zero_level fsdp sharding_strategy fsdp_config "
+    "parallel.zero": "zero_stage zero_optimization stage deepspeed_stage zero_level fsdp sharding_strategy "
                      "use_distributed_optimizer",
     "parallel.shard_degree": "data_parallel_shard_degree dp_shard hsdp_shard_size",
     "parallel.recompute": "gradient_checkpointing activation_checkpointing activation_checkpoint recompute_activations "
@@ -105,6 +105,9 @@ WORDS: dict[str, str] = {
     **dict.fromkeys(("fp64", "float64"), 'write precision = "fp64" in [train]'),
     **dict.fromkeys(("fp8", "float8", "load_in_8bit", "load_in_4bit", "quantization"),
                     'not built: precision in [train] is "bf16", "fp16", "fp32" or "fp64"'),
+    **dict.fromkeys(("deepspeed", "deepspeed_config", "ds_config", "fsdp_config", "megatron", "megatron_lm", "accelerate"),
+                    "the engine is our own, with tensor, pipeline, zero and offload in [parallel], and precision in [train]; "
+                    "leave it out"),
     **dict.fromkeys(("lora", "lora_r", "lora_rank", "lora_alpha", "peft", "use_lora", "qlora", "lora_config"),
                     "not built: all parameters are trained; leave it out"),
     **dict.fromkeys(("logging_steps", "log_interval", "log_every", "log_steps", "log_every_n_steps", "report_to", "wandb",

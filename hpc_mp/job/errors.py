@@ -20,8 +20,8 @@ BARE_KEY = re.compile(r"[\w-]{1,64}")
 
 # Kind of problem, as pydantic calls it: (the rule, the remedy), filled in with its context and the key.
 KINDS: dict[str, tuple[str, str]] = {
-    "int_type": ("must be a whole number", "write it without quotes, point or exponent, for example {key} = 1"),
-    "float_type": ("must be a number", "write it without quotes, for example {key} = 0.1"),
+    "int_type": ("must be a whole number", "write for example {key} = 1, without quotes, point or exponent"),
+    "float_type": ("must be a number", "write for example {key} = 0.1, without quotes"),
     "string_type": ("must be text", "write it in quotes"),
     "tuple_type": ("must be a list", "write it in brackets: {key} = […]"),
     "dict_type": ("must be a table", "write it in braces, {key} = {{ name = value }}, or below a line [{where}]"),
@@ -74,7 +74,7 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
     where = found["loc"][:-1] if of_key else found["loc"]
     name, kind, context = dotted(where), found["type"], found.get("ctx", {})
     value = name if of_key or isinstance(found["input"], dict) else f"{name} = {shown(found['input'])}"
-    here = value_here(name, found["input"]) or _unquoted(kind, str(where[-1]), found["input"])
+    here = value_here(name, found["input"]) or _rewritten(kind, str(where[-1]), found["input"])
     if kind == "rule":
         return value, context["rule"], f"write {here}" if here else context["remedy"]
     if kind == "missing":
@@ -87,8 +87,10 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
     return value, rule.format(**context), f"write {here}" if here else remedy.format(where=name, key=where[-1], **context)
 
 
-def _unquoted(kind: str, key: str, value: Any) -> str | None:
-    """A number that was written as text."""
+def _rewritten(kind: str, key: str, value: Any) -> str | None:
+    """A number that was written as text, and a list of one that was written without its brackets."""
+    if kind == "tuple_type" and isinstance(value, str) and value:
+        return f"it in brackets: {key} = [{json.dumps(value, ensure_ascii=False)}]"
     reads = {"int_type": r"[+-]?\d{1,18}", "float_type": r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?"}.get(kind)
     return f"it without quotes: {key} = {value}" if reads and isinstance(value, str) and re.fullmatch(reads, value) else None
 
@@ -100,10 +102,11 @@ def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
     homes = [name for name, keys in sections.items() if key in keys]
     rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:
-        return rule, f"{key} belongs to {' or '.join(f'[{name}]' for name in homes)}"
+        return rule, (f"{key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
+                      f"on the command line --set {homes[0]}.{key}=…")
     known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
     return key_here(key, dotted(parents), known) or (
-        rule, f"{did_you_mean(key, known)} The keys are {', '.join(known)}".lstrip())
+        rule, did_you_mean(key, known, f"the keys are {', '.join(known)}"))
 
 
 def _tables(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, type[BaseModel]]]:

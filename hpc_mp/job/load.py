@@ -11,11 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from itertools import starmap
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, TypeGuard
+from types import MappingProxyType, UnionType
+from typing import Any, TypeGuard, Union, get_args, get_origin
 
 import tomli_w
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.checks import check_arithmetic
@@ -32,7 +32,7 @@ OTHERS = {  # what people give in place of a job file, by its suffix
 }
 
 # What an override takes the place of beside its own key: a job says one of the two.
-INSTEAD = {"train.epochs": "steps", "train.steps": "epochs"}
+INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained": "config"}
 
 
 def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
@@ -141,9 +141,22 @@ def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
             raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key of a table")
         table[part] = dict(inner)  # a copy: the elements of an array start from the same file
         table = table[part]
-    table[parts[-1]] = parsed["v"] if list(parsed) == ["v"] else raw
+    is_value = list(parsed) == ["v"] and (isinstance(parsed["v"], str) or not _is_text(parts))
+    table[parts[-1]] = parsed["v"] if is_value else raw
     table.pop(INSTEAD.get(".".join(parts), ""), None)
     return changed
+
+
+def _is_text(key: Sequence[str]) -> bool:
+    """Whether a key takes text alone, so that ``00:30:00`` and ``7`` need no quotes, which a shell would take away."""
+    fields = JobSpec.model_fields
+    for part in key[:-1]:
+        inner = fields[part].annotation if part in fields else None
+        fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
+    field = fields.get(key[-1])
+    kind = field.annotation if field is not None else None
+    kinds = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
+    return {getattr(each, "__origin__", each) for each in kinds if each is not type(None)} == {str}
 
 
 def _as_override(key: str, value: Any) -> str:

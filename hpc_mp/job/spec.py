@@ -92,9 +92,11 @@ class Model(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Model:
         if (self.pretrained is None) == (self.config is None):
-            given = "neither pretrained nor config" if self.pretrained is None else "both pretrained and config"
-            raise wrong(f"has {given}", "set pretrained to the directory of a checkpoint, or config to a table with "
-                        "model_type and sizes")
+            if self.config is not None:
+                raise wrong("has both pretrained and config", "leave config out to train a checkpoint, or pretrained to "
+                            "begin anew")
+            raise wrong("has neither pretrained nor config", "set pretrained to the directory of a checkpoint, or config to a "
+                        "table with model_type and sizes")
         return self
 
 

@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.resolution import ResolvedKey
-from hpc_mp.job.values import leaves
+from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.learning_rate import leap
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
@@ -130,8 +130,12 @@ def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:
     old, new = (leaves("", job.model_dump()) for job in (load_job(run.job), spec))
     for key in sorted(old.keys() | new.keys()):
         if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
-            raise HpcMpError(f"{key} = {new.get(key)}", f"was {old.get(key)} when {run.path} was launched",
+            raise HpcMpError(f"{key} = {_said(new.get(key))}", f"was {_said(old.get(key))} when {run.path} was launched",
                              "put the old value back, or launch a new run without --resume")
+
+
+def _said(value: object) -> str:
+    return "left out" if value is None else toml_value(value)
 
 
 def _steps_left(run: RunDirectory, spec: JobSpec) -> bool:

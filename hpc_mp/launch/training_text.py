@@ -192,7 +192,8 @@ def _first(text: TrainingText) -> str:
         return f"{said} in {text.first.path}" + ("; the prompt does not count in the loss" if prompt else "")
     tokens, labels = text.first_tokens
     far = "" if text.first_whole else "its beginning has "
-    return f"{said} in {text.first.path}: {far}{counted(tokens, 'token')}, of which {number(labels)} count in the loss"
+    count = f", of which {number(labels)} count in the loss" if prompt or labels < tokens else ""
+    return f"{said} in {text.first.path}: {far}{counted(tokens, 'token')}{count}"
 
 
 def _quoted(text: str) -> str:
@@ -212,9 +213,10 @@ def _epoch(amount: TextAmount, spec: JobSpec) -> str:
     words = f"{about}{counted(amount.tokens, 'token')}{'' if amount.exact else ' (estimated from bytes)'}"
     if amount.samples == 0:
         return f"{words}, which may be less than one sample"
-    ran = spec.train.steps * spec.train.global_batch / amount.samples
+    ran = number(float(f"{spec.train.steps * spec.train.global_batch / amount.samples:.{3 if amount.exact else 2}g}"))
+    is_now = "is" if amount.exact else "is about"
     return (f"{words} = {counted(amount.samples, 'sample')} = {counted(amount.steps, 'step')} of {spec.train.global_batch}; "
-            f"train.steps = {spec.train.steps} {'is' if amount.exact else 'is about'} {number(float(f'{ran:.3g}'))} epochs")
+            f"train.steps = {spec.train.steps} {is_now} {ran} {'epoch' if ran == '1' else 'epochs'}")
 
 
 def _rough(value: float) -> int:

@@ -33,6 +33,7 @@ class AttemptRecord:
         secret: what ranks know and nobody else on the network: they prove with it that they belong together.
         end: unix seconds at which the scheduler ends the job; None without a limit.
         grace: seconds before ``end`` at which ranks save and stop.
+        time: unix seconds at which the attempt began, its nodes allocated; 0 in records of earlier releases.
     """
 
     token: str
@@ -43,6 +44,7 @@ class AttemptRecord:
     secret: str = field(repr=False)
     end: float | None = None
     grace: float = 0.0
+    time: float = 0.0
 
 
 def write_attempt(path: Path, record: AttemptRecord) -> None:

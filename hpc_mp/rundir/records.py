@@ -121,7 +121,7 @@ class RankStart:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """``status.json``: what rank 0 is doing, and how much of it is done; ``time`` in unix seconds."""
+    """``status.json``: what rank 0 is doing, and how many bytes of it are done; ``time`` in unix seconds."""
 
     attempt: int
     phase: str

@@ -68,7 +68,7 @@ def prepare_resume(run: RunDirectory) -> int:
     try:
         aside.path.mkdir(mode=PRIVATE, parents=True)
         for now, then in ((run.job, aside.job), (run.placement, aside.placement), (run.plan, aside.plan),
-                          (run.script, aside.script), (run.outcome, aside.outcome)):
+                          (run.script, aside.script), (run.attempt_record, aside.attempt_record), (run.outcome, aside.outcome)):
             if now.exists():
                 shutil.copy2(now, then)
         run.log.rename(aside.log)

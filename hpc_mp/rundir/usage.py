@@ -12,6 +12,7 @@ from pathlib import Path
 from hpc_mp.base.files import read_lines
 from hpc_mp.base.line_file import LineFile
 from hpc_mp.base.text import counted, duration
+from hpc_mp.rundir.attempt import AttemptRecord, read_attempt
 from hpc_mp.rundir.history import AttemptEnd, known_history
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records, record_of
@@ -24,9 +25,9 @@ class Usage:
     """What a run has cost.
 
     Attributes:
-        node_hours: from the first sign of its ranks to the end, of each attempt times its nodes; emulated nodes count too.
+        node_hours: from the start of each attempt to its end, times its nodes; emulated nodes count too.
         gpu_hours: the same times the ranks that had a GPU; 0 on CPUs.
-        queue_s: seconds from each submission, or each requeueing, to the start of its ranks; None where no Slurm job was queued.
+        queue_s: seconds from each submission, or each requeueing, to the start of its job; None where no Slurm job was queued.
         lost_steps: that had been trained, and were trained again from an earlier checkpoint; ``lost_s``: the seconds they took.
     """
 
@@ -55,20 +56,30 @@ def usage(run: RunDirectory, until: float | None) -> Usage:
     before = launched(run)
     for attempt in range(1, number + 1):
         mine = {start.rank: start for start in starts if start.attempt == attempt}
+        record = _record(run, attempt)
         resumed = next((end.time for end in ends if end.attempt == attempt and end.action == "resume"), None)
         queued = before if resumed is None else resumed
-        if not mine:
+        if not mine and record is None:
             queue_s += max(0.0, until - queued) if until is not None and attempt == number else 0.0
             continue
-        began = min(start.time for start in mine.values())
+        began = record.time if record is not None else min(start.time for start in mine.values())
         end = until if until is not None and attempt == number else _end(run, attempt, number, began, ends, lost.values())
         seconds = max(0.0, end - began)
-        node_s += seconds * len({start.node for start in mine.values()})
+        node_s += seconds * (len(record.hosts if record is not None else ()) or len({start.node for start in mine.values()}))
         gpu_s += seconds * sum(start.device not in ("", "cpu") for start in mine.values())
         queue_s += max(0.0, began - queued)
         before = end
     return Usage(node_s / HOUR_S, gpu_s / HOUR_S, queue_s if run.job_id.exists() else None, len(lost),
                  sum(step.step_time_s for step in lost.values()))
+
+
+def _record(run: RunDirectory, attempt: int) -> AttemptRecord | None:
+    """What the supervisor wrote when the attempt began; None while it waits, and where nobody supervises."""
+    try:
+        found = read_attempt(run.of_attempt(attempt).attempt_record)
+    except (OSError, ValueError):
+        return None
+    return found if found.attempt == attempt and found.time else None
 
 
 def launched(run: RunDirectory) -> float:

@@ -61,8 +61,8 @@ def launch(mark: str, job: Path, *arguments: str, **environ: str) -> tuple[int, 
     return done.returncode, done.stdout, done.stderr
 
 
-KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "evaluation_loss", "tokens_per_s", "checkpoint", "cause",
-        "report"]
+KEYS = ["run", "state", "job_id", "steps", "first_loss", "loss", "evaluation_loss", "best_evaluation_loss", "tokens_per_s",
+        "checkpoint", "best_checkpoint", "cause", "report"]
 
 
 def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
@@ -73,8 +73,8 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
     assert out.count("\n") == 1 and list(document) == KEYS
     assert document == {
         "run": str(run.path), "state": "completed", "job_id": None, "steps": 5, "first_loss": 8.0, "loss": 1.6,
-        "evaluation_loss": None, "tokens_per_s": 200.0, "checkpoint": str(run.checkpoints / "step-00000005"), "cause": None,
-        "report": str(run.report)}
+        "evaluation_loss": None, "best_evaluation_loss": None, "tokens_per_s": 200.0,
+        "checkpoint": str(run.checkpoints / "step-00000005"), "best_checkpoint": None, "cause": None, "report": str(run.report)}
     assert load_job(run.job).parallel.order == json.loads(run.placement.read_text())["order"]
     assert run.script.read_text().startswith("#!/bin/bash")
     assert run.rank_log(3).read_text() == "rank 3 lives\n"
@@ -234,12 +234,12 @@ def test_nothing_to_resume(job: Path) -> None:
 
 @pytest.mark.parametrize(("override", "said"), [
     ("model.config.n_layer=3", r"model\.config\.n_layer = 3: was 2 when"),
-    ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was None when"),
+    ("model.config.n_inner=3", r"model\.config\.n_inner = 3: was left out when"),
     ("data.files=['job.toml']", r"data\.files = .*job\.toml.*: was .*text\.txt.* when"),
     ("data.sequence_length=16", r"data\.sequence_length = 16: was 32"),
     ("train.seed=1", r"train\.seed = 1: was 0"),
     ("train.global_batch=16", r"train\.global_batch = 16: was 8"),
-    ("train.optimizer=sgd", r"train\.optimizer = sgd: was adamw"),
+    ("train.optimizer=sgd", r"train\.optimizer = \"sgd\": was \"adamw\""),
     ("train.eps=1e-3", r"train\.eps = 0\.001: was 1e-08"),
     ("train.steps=4", r"train\.steps = 4: is less than the 5 steps that .* has done"),
 ])

@@ -244,10 +244,11 @@ def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("partition", "layers", "why"), [
-    ("uniform", (1, 1), "stages of equal numbers of layers: 1.00, 1.00 of their mean"),
-    ("parameters", (1, 1), "stages of equal numbers of parameters: "),
-    ("cost", (1, 1), "stages of equal cost: 0.76, 1.24 of their mean"), ("auto", (1, 1), "stages of equal cost: "),
-    ("profile", (2, 0), "stages of equal measured time and memory: 0.67, 1.33 of their mean"),
+    ("uniform", (1, 1), "as equal in numbers of layers as layers can be cut: 1.00, 1.00 of the mean"),
+    ("parameters", (1, 1), "as equal in numbers of parameters as "),
+    ("cost", (1, 1), "as equal in cost as layers can be cut: 0.76, 1.24 of the mean"),
+    ("auto", (1, 1), "as equal in cost as layers "),
+    ("profile", (2, 0), "as equal in measured time and memory as layers can be cut: 0.67, 1.33 of the mean"),
     ("at:transformer.h.0", (0, 2), "stages begin where the pattern matches"), ([0, 2], (0, 2), "as given"),
 ])
 def test_every_way_to_cut_reaches_the_plan_and_the_ranks(
@@ -444,8 +445,8 @@ def test_figures_are_of_the_run_and_the_speed_of_the_attempt(tmp_path: Path) -> 
     lines = [record(1, loss=9.0), record(2), record(3, 2, 50.0), record(4, 2, 1.0), record(5, 2, 3.0, loss=0.1)]
     run.metrics.write_text("\n".join(lines) + "\n" + lines[-1][:10])
     found = figures(run, 2)
-    assert found == {"steps": 5, "first_loss": 9.0, "loss": 0.1, "evaluation_loss": None, "tokens_per_s": 50.0,
-                     "checkpoint": None}
+    assert found == {"steps": 5, "first_loss": 9.0, "loss": 0.1, "evaluation_loss": None, "best_evaluation_loss": None,
+                     "tokens_per_s": 50.0, "checkpoint": None, "best_checkpoint": None}
 
 
 def test_a_document_holds_no_nan(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ KEYS: dict[str, Row] = {
     "heads that cannot turn": ({"model.config": LLAMA | {"head_dim": 15}}, r"heads of 15 elements: cannot be turned by .*even"),
     "a model of the hub": ({"model": {"pretrained": "meta-llama/Llama-3-8B"}}, r"\(models are never downloaded\)"),
     "no model": ({"model": None}, r"model: is required. Add \[model\]"),
-    "two models": ({"model.pretrained": "ck"}, r"model: has both pretrained and config. Set pretrained to"),
+    "two models": ({"model.pretrained": "ck"}, r"model: has both pretrained and config. Leave config out to"),
     "an empty checkpoint": ({"model": {"pretrained": "corpus"}}, r"its config.json cannot be read .*save_pretrained"),
     "a checkpoint without weights": ({"model": {"pretrained": "ck"}}, r"holds no \*.safetensors file. Save it again"),
     "half a config": ({"model": {"pretrained": "half"}}, r"its config.json is not JSON .*Give a directory written by"),

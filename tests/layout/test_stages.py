@@ -112,9 +112,9 @@ def test_the_reason_tells_the_balance() -> None:
         return stage_cut(spec, read_shape(spec)).why
 
     assert why(3, partition="uniform", config={"num_hidden_layers": 4}) == (
-        "stages of equal numbers of layers: 0.75, 0.75, 1.50 of their mean")
-    assert why(2).startswith("stages of equal cost: ") and why(1) == "one stage has them all"
-    assert why(12, partition="uniform") == "stages of equal numbers of layers: 1.00 to 1.00 of their mean"
+        "as equal in numbers of layers as layers can be cut: 0.75, 0.75, 1.50 of the mean")
+    assert why(2).startswith("as equal in cost as layers ") and why(1) == "one stage has them all"
+    assert why(12, partition="uniform") == "as equal in numbers of layers as layers can be cut: 1.00 to 1.00 of the mean"
     assert why(2, partition=[5, 7]) == "as given"
 
 

@@ -112,7 +112,7 @@ def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
     layers = partition(costs.blocks, spec.stages, costs.embedding, costs.head)
     if spec.stages == 1:
         return StageCut(layers, "one stage has them all")
-    return StageCut(layers, f"stages of equal {what}: {_balance(costs, layers)} of their mean")
+    return StageCut(layers, f"as equal in {what} as layers can be cut: {_balance(costs, layers)} of the mean")
 
 
 def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:
