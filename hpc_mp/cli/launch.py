@@ -13,11 +13,14 @@ from hpc_mp.base.text import loss_words
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
-from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, alone, launch, preview
+from hpc_mp.job.sweep import words_of
+from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, again_alone, launch, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.summary import defaults
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
+from hpc_mp.rundir.sweep import best_of, read_member
 
 # What would end the same way again, unless something is done before.
 MEND_FIRST = {
@@ -34,7 +37,8 @@ MEND_FIRST = {
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
 @click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line, and all defaults.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
-@click.option("--resume", is_flag=True, help="Go on with the newest run of this job, on this or another layout.")
+@click.option("--resume", is_flag=True, help="Go on with the newest run of this job, or with the run whose job file this is, on this or another layout; of a sweep on "
+                   "emulated nodes with all runs that are not complete.")
 @click.option("--slurm-version", metavar="YEAR.MONTH", callback=lambda _context, _option, text: text and parse_version(text),
               help="Write the job script for this release of Slurm instead of the one found.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
@@ -59,18 +63,11 @@ def launch_and_report(request: LaunchRequest, listener: Listener, as_json: bool 
         listener.say(f"watch     {shlex.join(['hpc-mp', 'status', _watched(outcome), '--follow'])}")
     if not outcome.elements:
         return _conclude(outcome, again(request, outcome.run), listener)
-    code = 0
-    for element in outcome.elements:
-        try:
-            code = max(code, _conclude(element, alone(request, element.run, element.checkpoint), listener))
-        except RunFailed as failed:
-            listener.note(f"hpc-mp: {element.run}: {failed}")
-            code = 1
-    return code
+    return _conclude_sweep(outcome, request, listener)
 
 
 def _watched(outcome: Outcome) -> str:
-    """What to name for ``hpc-mp status``: the run, or the Slurm job of all elements of an array."""
+    """What to name for ``hpc-mp status``: the run, or the Slurm job of all runs of a sweep."""
     return (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)
 
 
@@ -90,6 +87,30 @@ def _print(shown: Preview, explain: bool, as_json: bool) -> None:
             click.echo(f"[{section}] {values}")
     else:
         click.echo(shown.script.text, nl=False)
+
+
+def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener) -> int:
+    """Say how each run of a sweep went, and how to go on with those that did not complete; the exit code."""
+    ended = [each for each in outcome.elements if each.state != "submitted"]
+    best = best_of((each.loss, each.best_evaluation_loss) for each in ended)
+    for index, each in enumerate(ended):
+        member = read_member(RunDirectory(each.run))
+        marked = f"  ← best by {best[1]}" if best is not None and index == best[0] else ""
+        values = words_of(member.values) if member is not None else ""
+        listener.say(f"{each.run.name:<9} {each.state}{_loss_words(each)}; {values or 'the job file as it is'}{marked}")
+    if sum(each.steps > 0 for each in ended) > 1:
+        listener.say(f"compare   {shlex.join(['hpc-mp', 'report', str(ended[0].run), '--all'])}")
+    for each in ended:
+        if each.state in ("failed", "stopped"):
+            cause = f": {each.cause.message}" if each.cause is not None else ""
+            listener.note(f"hpc-mp: {each.run} {each.state}{cause}\ngo on with: {again_alone(request, each.run)}")
+    return int(outcome.state in ("failed", "stopped"))
+
+
+def _loss_words(outcome: Outcome) -> str:
+    loss = "" if outcome.loss is None else f", loss {outcome.first_loss:.4f} → {outcome.loss:.4f} in {outcome.steps} steps"
+    held_out = outcome.best_evaluation_loss
+    return loss + ("" if held_out is None else f", held out {loss_words(held_out)} at best")
 
 
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:

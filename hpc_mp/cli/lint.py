@@ -55,10 +55,10 @@ def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]
 
 def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
     """A job file's checks stop at the first fault."""
-    from hpc_mp.job.load import load_array
+    from hpc_mp.job.load import load_sweep
 
     try:
-        load_array(file)
+        load_sweep(file)
     except HpcMpError as error:
         return [Finding("HM801", "error", error.value, f"{error.rule}.", error.remedy, str(file))]
     return []

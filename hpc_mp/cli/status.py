@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,10 @@ from hpc_mp.base.text import ago, data_size, duration, loss_words
 from hpc_mp.cli.follow import follow
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
-from hpc_mp.job.values import toml_value
+from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.find import find_all, here, job_of, runs_below
 from hpc_mp.launch.status import RunStatus, listed, overview
+from hpc_mp.launch.sweep import best_runs
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.usage import launched, size
@@ -82,12 +83,13 @@ def single_text(seen: Sequence[RunStatus]) -> str:
 
 
 def table(seen: Sequence[RunStatus]) -> str:
-    """A line per run; what its array gives it stands at the end."""
+    """A line per run; what its sweep gives it stands at the end, and which run of a sweep is the best."""
+    best = best_runs(seen)
     rows = [dict(zip(COLUMNS, COLUMNS, strict=True)), *map(_row, seen)]
     widths = {name: max(len(row[name]) for row in rows) for name in COLUMNS}
     texts = ("  ".join(row[name].rjust(widths[name]) if name in RIGHT else row[name].ljust(widths[name]) for name in COLUMNS)
              for row in rows)
-    beside = ["", *(values_words(each.values) for each in seen)]
+    beside = ["", *(_sweep_words(each, best.get(each.run)) for each in seen)]
     return "\n".join(f"{text}  {more}".rstrip() for text, more in zip(texts, beside, strict=True))
 
 
@@ -108,8 +110,9 @@ def _shown(run: Path) -> str:
     return str(run.relative_to(Path.cwd())) if run.is_relative_to(Path.cwd()) else str(run)
 
 
-def values_words(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key} = {toml_value(value)}" for key, value in values.items())
+def _sweep_words(seen: RunStatus, best: str | None) -> str:
+    values = "" if seen.sweep is None else words_of(seen.sweep.values) or "the job file as it is"
+    return values if best is None else f"{values}  ← best by {best}"
 
 
 def one_line(seen: RunStatus) -> str:
@@ -125,8 +128,9 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
     """(what, in words), the most important first and the cause of a failure last."""
     again = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
     yield "run", f"{seen.run}{again}"
-    if seen.values:
-        yield "array", values_words(seen.values)
+    if seen.sweep is not None:
+        values = words_of(seen.sweep.values) or "the job file as it is"
+        yield "sweep", f"run {seen.sweep.number + 1} of {seen.sweep.of}: {values}"
     yield "state", seen.state + (f", {seen.phase}" if seen.state == "running" and seen.phase else "")
     if seen.before is not None:
         yield "before", seen.before

@@ -8,6 +8,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
 from hpc_mp.job.schedules import check_sizes, stages_per_rank
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
+from hpc_mp.job.sweep import runs_of
 
 MOST_RANKS = 2**17  # more than any machine has; to count more would take minutes
 
@@ -48,9 +49,9 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"parallel.offload_horizon = {p.offload_horizon}", "has no effect where activations are not offloaded",
                          'set parallel.offload = ["activations"], or leave offload_horizon out')
     _check_rank_map(spec)
-    if spec.slurm.array and spec.slurm.chain:
-        raise HpcMpError(f"slurm.chain = {spec.slurm.chain}", "cannot follow the elements of slurm.array one by one",
-                         "leave out one of slurm.chain and slurm.array")
+    if runs_of(spec.sweep) and spec.slurm.chain:
+        raise HpcMpError(f"slurm.chain = {spec.slurm.chain}", "cannot follow the runs of a sweep one by one",
+                         "leave out one of slurm.chain and [sweep]")
     _check_staged_environment(spec)
     for key in ("profile", "memory_weight"):
         if (value := getattr(p, key)) is not None and p.partition != "profile":

@@ -3,11 +3,11 @@ when the run ends. The first half of the file, what is trained and how, is `spec
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from hpc_mp.job.values import Count, Flag, Line, Name, NonNegative, Option, Section, Variable
+from hpc_mp.job.values import Address, Count, Dependency, Flag, Line, Name, NonNegative, Option, Section, Variable
 
 
 class Component(Section):
@@ -42,9 +42,6 @@ class Slurm(Section):
     """`"gpus-per-node"`, `"gres"` or `"none"`; `auto` takes the form that the site's Slurm knows. Example: `"gres"`."""
     mpi: Literal["none", "pmix", "pmi2"] = "none"
     """`"pmix"` or `"pmi2"`: ranks meet through MPI, see [MPI](../user/jobs.md#mpi). Example: `"pmix"`."""
-    array: tuple[dict[str, Any], ...] = ()
-    """One job per table of overrides, see [arrays](../user/jobs.md#arrays-and-heterogeneous-jobs). Example:
-    `[{ "train.seed" = 1 }, { "train.seed" = 2 }]`."""
     components: tuple[Component, ...] = ()
     """A heterogeneous job: tables of `nodes`, `partition`, `constraint`, `extra`. Example: `[{ nodes = 1 }, { nodes = 3,
     constraint = "big" }]`."""
@@ -52,8 +49,16 @@ class Slurm(Section):
     """Seconds before the time limit in which ranks save and stop; at most a quarter of the limit. Example: `600`."""
     retries: NonNegative = 3
     """So many failures of machines in a row without a new checkpoint are followed by another attempt; 0 = none. Example: `10`."""
+    depends: tuple[Dependency, ...] = ()
+    """What must have come before this job starts: runs (a directory, or `DIRECTORY/NAME` for the newest run of a job) or ids of Slurm
+    jobs, which must have completed; `"afterany:…"` when it has ended in any way, `"afternotok:…"` when it has failed. See
+    [dependencies](../user/jobs.md#dependencies). Example: `["runs/pretrain"]`."""
+    depends: tuple[Dependency, ...] = ()
+    """What must have come before this job starts: runs (a directory, or `DIRECTORY/NAME` for the newest run of a job) or ids of Slurm
+    jobs, which must have completed; with `"afterany:…"` ended in any way, with `"afternotok:…"` failed. See
+    [dependencies](../user/jobs.md#dependencies). Example: `["runs/pretrain"]`."""
     chain: NonNegative = 0
-    """Jobs queued behind this one. Not with an array. Example: `3`."""
+    """Jobs queued behind this one. Not with a sweep. Example: `3`."""
     container: Line | None = None
     """An image (`.sif`, `.img`, `.sqsh`) or its name in a registry, see [containers](../user/jobs.md#containers). Example:
     `"images/torch.sif"`."""
@@ -105,3 +110,5 @@ class Notify(Section):
     """A program with its arguments, started without a shell where the run ends (under Slurm on the job's first node), in the run
     directory, for a minute at most. How the run ended is in its [variables](../user/jobs.md#notification). Example:
     `["curl", "-d", "a run has ended", "ntfy.sh/my-topic"]`."""
+    mail: Address | None = None
+    """Whom Slurm sends a mail when the run has ended: one mail, of the job that ends it. Example: `"me@example.org"`."""

@@ -67,6 +67,10 @@ NAMES: dict[str, str] = {
                         "checkpoint_steps",
     "checkpoint.keep": "save_total_limit keep_last max_checkpoints keep_checkpoints keep_last_n",
     "checkpoint.resume": "resume_from_checkpoint resume_from load_checkpoint load resume_path restore",
+    "sweep.grid": "sweep_parameters hyperparameters hparams search_space param_space",
+    "sweep.runs": "array array_values multirun trials experiments",
+    "sweep.simultaneous": "array_parallelism slurm_array_parallelism max_concurrent max_concurrent_trials max_parallel "
+                          "concurrency throttle n_jobs array_task_throttle",
     "slurm.account": "project billing_account slurm_account",
     "slurm.partition": "queue slurm_partition partitions",
     "slurm.extra": "sbatch_args sbatch slurm_args extra_args options cpus_per_task mem mem_per_cpu mem_per_gpu exclude nodelist "

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from itertools import starmap
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, TypeGuard, Union, get_args, get_origin
@@ -22,6 +21,7 @@ from hpc_mp.job.checks import check_arithmetic
 from hpc_mp.job.errors import explain
 from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
+from hpc_mp.job.sweep import Values, runs_of
 from hpc_mp.job.values import check_values
 
 _TOML = "a job file is TOML; `hpc-mp init` writes one"
@@ -45,33 +45,42 @@ def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
     Raises:
         HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
     """
-    return _overridden(under(defaults, _parse(path)), overrides, path.resolve().parent)
+    return resolve(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
 
 
-def load_array(
+def load_sweep(
     job: Path | JobSpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
     before_arithmetic: Callable[[JobSpec], None] = lambda _: None,
 ) -> tuple[JobSpec, ...]:
-    """The jobs of ``slurm.array``: each the file with that element's overrides. Without an array the one job.
+    """The job of each run of ``[sweep]``, in their order: the file with that run's values. Without a sweep the one job.
 
     Args:
         job: a job file; or a job made in Python, whose relative paths are seen from the current directory.
         before_arithmetic: called with the job once each of its values is known to be right by itself.
 
     Raises:
-        HpcMpError: as ``load_job`` and ``before_arithmetic`` do, and for an element that changes more than its script can say.
+        HpcMpError: as ``load_job``, ``runs_of`` and ``before_arithmetic`` do, for each run; and for an override of a key that every
+            run has its own value of.
     """
     written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True) if isinstance(job, JobSpec) else _parse(job)
     base = Path.cwd() if isinstance(job, JobSpec) else job.resolve().parent
-    tree = under(defaults, written)
-    spec = _overridden(tree, overrides, base, before_arithmetic)
-    for number, element in enumerate(spec.slurm.array):
-        for key in element:
-            if key.startswith(("job.", "slurm.", "environment.")) or "." not in key:
-                raise HpcMpError(f"slurm.array[{number}].{key}", "cannot differ between the elements of an array, which "
-                                 "share one script", 'name keys of other tables, for example {"train.seed" = 1}')
-    return tuple(_overridden(tree, (*overrides, *starmap(_as_override, element.items())), base)
-                 for element in spec.slurm.array) or (spec,)
+    tree = reduce(_override, overrides, dict(under(defaults, written)))
+    spec = resolve(tree, base, before_arithmetic)
+    runs = runs_of(spec.sweep)
+    swept = {key for values in runs for key in values}
+    for text in overrides:
+        if (key := text.partition("=")[0].strip()) in swept:
+            raise HpcMpError(f"--set {text}", f"has no effect: each run of the sweep has its own {key}",
+                             "leave it out, or change [sweep]")
+    return tuple(_run_of(tree, base, number, values) for number, values in enumerate(runs)) or (spec,)
+
+
+def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> JobSpec:
+    """The job of one run of a sweep."""
+    try:
+        return resolve(reduce(lambda changed, item: _put(changed, *item), values.items(), dict(tree)), base)
+    except HpcMpError as error:
+        raise HpcMpError(f"{error.value} in run {number + 1} of the sweep", error.rule, error.remedy) from None
 
 
 def resolve(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[JobSpec], None] = lambda _: None) -> JobSpec:
@@ -95,15 +104,16 @@ def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any
 
 
 def dump_job(spec: JobSpec) -> str:
-    """The resolved job as TOML: every default explicit, every path absolute."""
+    """The resolved job as TOML: every default explicit, every path absolute. It is that of one run, so it has no sweep."""
     parallel = spec.parallel.model_copy(update={"microbatches": spec.microbatches})
-    return tomli_w.dumps(spec.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_none=True))
+    tree = spec.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_none=True, exclude={"sweep"})
+    return tomli_w.dumps(tree)
 
 
 def _parse(path: Path) -> dict[str, Any]:
     value = f"job file {path}"
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        return _without_array(tomllib.loads(path.read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise HpcMpError(value, f"cannot be read ({error.strerror})", "give a job file; `hpc-mp init` writes one") from None
     except UnicodeDecodeError:
@@ -116,33 +126,42 @@ def _parse(path: Path) -> dict[str, Any]:
         raise HpcMpError(value, "is nested too deeply", "write it flatter") from None
 
 
-def _overridden(
-    tree: Mapping[str, Any], overrides: Sequence[str], base: Path, before_arithmetic: Callable[[JobSpec], None] = lambda _: None
-) -> JobSpec:
-    return resolve(reduce(_override, overrides, dict(tree)), base, before_arithmetic)
+def _without_array(tree: dict[str, Any]) -> dict[str, Any]:
+    """Release 0.1.0 has written ``slurm.array = []`` into the job file of every run."""
+    slurm = tree.get("slurm")
+    if not isinstance(slurm, dict) or slurm.get("array") != []:
+        return tree
+    return tree | {"slurm": {key: value for key, value in slurm.items() if key != "array"}}
 
 
 def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
-    """A parsed job file with ``"a.b=value"`` put in, also in place of a key that excludes it; text that is no TOML value is
-    taken as it is."""
+    """A parsed job file with ``"a.b=value"`` put in; text that is no TOML value is taken as it is."""
     key, equals, raw = text.partition("=")
-    parts = [part.strip() for part in key.split(".")]
-    if not equals or not all(parts):
+    if not equals or not all(part.strip() for part in key.split(".")):
         raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
     try:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
         parsed = {}
+    try:
+        is_value = list(parsed) == ["v"] and (isinstance(parsed["v"], str) or not _is_text([part.strip() for part in key.split(".")]))
+        return _put(tree, key, parsed["v"] if is_value else raw)
+    except HpcMpError as error:
+        raise HpcMpError(f"--set {text}", error.rule, error.remedy) from None
+
+
+def _put(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """A parsed job file with another value of ``a.b``, also in place of a key that excludes it. Raises HpcMpError."""
+    parts = [part.strip() for part in key.split(".")]
     changed = dict(tree)
     table = changed
     for part in parts[:-1]:
         inner = table.get(part, {})
         if not isinstance(inner, dict):
-            raise HpcMpError(f"--set {text}", f"{part} is a value, not a table", "name a key of a table")
-        table[part] = dict(inner)  # a copy: the elements of an array start from the same file
+            raise HpcMpError(key, f"{part} is a value, not a table", "name a key of a table")
+        table[part] = dict(inner)  # a copy: the runs of a sweep start from the same file
         table = table[part]
-    is_value = list(parsed) == ["v"] and (isinstance(parsed["v"], str) or not _is_text(parts))
-    table[parts[-1]] = parsed["v"] if is_value else raw
+    table[parts[-1]] = value
     table.pop(INSTEAD.get(".".join(parts), ""), None)
     return changed
 
@@ -157,10 +176,6 @@ def _is_text(key: Sequence[str]) -> bool:
     kind = field.annotation if field is not None else None
     kinds = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else (kind,)
     return {getattr(each, "__origin__", each) for each in kinds if each is not type(None)} == {str}
-
-
-def _as_override(key: str, value: Any) -> str:
-    return f"{key}={tomli_w.dumps({'v': value}).removeprefix('v = ').strip()}"
 
 
 def is_image(container: str | None) -> TypeGuard[str]:

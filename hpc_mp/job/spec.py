@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import wrong
 from hpc_mp.job.schedules import stages_per_rank
+from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import (
     Betas,
     Config,
@@ -313,6 +314,7 @@ class JobSpec(Section):
     train: Train
     evaluate: Evaluate = Evaluate()
     checkpoint: Checkpoint = Checkpoint()
+    sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
     notify: Notify = Notify()

@@ -128,6 +128,13 @@ Patterns = Annotated[tuple[PathName, ...], must("names no file", 'write for exam
 Name = Annotated[str, must(
     "must be 1 to 128 letters, digits, dots, underscores or dashes, the first a letter or a digit",
     "write for example run-1", re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}").fullmatch)]
+Address = Annotated[str, must(
+    "must be one mail address, or the name of a user that the site's mail knows", 'write for example "me@example.org"',
+    re.compile(r"[^\s,;<>\"'\\\x00-\x1f]+").fullmatch)]
+Dependency = Annotated[str, must(
+    "must be a run or the id of a Slurm job, perhaps behind afterok:, afterany: or afternotok:",
+    'write for example "runs/pretrain" or "afterany:123"',
+    re.compile(r"(afterok:|afterany:|afternotok:)?(?!after\w*:|singleton$|expand:|-)[^\x00-\x1f\x7f]+").fullmatch)]
 Variable = Annotated[str, must(
     "must be named by letters, digits and underscores, the first not a digit", "write the name as the shell takes it",
     re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch)]

@@ -14,6 +14,7 @@ from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.job.spec import Job
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.runs import is_run, numbered, successors
+from hpc_mp.rundir.sweep import members
 
 JOB_ID = re.compile(r"\d+(_\d+)?")
 DEFAULT = str(Job.model_fields["directory"].default)  # job.directory
@@ -56,13 +57,9 @@ def job_of(run: RunDirectory) -> str | None:
         return None
 
 
-def array_of(run: RunDirectory) -> list[RunDirectory]:
-    """The runs of all elements of the array that this run belongs to; itself alone where it belongs to none."""
-    array, element, _ = (job_of(run) or "").partition("_")
-    if not element:
-        return [run]
-    mine = [each for each in _of_name(run.path.parent) if (job_of(each) or "").startswith(f"{array}_")]
-    return sorted(mine, key=lambda each: _in_order(job_of(each) or ""))
+def sweep_of(run: RunDirectory) -> list[RunDirectory]:
+    """All runs of the sweep that this run belongs to; itself alone where it belongs to none."""
+    return list(members(run)) or [run]
 
 
 def here(directory: Path | None = None) -> list[Path]:

@@ -13,13 +13,15 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.job import JobSpec, load_array
+from hpc_mp.job import JobSpec, load_sweep
 from hpc_mp.job.inputs import find_program
-from hpc_mp.launch.backends import BACKENDS, Launch
+from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
-from hpc_mp.launch.plan import JobPlan, asked_once, compose, newest_run, origin_of
-from hpc_mp.launch.render import JobScript, check_array, find_template, site_defaults
+from hpc_mp.job.sweep import Sweep
+from hpc_mp.launch import sweep
+from hpc_mp.launch.plan import JobPlan, asked_once, compose, origin_of
+from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import next_runs, script
 from hpc_mp.launch.summary import describe
@@ -43,7 +45,7 @@ class LaunchRequest:
             answers, else emulated nodes.
         overrides: ``"train.steps=20"`` strings, as ``--set`` takes them.
         wait: whether to wait for the end of a Slurm job; all others are always waited for.
-        resume: go on with the newest run of this job, on this or another layout.
+        resume: go on with the run whose job file this is, else with the newest run of this job, on this or another layout.
         slurm_version: the release to write the job script for, in place of the one found.
     """
 
@@ -57,8 +59,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every element of an array, the first run's directory, the script of all, and what the
-    first one trains on."""
+    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script, and what it trains on."""
 
     plans: tuple[JobPlan, ...]
     run: Path
@@ -69,7 +70,8 @@ class Preview:
         """For ``--json``."""
         return {"run": str(self.run), "state": "planned", "job_id": None, "where": self.plans[0].where.place,
                 "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations,
-                "choices": self.plans[0].resolution.document(), "data": self.text.document()}
+                "choices": self.plans[0].resolution.document(), "data": self.text.document(),
+                "sweep": [plan.member.values for plan in self.plans if plan.member is not None]}
 
 
 def run_job(
@@ -109,19 +111,29 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     """As ``run_job``; the listener also gets the progress of the ranks."""
     plans = plan_job(request, partial(counted_steps, listener=listener))
     backend = BACKENDS[plans[0].where.place]
-    if len(plans) > 1 and request.resume:
-        raise HpcMpError("--resume", "goes on with one run, and slurm.array makes several",
-                         "launch the element that you want to go on with as a job of its own")
-    with _resumed(plans[0], request) as resumed:
-        listener.say(describe(plans[0], backend.target.title, launched_text(plans)))
-        if resumed is not None and not resumed.left:
-            listener.say(f"nothing is left to do: the run has its {plans[0].spec.train.steps} steps and their checkpoint")
-            done = resumed.run.attempt()
-            return conclude(Outcome(resumed.run.path, "completed", **figures(resumed.run, done)), done, listener.note)
-        outcome = backend.start(Launch(plans, resumed, request.wait, _check_models(plans, listener), listener))
-        if plans[0].where.missed:
-            listener.say(f"ran       {backend.target.title}, not on a cluster: {plans[0].where.missed}")
-        return outcome
+    check, summary = _once(_check_models(plans, listener)), _summary(plans, backend)
+
+    def start(plan: JobPlan, words: str | None = None) -> Outcome:
+        with _resumed(plan, request) as resumed:
+            if words is not None:
+                listener.say(words)
+            if resumed is not None and not resumed.left:
+                listener.say(f"nothing is left to do: the run has its {plan.spec.train.steps} steps and their checkpoint")
+                done = resumed.run.attempt()
+                return conclude(Outcome(resumed.run.path, "completed", **figures(resumed.run, done)), done, listener.note)
+            return backend.start(Launch((plan,), resumed, request.wait, check, listener))
+
+    if plans[0].spec.sweep.given:
+        listener.say(summary)
+        outcome = backend.start(Launch(plans, None, request.wait, check, listener))
+    elif plans[0].member is not None:
+        listener.say(summary)
+        outcome = sweep.in_turn(plans, start, listener)
+    else:
+        outcome = start(plans[0], summary)
+    if plans[0].where.missed:
+        listener.say(f"ran       {backend.target.title}, not on a cluster: {plans[0].where.missed}")
+    return outcome
 
 
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
@@ -130,8 +142,8 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
     with _resumed(plans[0], request) as resumed:
         _check_models(plans, listener)(check_model)
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
-        listener.say(describe(plans[0], backend.target.title, text))
-        runs = next_runs(plans, resumed)
+        listener.say(_summary(plans, backend, text))
+        runs = next_runs(plans if plans[0].spec.sweep.given else plans[:1], resumed)
         rendered = script(plans[0], *runs)
         if backend.rehearse is not None:
             listener.say(backend.rehearse(plans[0], rendered.text))
@@ -139,8 +151,9 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:
-    """The plan of the job, or of every element of its array where the back end takes arrays; checked, but for what only
-    transformers knows of its model.
+    """The plan of the job, or of every run of its sweep; checked, but for what only transformers knows of its model.
+
+    The job of a plan has its sweep where the back end starts all of its runs with one script.
 
     Args:
         count: puts steps in place of epochs.
@@ -155,24 +168,26 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     where, template = decide(request.on), find_template(project)
     backend = BACKENDS[where.place]
     target = asked_once(backend.target)
-    elements = load_array(request.job, request.overrides, site_defaults(project),
-                          lambda spec: target.fits(spec, target.facts(spec, request.slurm_version)))
-    if not backend.arrays:
-        elements = elements[:1]
-    elements = tuple(map(count, elements))
-    resumed = newest_run(elements[0]) if request.resume else None
-    earlier = read_plan(resumed) if resumed is not None else None
-    plans = tuple(replace(compose(given, where, target, request.slurm_version, earlier, resumed), template=template)
-                  for given in elements)
-    check_array([plan.spec for plan in plans])
-    for element in elements:
-        find_program(element.notify.command)
-    return plans
+    runs = load_sweep(request.job, request.overrides, site_defaults(project),
+                      lambda spec: target.fits(spec, target.facts(spec, request.slurm_version)))
+    placed, together = sweep.places(runs[0]), backend.arrays and len(runs) > 1
+    runs = tuple(map(count, runs))
+    found = sweep.resumable(request.job, runs[0], placed) if request.resume else [None] * len(runs)
+    if request.resume and placed != [None]:
+        sweep.check_resumable(found, runs[0], together)
+    plans = []
+    for given, member, resumed in zip(runs, placed, found, strict=True):
+        earlier = read_plan(resumed) if resumed is not None else None
+        plan = compose(given, where, target, request.slurm_version, earlier, resumed)
+        own = plan.spec if together else plan.spec.model_copy(update={"sweep": Sweep()})
+        plans.append(replace(plan, spec=own, template=template, member=member))
+        find_program(given.notify.command)
+    check_sweep([plan.spec for plan in plans])
+    return tuple(plans)
 
 
 def launched_text(plans: Sequence[JobPlan]) -> TrainingText:
-    """What the first plan trains on; the text of the others, which are elements of its array, is checked too. Raises
-    HpcMpError."""
+    """What the first plan trains on; the text of the others, which are runs of its sweep, is checked too. Raises HpcMpError."""
     texts = {(plan.spec.data, plan.spec.evaluate.files, plan.spec.model.pretrained, plan.shape.vocabulary): plan
              for plan in plans}
     for plan in list(texts.values())[1:]:
@@ -182,18 +197,19 @@ def launched_text(plans: Sequence[JobPlan]) -> TrainingText:
 
 def again(request: LaunchRequest, run: Path) -> str:
     """The command that goes on with a run of this request. Values of variables are left out: they may be passwords."""
-    on = ["--on", request.on] if request.on != "auto" else []
     if isinstance(request.job, JobSpec):
-        return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *on, "--resume"])
-    return shlex.join(["hpc-mp", "launch", str(request.job), *on, *(f"--set={_shown(text)}" for text in request.overrides),
-                       "--resume"])
+        return again_alone(request, run)
+    return shlex.join(["hpc-mp", "launch", str(request.job), *_on(request),
+                       *(f"--set={_shown(text)}" for text in request.overrides), "--resume"])
 
 
-def alone(request: LaunchRequest, run: Path, saved: Path | None) -> str:
-    """The command that carries an element of an array on as a job of its own, from its checkpoint if it has one."""
-    on = ["--on", request.on] if request.on != "auto" else []
-    state = [f"--set=checkpoint.resume={run}"] if saved is not None else []
-    return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *on, "--set=slurm.array=[]", *state])
+def again_alone(request: LaunchRequest, run: Path) -> str:
+    """The command that goes on with this very run, one of a sweep, by its own job file."""
+    return shlex.join(["hpc-mp", "launch", str(RunDirectory(run).job), *_on(request), "--resume"])
+
+
+def _on(request: LaunchRequest) -> list[str]:
+    return ["--on", request.on] if request.on != "auto" else []
 
 
 def _shown(override: str) -> str:
@@ -203,12 +219,29 @@ def _shown(override: str) -> str:
 
 @contextmanager
 def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
-    """The run to go on with, held; None for a new one."""
-    if not request.resume:
+    """The run to go on with, held; None for a new one, as runs of a sweep are that were not started."""
+    if not request.resume or (plan.member is not None and plan.resumes is None):
         yield None
         return
-    with resuming(plan.spec) as resumed:
+    with resuming(plan.spec, plan.resumes) as resumed:
         yield resumed
+
+
+def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | None = None) -> str:
+    """The plan in words; of a sweep the first run's, and the values of all."""
+    words = describe(plans[0], backend.target.title, text or launched_text(plans))
+    return words if plans[0].member is None else f"{words}\n{sweep.rows(plans, backend.arrays)}"
+
+
+def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:
+    """The check of all runs, made before the first of them."""
+    waiting = [check]
+
+    def first(ask: ModelChecker) -> None:
+        while waiting:
+            waiting.pop()(ask)
+
+    return first
 
 
 def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[ModelChecker], None]:

@@ -38,6 +38,7 @@ from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.origin import check_resumable, counters_of
 from hpc_mp.rundir.plan import RunPlan
+from hpc_mp.rundir.sweep import SweepMember
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class Target:
 
 
 def asked_once(target: Target) -> Target:
-    """The same target, which asks the cluster once for all jobs that say the same to Slurm: the elements of an array."""
+    """The same target, which asks the cluster once for all jobs that say the same to Slurm: the runs of a sweep."""
     known: dict[tuple[str, Version | None], ClusterFacts] = {}
 
     def facts(spec: JobSpec, release: Version | None) -> ClusterFacts:
@@ -86,6 +87,8 @@ class JobPlan:
         template: of the job script, where it is not the shipped one.
         measured: rates between nodes of the cluster; the order of the hosts follows them.
         avoided: the nodes that we, not the user, keep the job off.
+        member: which run of a sweep it is; None for a job without one.
+        resumes: the run to go on with; None for a new one.
     """
 
     given: JobSpec
@@ -100,6 +103,8 @@ class JobPlan:
     template: ScriptTemplate | None = None
     measured: LinkRates | None = None
     avoided: tuple[BadNode, ...] = ()
+    member: SweepMember | None = None
+    resumes: RunDirectory | None = None
 
 
 def compose(
@@ -144,7 +149,7 @@ def compose(
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
                      chunk_counts(spec))
     return JobPlan(given, resolution, spec, where, shape, placement, computes_on, record, facts, measured=measured,
-                   avoided=avoided(given, resolution.exclude, bad))
+                   avoided=avoided(given, resolution.exclude, bad), resumes=resumed)
 
 
 def newest_run(given: JobSpec) -> RunDirectory | None:

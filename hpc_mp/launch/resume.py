@@ -20,7 +20,7 @@ from hpc_mp.job import JobSpec, load_job
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.learning_rate import leap
-from hpc_mp.rundir import RunDirectory, find_run
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import verdict
@@ -45,19 +45,16 @@ class Resumed:
 
 
 @contextmanager
-def resuming(spec: JobSpec, ask: Runner = ask) -> Iterator[Resumed]:
-    """The newest run of this job's name, held.
+def resuming(spec: JobSpec, run: RunDirectory | None, ask: Runner = ask) -> Iterator[Resumed]:
+    """The run that the job goes on with, held.
 
     Raises:
         HpcMpError: there is none, it still goes on, a key that must not change did, or ``train.steps`` is less than
             what has been done.
     """
-    base = Path(spec.job.directory) / spec.job.name
-    try:
-        run = find_run(base)
-    except HpcMpError:
-        raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run in {base}",
-                         "launch it without --resume, or mend job.name and job.directory") from None
+    if run is None:
+        raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run in {Path(spec.job.directory) / spec.job.name}",
+                         "launch it without --resume, or mend job.name and job.directory")
     with hold(run) as lock:
         _check_not_queued(run, ask)
         _check_fixed(run, spec)

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 from hpc_mp.rundir.history import AttemptEnd, record, saved_step
 from hpc_mp.rundir.plan import write_plan
+from hpc_mp.rundir.sweep import write_member
 
 
 def next_run(spec: JobSpec) -> Path:
@@ -52,7 +53,7 @@ def withdrawn(runs: Sequence[RunDirectory]) -> Iterator[None]:
 
 
 def script(plan: JobPlan, *runs: Path) -> JobScript:
-    """The job script of a plan, for its run, or for those of all elements of an array. Raises HpcMpError as ``render`` does."""
+    """The job script of a plan, for its run, or for all runs of a sweep. Raises HpcMpError as ``render`` does."""
     return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
 
 
@@ -73,7 +74,7 @@ def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
     Raises:
         HpcMpError: a job that cannot be rendered, or a directory that cannot be written.
     """
-    script(plan, next_run(plan.spec))  # what it refuses, it refuses before anything is made
+    script(plan, *next_runs([plan], resumed))  # what it refuses, it refuses before anything is made
     if resumed is not None:
         number = prepare_resume(resumed.run)
         earlier = resumed.run
@@ -89,8 +90,8 @@ def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
         yield Begun(run, 1, lock)
 
 
-def begin_array(plans: Sequence[JobPlan]) -> tuple[RunDirectory, ...]:
-    """Make a run directory for each element of an array; the first one holds the script of all.
+def begin_sweep(plans: Sequence[JobPlan]) -> tuple[RunDirectory, ...]:
+    """Make a run directory for each run of a sweep; the first one holds the script of all.
 
     Raises:
         HpcMpError: as ``begin`` does.
@@ -108,6 +109,8 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         write_text(run.job, dump_job(plan.spec))
         write_json(run.placement, to_dict(plan.placement))
         write_plan(run, plan.record)
+        if plan.member is not None:
+            write_member(run, replace(plan.member, first=plan.member.first or all_runs[0].path.name))
         write_text(run.script, text)
         run.watch_id.unlink(missing_ok=True)  # a watch of an earlier launch finds itself replaced
         run.excluded.unlink(missing_ok=True)

@@ -6,8 +6,8 @@ import fcntl
 import json
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,7 +18,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import load_job
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
@@ -30,6 +30,7 @@ from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
+from hpc_mp.rundir.sweep import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
 
 RECENT = 20  # steps whose median time foretells the rest
@@ -58,7 +59,7 @@ class RunStatus:
         cause: of a failure.
         late: whether its step takes much longer than those before it; there is no ``eta`` then.
         before: of a run that goes on or is to go on, how its last attempt ended, in words; None where nothing went wrong.
-        values: what ``slurm.array`` gives this run in place of the job file's values; of no array: nothing.
+        sweep: its place in the sweep that it belongs to; None where it belongs to none.
         usage: what it has cost.
         plan: what was predicted and chosen; None for ranks that were started by hand.
         excluded: the nodes that we keep its job off, with the evidence; those that its user excludes are not among them.
@@ -81,7 +82,7 @@ class RunStatus:
     cause: str | None
     late: bool = False
     before: str | None = None
-    values: Mapping[str, Any] = field(default_factory=dict)
+    sweep: SweepMember | None = None
     usage: Usage | None = None
     plan: RunPlan | None = None
     excluded: tuple[BadNode, ...] = ()
@@ -161,18 +162,11 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         cause=_cause(run, attempt, job) if state == "failed" else None,
         late=late,
         before=_before(run, attempt) if state in GOES_ON else None,
-        values=array_values(run, spec),
+        sweep=read_member(run),
         usage=usage(run, time.time() if state in GOES_ON else None),
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
         best=best_checkpoint(run))
-
-
-def array_values(run: RunDirectory, spec: JobSpec) -> Mapping[str, Any]:
-    """What ``slurm.array`` gives this run; nothing where it is no element of an array."""
-    array, _, element = (job_of(run) or "").partition("_")
-    number = int(element) if array and element.isdigit() else len(spec.slurm.array)
-    return spec.slurm.array[number] if number < len(spec.slurm.array) else {}
 
 
 def job_ids(run: RunDirectory) -> list[str]:

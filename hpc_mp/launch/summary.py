@@ -23,7 +23,7 @@ SCRIPT: tuple[str, ...] = ("slurm", "step")
 
 PLACES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.switches", "slurm.gpu_type",
-                     "slurm.gpu_request", "slurm.array", "slurm.retries", "slurm.chain"), JOB),
+                     "slurm.gpu_request", "slurm.depends", "sweep.simultaneous", "notify.mail", "slurm.retries", "slurm.chain"), JOB),
     **dict.fromkeys(("slurm.partition", "slurm.mpi", "slurm.components", "slurm.grace", "slurm.container",
                      "slurm.container_runtime", "slurm.container_mounts", "slurm.modules", "slurm.conda", "slurm.venv",
                      "slurm.python", "slurm.setup", "slurm.extra", "environment.local", "environment.stage",
@@ -121,14 +121,13 @@ def without_effect(spec: JobSpec, place: str) -> str | None:
     """One sentence on the keys that the job gives other values than the defaults, and that do nothing there; None without any.
 
     Args:
-        spec: as its author wrote it; of an array the first element, which is the one that runs where arrays have no effect.
+        spec: as its author wrote it.
     """
     vain = [key for key, places in PLACES.items() if place not in places and _given(spec, key)]
     if place == "step":
         in_step = {"cpus-per-task", *options_of(spec, "step")}  # these are said to srun too
         vain += [f"slurm.extra.{name}" for name in spec.slurm.extra if name not in in_step]
-    words = f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
-    return f"{words}; of the array only the first element runs" if words and "slurm.array" in vain else words
+    return f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
 
 
 def _given(spec: JobSpec, key: str) -> bool:

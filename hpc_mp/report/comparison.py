@@ -12,6 +12,7 @@ from typing import Any
 
 from hpc_mp.base.text import counted, duration, memory_size, number
 from hpc_mp.job import JobSpec
+from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.report import curves
 from hpc_mp.report.facts import RunFacts, read_facts
@@ -22,10 +23,12 @@ from hpc_mp.report.summary import later_half, layout, lifetime, name, summarize
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.records import losses
 from hpc_mp.rundir.retention import best_evaluation
+from hpc_mp.rundir.sweep import best_of
 
 COLOURS = 7  # of page.css; from then on the lines are dashed, in the same colours
 DASHES = 4
 NONE = "–"
+LOSS = "Loss, first and last"
 SECRET = "environment.set."
 
 
@@ -55,6 +58,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
         "comparison.html.j2", now,
         title=f"{labels[0]} and {counted(len(runs) - 1, 'other')}" if len(runs) > 2 else " and ".join(labels),
         runs=[{"label": label, "path": str(run.path.resolve()), "state": state.state, "cause": state.cause,
+               "values": words_of(run.sweep.values) if run.sweep else "",
                "colour": index % COLOURS, "dashes": index // COLOURS % DASHES}
               for index, (label, run, state) in enumerate(zip(labels, runs, states, strict=True))],
         overlays=overlays(runs, labels),
@@ -92,7 +96,9 @@ def _value(key: str, job: Mapping[str, Any]) -> str:
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     """How far every run has come, at which cost, and to what; rows in which no run has anything are left out."""
-    rows = [ComparedRow(what, tuple(words(run) or NONE for run in runs)) for what, words in ENDS]
+    by_loss = _best_by_loss(runs)
+    rows = [ComparedRow(what, tuple(words(run) or NONE for run in runs), by_loss if what == LOSS else None)
+            for what, words in ENDS]
     least = [best_evaluation(run.evaluations) for run in runs]
     cells = tuple(f"{each.loss:.4f} after step {each.step:,}" if each else NONE for each in least)
     losses_by_run = {index: each.loss for index, each in enumerate(least) if each is not None}
@@ -100,6 +106,16 @@ def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if comparable else None
     rows.insert(BEST_AT, ComparedRow("Best held-out loss", cells, marked))
     return tuple(row for row in rows if any(cell != NONE for cell in row.cells))
+
+
+def _best_by_loss(runs: Sequence[RunFacts]) -> int | None:
+    """The best run of a sweep that has no held-out losses; the losses of other runs need not be of the same text."""
+    if len({(run.path.resolve().parent, run.sweep.first) if run.sweep else run.path for run in runs}) > 1:
+        return None
+    known = [losses(run.metrics) for run in runs]
+    best = best_of((each[-1] if each else None, min((one.loss for one in run.evaluations), default=None))
+                   for each, run in zip(known, runs, strict=True))
+    return best[0] if best is not None and best[1] == "loss" else None
 
 
 def _same_text(runs: Sequence[RunFacts]) -> bool:
@@ -149,7 +165,7 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("State", lambda run: summarize(run).state),
     ("Steps", _steps),
     ("Tokens", _tokens),
-    ("Loss, first and last", _loss),
+    (LOSS, _loss),
     ("Held-out loss, last", lambda run: f"{run.evaluations[-1].loss:.4f}" if run.evaluations else ""),
     ("Best checkpoint", lambda run: f"{run.best.path.name}, {run.best.loss:.4f}" if run.best else ""),
     ("Tokens per second", _speed),

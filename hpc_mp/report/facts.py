@@ -17,6 +17,7 @@ from hpc_mp.rundir.outcome import Cause, Verdict, cause, read_verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.records import Evaluation, RankStart, RankStatus, RankTrace, StepMetrics, read_record, understood_lines
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
+from hpc_mp.rundir.sweep import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
 
 
@@ -37,6 +38,7 @@ class RunFacts:
         plan: what the current attempt was predicted to need, and how its layers were divided; None where nobody wrote it.
         causes: attempt → why it failed, as far as anybody says.
         earlier: attempt → its placement, of those before the current one.
+        sweep: its place in the sweep that it belongs to; None where it belongs to none.
         usage: what it has cost until it ended, or until its last word.
         best: the checkpoint with the least loss on held-out text; None where none was evaluated.
         written: when ``metrics.jsonl`` was last written, unix seconds; None without one.
@@ -62,6 +64,7 @@ class RunFacts:
     verdict: Verdict | None
     log: tuple[LogLine, ...]
     problems: tuple[str, ...]
+    sweep: SweepMember | None = None
 
 
 def read_facts(run: RunDirectory) -> RunFacts:
@@ -93,6 +96,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
         verdict=reader.verdict(),
         log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
         problems=tuple(reader.problems),
+        sweep=read_member(run),
     )
 
 

@@ -122,6 +122,10 @@ class RunDirectory:
         "the script of the job that looks whether excluded nodes are needed")
     watch_id = RunFile("watch.id", "launch, supervisor", "supervisor", "the id of that job")
     watch_log = RunFile("watch.log", "Slurm", "you", "what that job did")
+    sweep = RunFile("sweep.json", "launch", "launch, status, cancel, report",
+        "which run of a sweep it is, and the values that it has in place of the job file's")
+    sweep_stop = RunFile("sweep.stop", "cancel --all", "launch",
+        "nothing: in the first run of a sweep, no further one is started on emulated nodes")
     lock = RunFile(".lock", "launch", "launch, status, cancel", "nothing: whoever holds its lock has the run")
     stop = RunFile("stop", "cancel, or you", "rank 0, supervisor",
         "nothing: once it is there, ranks save at the next step and stop, and nothing queues them again")

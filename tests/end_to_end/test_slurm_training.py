@@ -114,9 +114,9 @@ def test_an_ordinary_user_gets_the_same_numbers(lab: Cluster, job: Path) -> None
 
 
 @pytest.mark.prove
-def test_an_array_is_three_jobs(lab: Cluster, job: Path) -> None:
-    array = 'slurm.array=[{"train.seed"=7}, {"train.seed"=8}, {"train.seed"=7}]'
-    launch(lab, job, (*TWO, array))
+def test_a_sweep_is_three_jobs(lab: Cluster, job: Path) -> None:
+    sweep = 'sweep.runs=[{"train.seed"=7}, {"train.seed"=8}, {"train.seed"=7, "checkpoint.keep"=3}]'
+    launch(lab, job, (*TWO, sweep))
     runs = sorted(job.parent.glob("runs/exact/[0-9]*"))
     first, second, third = map(losses, runs)
     assert first == third and close(first, emulated(job, TWO)) and not close(first, second)

@@ -169,8 +169,10 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                                  "does not put ranks_per_node(8) ranks on each of the nodes 0 to 0", "name every node"),
     "unknown rank map": ("tensor = 2", 'tensor = 2\nrank_map = "diagonal"', "parallel.rank_map = 'diagonal'",
                          'must be "auto", "block", "cyclic" or a list', "rank_map = [1, 1, 0, 0]"),
-    "array element of another shape": ("[slurm]", '[slurm]\narray = [{"job.nodes" = 2}]', "slurm.array[0].job.nodes",
-                                       "share one script", "train.seed"),
+    "runs of another shape": ("[slurm]", '[sweep]\nruns = [{"job.nodes" = 2}]\n[slurm]', "sweep.runs: job.nodes",
+                              "share [job], [slurm]", "train.seed"),
+    "an array, as it was called": ("[slurm]", '[slurm]\narray = [{"train.seed" = 2}]', "slurm.array",
+                                   "is sweep.runs here", "write runs = … below the line [sweep]"),
     # schedules
     "unknown schedule": ("tensor = 2", 'tensor = 2\nschedule = "1F1B"', "parallel.schedule = '1F1B'", "is not a schedule",
                          'write schedule = "1f1b"'),

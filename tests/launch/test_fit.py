@@ -176,7 +176,7 @@ def test_nodes_and_cpus_come_before_the_arithmetic_of_batches(slurm: Path) -> No
 
 
 def test_the_cluster_is_asked_once(slurm: Path, tmp_path: Path) -> None:
-    plans = plan_job(LaunchRequest(slurm, "slurm", ('slurm.array=[{"train.seed" = 1}, {"train.seed" = 2}]',)))
+    plans = plan_job(LaunchRequest(slurm, "slurm", ('sweep.runs=[{"train.seed" = 1}, {"train.seed" = 2}]',)))
     assert len(plans) == 2 and (tmp_path / "asked").read_text() == "asked\n"
     assert plans[0].device.pools[0].size == 4000 * 2**20
 

@@ -331,8 +331,8 @@ def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:
     ("slurm", '[slurm]\nchain = 2\nmodules = ["x"]\naccount = "a"', None),
     ("step", '[slurm]\nmodules = ["x"]\npartition = "gpu"\n[environment]\nstage = true', None),
     ("step", "[slurm]\nchain = 2", "slurm.chain has no effect here"),
-    ("step", '[slurm]\narray = [{ "train.seed" = 1 }]\naccount = "a"',
-     "slurm.account, slurm.array have no effect here; of the array only the first element runs"),
+    ("step", '[sweep]\nruns = [{ "train.seed" = 1 }]\nsimultaneous = 1\n[slurm]\naccount = "a"\ndepends = ["123"]',
+     "slurm.account, slurm.depends, sweep.simultaneous have no effect here"),
     ("step", "[slurm.extra]\nlicenses = 'fs:1'\nhint = 'nomultithread'\ncpus-per-task = 2",
      "slurm.extra.licenses has no effect here"),
     ("mpi", "[slurm]\nmpi = 'pmix'\nretries = 3", "slurm.mpi has no effect here"),
@@ -352,7 +352,7 @@ def test_keys_without_effect_are_named(tmp_path: Path, place: Any, more: str, wo
 def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
     keys = {f"slurm.{key}" for key in Slurm.model_fields} | {f"environment.{key}" for key in Environment.model_fields}
     assert keys - PLACES.keys() == {"environment.set"}
-    assert PLACES.keys() - keys == {"data.stage", "model.stage"}
+    assert PLACES.keys() - keys == {"data.stage", "model.stage", "sweep.simultaneous", "notify.mail"}
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

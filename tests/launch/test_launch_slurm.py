@@ -72,7 +72,7 @@ def test_a_refused_job(cluster: Cluster, job: Path, mark: str) -> None:
     code, _, err = cluster.launch(mark, job, "--on", "slurm", "--resume")
     assert code == 2 and words in err and words in overview(the_run(job)).cause
     shutil.rmtree(job.parent / "runs")
-    cluster.launch(mark, job, "--on", "slurm", "--set", 'slurm.array=[{ "train.seed" = 1 }, { "train.seed" = 2 }]')
+    cluster.launch(mark, job, "--on", "slurm", "--set", 'sweep.runs=[{ "train.seed" = 1 }, { "train.seed" = 2 }]')
     assert not (job.parent / "runs").exists()
 
 

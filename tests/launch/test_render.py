@@ -21,7 +21,7 @@ from hpc_mp.cluster.slurm.releases import Version, differences, releases
 from hpc_mp.job import resolve, under
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.render import ScriptTemplate, check_array, find_template, render, site_defaults
+from hpc_mp.launch.render import ScriptTemplate, check_sweep, find_template, render, site_defaults
 from hpc_mp.launch.render.values import gpu_request
 
 # --- the text ---------------------------------------------------------------------------------------------------------
@@ -241,7 +241,6 @@ TWO = [{"nodes": 1}, {"nodes": 1}]
 
 
 @pytest.mark.parametrize(("nodes", "slurm", "words"), [
-    (2, {"components": TWO, "array": [{}]}, "exclude each other"),
     (3, {"components": TWO}, "slurm.components with 2 nodes: must have job.nodes = 3"),
     (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"nice": 1}}]}, r"components\[1\].extra.nice: is of the whole job"),
     (2, {"components": [{"nodes": 1}, {"nodes": 1, "extra": {"memm": 1}}]}, "Did you mean 'mem'"),
@@ -261,6 +260,11 @@ def test_contradictions(nodes: int, slurm: dict[str, Any], words: str) -> None:
         text(job(job=CPU | {"nodes": nodes}, slurm=slurm))
 
 
+def test_a_sweep_of_components_is_refused() -> None:
+    with pytest.raises(HpcMpError, match=r"\[sweep\] and slurm\.components: exclude each other"):
+        text(job(job=CPU | {"nodes": 2}, slurm={"components": TWO}, sweep={"runs": [{}, {"train.seed": 1}]}))
+
+
 def test_switches_need_a_tree() -> None:
     spec = job(slurm={"switches": "1"})
     assert "--switches=1" in directives(text(spec, known=ClusterFacts(topology="topology/tree")))
@@ -274,17 +278,17 @@ def test_names_that_are_not_the_jobs_to_set(name: str) -> None:
         text(job(environment={"set": {name: "1"}}))
 
 
-def test_elements_of_an_array_share_their_script() -> None:
+def test_runs_of_a_sweep_share_their_script() -> None:
     one = job(job=CPU)
-    check_array([one, job(job=CPU, train={"steps": 2, "global_batch": 96})])
-    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: job.nodes = 2"):
-        check_array([one, job(job=CPU | {"nodes": 2})])
-    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: data.stage = True"):
-        check_array([one, job(job=CPU, data={"files": ["/scratch/corpus/*.txt"], "sequence_length": 8, "stage": True})])
-    with pytest.raises(HpcMpError, match=r"slurm.array\[1\]: model.stage = True"):
-        check_array([one, job(job=CPU, model={"pretrained": "/models/llama", "stage": True})])
-    with pytest.raises(HpcMpError, match=r"slurm.array\[2\]: environment.set"):
-        check_array([one, one, job(job=CPU, environment={"set": {"A": "1"}})])
+    check_sweep([one, job(job=CPU, train={"steps": 2, "global_batch": 96})])
+    with pytest.raises(HpcMpError, match=r"job.nodes = 2 in run 2 of the sweep"):
+        check_sweep([one, job(job=CPU | {"nodes": 2})])
+    with pytest.raises(HpcMpError, match=r"data.stage = True in run 2"):
+        check_sweep([one, job(job=CPU, data={"files": ["/scratch/corpus/*.txt"], "sequence_length": 8, "stage": True})])
+    with pytest.raises(HpcMpError, match=r"model.stage = True in run 2"):
+        check_sweep([one, job(job=CPU, model={"pretrained": "/models/llama", "stage": True})])
+    with pytest.raises(HpcMpError, match=r"environment.set = .* in run 3"):
+        check_sweep([one, one, job(job=CPU, environment={"set": {"A": "1"}})])
 
 
 # --- a site's own files -----------------------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def test_setup_and_environment_set_have_the_last_word(tmp_path: Path) -> None:
 def test_each_element_of_an_array_has_its_run(tmp_path: Path) -> None:
     host, rank = executable(tmp_path / "python", FAKE_HOST), rank_at(tmp_path / "rank")
     runs = [tmp_path / "a b" / f"{number}$(touch x)" for number in range(3)]
-    spec = job(job=CPU, slurm={"array": [{}, {}, {}], "python": rank})
+    spec = job(job=CPU, slurm={"python": rank}, sweep={"runs": [{}, {"train.seed": 1}, {"train.seed": 2}]})
     script = render(spec, runs, python=str(host)).text
     for number, run in enumerate(runs):
         assert execute(tmp_path, script, run, SLURM_ARRAY_TASK_ID=str(number))["cwd"] == str(run)

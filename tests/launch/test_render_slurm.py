@@ -130,7 +130,8 @@ def test_components_are_one_step(lab: Lab) -> None:
 
 def test_elements_of_an_array_run_in_their_directories(lab: Lab) -> None:
     lines, said = run(lab, "array", job={"nodes": 1, "ranks_per_node": 1}, runs=3,
-                      slurm={"array": [{}, {}, {}], "python": str(lab.share / "array/rank")})
+                      sweep={"runs": [{}, {"train.seed": 1}, {"train.seed": 2}]},
+                      slurm={"python": str(lab.share / "array/rank")})
     assert {line.partition(" on ")[2] for line in lines if " here " in line} == {
         str(lab.share / "array" / f"run {number}") for number in range(3)} and said == []
     assert len(list((lab.share / "array" / "run 0").glob("slurm-*_[0-2].log"))) == 3

@@ -30,7 +30,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.launch.backends import BACKENDS
-from hpc_mp.launch.launch import LaunchRequest, again, alone, preview
+from hpc_mp.launch.launch import LaunchRequest, again, preview
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.outcome import Outcome
@@ -203,21 +203,14 @@ def test_emulated_nodes_in_place_of_a_cluster_are_named_at_the_end(
     assert said.index(last[0]) > next(n for n, text in enumerate(said) if text.startswith("run "))
 
 
-def test_an_element_of_an_array_is_carried_on_alone(tmp_path: Path) -> None:
-    """``--resume`` would be refused: it goes on with one run."""
-    request, run = LaunchRequest(Path("job.toml"), "slurm"), tmp_path / "runs" / "t" / "0002"
-    assert alone(request, run, None) == f"hpc-mp launch {run}/job.toml --on slurm '--set=slurm.array=[]'"
-    assert alone(request, run, run / "checkpoints").endswith(f" --set=checkpoint.resume={run}")
-
-
 # --- Slurm ------------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_have_an_outcome_for_every_element(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_have_an_outcome_for_every_run(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "bin", "sbatch", "echo 7")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    job.write_text(job.read_text() + '[slurm]\narray = [{ "train.seed" = 1 }, { "train.seed" = 2 }]\n')
+    job.write_text(job.read_text() + '[sweep]\ngrid = { "train.seed" = [1, 2] }\n')
     outcome = hpc_mp.run_job(job, on="slurm", wait=False)
     assert [(each.state, each.job_id) for each in outcome.elements] == [("submitted", "7_0"), ("submitted", "7_1")]
     assert [load_job(RunDirectory(each.run).job).train.seed for each in outcome.elements] == [1, 2]
@@ -225,7 +218,7 @@ def test_arrays_have_an_outcome_for_every_element(job: Path, tmp_path: Path, mon
     executable(tmp_path / "bin", "sbatch", "echo 'sbatch: error: no' >&2; exit 1")
     with pytest.raises(HpcMpError, match="was not taken by Slurm: sbatch: error: no"):
         hpc_mp.run_job(job, on="slurm")
-    with pytest.raises(HpcMpError, match="array makes several"):
+    with pytest.raises(HpcMpError, match=r"\[sweep\] makes several\. name the job file of the run: .*t/NNNN/job\.toml --resume"):
         hpc_mp.run_job(job, on="slurm", resume=True)
 
 

@@ -31,10 +31,11 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.history import record as write_end
 from hpc_mp.rundir.records import RankStart, RankStatus, StepMetrics, line_of
+from hpc_mp.rundir.sweep import SweepMember, write_member
 from hpc_mp.rundir.usage import cut_steps, usage
 from hpc_mp.train.rank.logs import StepWords
 
-ARRAY = '[slurm]\narray = [{ "train.seed" = 1 }, { "train.seed" = 2, "train.learning_rate" = 0.01 }, { "train.seed" = 3 }]\n'
+SWEEP = ({"train.seed": 1}, {"train.seed": 2, "train.learning_rate": 0.01}, {"train.seed": 3})
 
 
 @pytest.fixture
@@ -50,8 +51,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(folder: Path, job_id: str | None = None, *, name: str = "t", more: str = "", steps: int = 0, age: float = 0.0,
-         state: str | None = None) -> RunDirectory:
-    """A run of 5 steps that was launched ``age`` seconds ago."""
+         state: str | None = None, member: int | None = None) -> RunDirectory:
+    """A run of 5 steps that was launched ``age`` seconds ago. ``member``: its place in ``SWEEP``."""
     spec = load_job(write_job(folder, more=more))
     run = create_run(folder / "runs", name)
     run.job.write_text(dump_job(spec))
@@ -59,6 +60,8 @@ def made(folder: Path, job_id: str | None = None, *, name: str = "t", more: str 
     os.utime(run.job, (time.time() - age,) * 2)
     if job_id is not None:
         run.job_id.write_text(f"{job_id}\n")
+    if member is not None:
+        write_member(run, SweepMember("0001", member, len(SWEEP), SWEEP[member]))
     if steps:
         run.metrics.write_text("".join(record(step, 1, 2.0, 9.0 - step) + "\n" for step in range(1, steps + 1)))
     if state is not None:
@@ -145,11 +148,11 @@ def test_slurm_says_where_the_script_of_a_job_lies(here: Path, monkeypatch: pyte
 # --- arrays -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_array_shows_what_each_run_has(here: Path) -> None:
-    runs = [made(here, f"12_{element}", more=ARRAY, state="completed") for element in range(3)]
+def test_a_sweep_shows_what_each_run_has(here: Path) -> None:
+    runs = [made(here, f"12_{element}", member=element, state="completed") for element in range(3)]
     text = call("status", "12").stdout
     assert "train.seed = 2, train.learning_rate = 0.01" in next(line for line in text.splitlines() if "0002" in line)
-    assert "array     train.seed = 2, train.learning_rate = 0.01\n" in call("status", "12_1").stdout
+    assert "sweep     run 2 of 3: train.seed = 2, train.learning_rate = 0.01\n" in call("status", "12_1").stdout
     with pytest.raises(HpcMpError, match=r"job 12: is an array of 3 runs\. Name one of them: 12_0, 12_1, 12_2"):
         call("logs", "12")
     runs[0].slurm_log("12_1").write_text("of the second\n")
@@ -157,12 +160,12 @@ def test_an_array_shows_what_each_run_has(here: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "options", "cancelled", "others"), [
-    ("12_1", [], "12_1", "the other runs of the array go on: 12_0, 12_2; `hpc-mp cancel"),
+    ("12_1", [], "12_1", "the other runs of the sweep go on: 12_0, 12_2; `hpc-mp cancel"),
     ("12_1", ["--all"], "12_0 12_1 12_2", ""), ("12", [], "12_0 12_1 12_2", ""),
 ])
-def test_cancelling_of_arrays(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
+def test_cancelling_of_sweeps(here: Path, word: str, options: list[str], cancelled: str, others: str) -> None:
     for element in range(3):
-        made(here, f"12_{element}", more=ARRAY)
+        made(here, f"12_{element}", member=element)
     queued(here, *(f"12_{element}|PENDING|N/A||0|0|Priority|" for element in range(3)))
     text = call("cancel", word, *options).stdout
     assert (here / "cancelled").read_text() == f"{cancelled}\n"
@@ -170,7 +173,7 @@ def test_cancelling_of_arrays(here: Path, word: str, options: list[str], cancell
 
 
 def test_running_elements_are_all_asked_before_any_is_waited_for(here: Path) -> None:
-    runs = [made(here, f"12_{element}", more=ARRAY) for element in range(3)]
+    runs = [made(here, f"12_{element}", member=element) for element in range(3)]
     queued(here, *(f"12_{element}|RUNNING|N/A|n1|0|0|None|" for element in range(3)))
     call("cancel", "12")
     assert (here / "cancelled").read_text() == "--signal=USR2 12_0 12_1 12_2\n" and all(run.stop.exists() for run in runs)

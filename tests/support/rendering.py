@@ -15,6 +15,7 @@ from typing import Any
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.releases import Version, print_version, releases
 from hpc_mp.job import JobSpec, resolve
+from hpc_mp.job.sweep import runs_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import render
 
@@ -47,7 +48,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "components": {"job": CPU | {"nodes": 3, "ranks_per_node": 2}, "slurm": {
         "account": "proj", "extra": {"mem": "2G", "comment": "two kinds"},
         "components": [{"nodes": 1, "extra": {"cpus-per-task": 2}}, {"nodes": 2, "constraint": "big"}]}},
-    "array": {"job": CPU, "slurm": {"array": [{}, {}, {}]}},
+    "array": {"job": CPU, "sweep": {"runs": [{}, {"train.seed": 1}, {"train.seed": 2}]}},
     "pmix": {"job": CPU | {"nodes": 2, "ranks_per_node": 2}, "slurm": {"mpi": "pmix"}},
     "chain": {"job": CPU | {"time_limit": "1-00:00:00"}, "slurm": {"chain": 3, "grace": 600}},
     "switches": {"job": CPU | {"nodes": 2}, "slurm": {"switches": "1@00:30:00"}},
@@ -84,7 +85,7 @@ def text(spec: JobSpec, run: Path = RUN, known: ClusterFacts | None = None) -> s
 def form(name: str, version: Version | None, **sections: Any) -> str:
     """The script of a form for a release."""
     spec = job(**FORMS[name] | sections)
-    runs = [RUN.with_name(f"{number:04d}") for number in range(1, max(1, len(spec.slurm.array)) + 1)]
+    runs = [RUN.with_name(f"{number:04d}") for number in range(1, max(1, len(runs_of(spec.sweep))) + 1)]
     return render(spec, runs, facts(version), python=PYTHON).text
 
 

@@ -22,7 +22,7 @@ class Launch:
     """What a back end is given.
 
     Attributes:
-        plans: one; several for an array, and only where the back end takes arrays.
+        plans: one; several for a sweep, and only where the back end takes arrays.
         resumed: the run to go on with; None for a new one.
         wait: whether to wait for the end where the back end can leave a run alone.
         check: the last check, to be called before anything is written, with what asks transformers: ``check_model``, or another
@@ -92,7 +92,7 @@ class Launcher:
         target: what a plan must know of it.
         start: begins the run directory, starts the ranks, follows them to their end (or to the queue, without ``wait``) and
             says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
-        arrays: whether it starts all elements of ``slurm.array``; else the first one alone is given.
+        arrays: whether it starts all runs of a sweep at once; else it is given one after the other.
         named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
         rehearse: lets the scheduler look at a rendered script before anything is written, and gives its words; raises HpcMpError
             where it refuses. None where no script is handed in.

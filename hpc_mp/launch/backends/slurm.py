@@ -12,7 +12,7 @@ from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
 from hpc_mp.job import JobSpec
-from hpc_mp.job.values import toml_value
+from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
 from hpc_mp.launch.facts import ask_cluster
@@ -20,9 +20,8 @@ from hpc_mp.launch.fit import check_fit, never_starts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target
-from hpc_mp.launch.run_files import begin, begin_array, next_runs, script, withdrawn
+from hpc_mp.launch.run_files import begin, begin_sweep, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
-from hpc_mp.launch.status import array_values
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
@@ -39,7 +38,7 @@ TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, f
 
 
 def start(launch: Launch) -> Outcome:
-    """Submit the script, and ``slurm.chain`` times more behind it; for an array one script for all its elements.
+    """Submit the script, and ``slurm.chain`` times more behind it; for a sweep one script for all its runs.
 
     With ``wait`` the end is waited for; Ctrl-C then ends the waiting, not the job.
 
@@ -101,9 +100,9 @@ def submit(request: CallRequest) -> SubmittedTasks:
 
 
 def _array(launch: Launch) -> tuple[Outcome, ...]:
-    """The outcome of each element."""
+    """The outcome of each run of a sweep."""
     plans, listener = launch.plans, launch.listener
-    runs = begin_array(plans)
+    runs = begin_sweep(plans)
     attempts = [AttemptReader(run, 1) for run in runs]
     with withdrawn(runs):
         stage_environment(plans[0].spec, listener, *runs)
@@ -133,8 +132,8 @@ def _refused(refused: SubmissionRefused) -> HpcMpError:
 
 
 def _element(run: RunDirectory, plan: JobPlan) -> str:
-    """A run of an array, with what it has in place of the job file's values."""
-    values = ", ".join(f"{key} = {toml_value(value)}" for key, value in array_values(run, plan.spec).items())
+    """A run of a sweep, with what it has in place of the job file's values."""
+    values = words_of(plan.member.values) if plan.member is not None else ""
     return f"run       {run.path}  {values}".rstrip()
 
 

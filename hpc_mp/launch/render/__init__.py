@@ -1,8 +1,8 @@
 """A job file becomes a job script: a template, filled in and explained line by line."""
 
-from hpc_mp.launch.render.checks import check_array
+from hpc_mp.launch.render.checks import check_sweep
 from hpc_mp.launch.render.script import JobScript, render
 from hpc_mp.launch.render.site import ScriptTemplate, find_template, site_defaults
 from hpc_mp.launch.render.values import slurm_log
 
-__all__ = ["JobScript", "ScriptTemplate", "check_array", "find_template", "render", "site_defaults", "slurm_log"]
+__all__ = ["JobScript", "ScriptTemplate", "check_sweep", "find_template", "render", "site_defaults", "slurm_log"]

@@ -45,8 +45,8 @@ def check_values(spec: JobSpec, runs: Sequence[Path], python: str) -> None:
 def check_forms(spec: JobSpec, facts: ClusterFacts) -> None:
     """Refuse keys of [slurm] and [environment] that contradict each other, or have no effect on this cluster."""
     slurm, local = spec.slurm, spec.environment.local
-    if slurm.array and slurm.components:
-        raise HpcMpError("slurm.array and slurm.components", "exclude each other: Slurm has no arrays of heterogeneous jobs",
+    if spec.sweep.given and slurm.components:
+        raise HpcMpError("[sweep] and slurm.components", "exclude each other: Slurm has no arrays of heterogeneous jobs",
                          "leave one of them out")
     nodes = sum(one.nodes for one in slurm.components)
     if slurm.components and nodes != spec.job.nodes:
@@ -100,28 +100,28 @@ def check_directives(lines: Iterable[str], version: Version | None) -> None:
         check_together(options, version)
 
 
-# Keys that the script holds: they are the same for all elements.
+# Keys that the script holds: they are the same for all runs of a sweep.
 SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.device", "job.directory",
           "model.stage", "data.stage",
-          *(f"slurm.{key}" for key in type(JobSpec.model_fields["slurm"].default).model_fields if key != "array"),
+          *(f"slurm.{key}" for key in type(JobSpec.model_fields["slurm"].default).model_fields),
           *(f"environment.{key}" for key in type(JobSpec.model_fields["environment"].default).model_fields))
 
 
-def check_array(elements: Sequence[JobSpec]) -> None:
-    """Refuse elements that one script cannot serve.
+def check_sweep(runs: Sequence[JobSpec]) -> None:
+    """Refuse runs that one script cannot serve.
 
     Args:
-        elements: the job of each element, its table of ``slurm.array`` applied.
+        runs: the job of each run of a sweep, with its own values.
 
     Raises:
-        HpcMpError: an element changes a key that the script holds.
+        HpcMpError: a run changes a key that the script holds.
     """
-    first = elements[0]
-    for number, element in enumerate(elements):
+    first = runs[0]
+    for number, run in enumerate(runs):
         for key in SHARED:
             section, name = key.split(".")
-            given = getattr(getattr(element, section), name)
+            given = getattr(getattr(run, section), name)
             if given != getattr(getattr(first, section), name):
-                raise HpcMpError(f"slurm.array[{number}]: {key} = {given!r}",
-                                 "is held by the job script, which all elements of an array share",
-                                 "give it the same value in every element, or launch a job of its own")
+                raise HpcMpError(f"{key} = {given!r} in run {number + 1} of the sweep",
+                                 "is held by the job script, which all runs of a sweep share",
+                                 "give it the same value in every run, or launch a job of its own")

@@ -42,7 +42,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
 
     Args:
-        runs: the run directory, absolute; for an array one per element of ``slurm.array``, in order. They must exist
+        runs: the run directory, absolute; of a sweep one per run, in order. They must exist
             before the script is submitted.
         facts: of the cluster; without them, or without its version, the text is one that every release takes.
         python: absolute path of the launching interpreter: it runs the host program outside of containers, and the
@@ -62,7 +62,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     script = fill(template or shipped(), {
         "spec": spec,
         "runs": list(map(str, runs)),
-        "log": values.slurm_log(runs[0], array=bool(spec.slurm.array)),
+        "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,
         "python": python,
         "rank_python": values.rank_python(spec, python),

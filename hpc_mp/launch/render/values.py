@@ -100,7 +100,7 @@ def threads(spec: JobSpec, facts: ClusterFacts) -> int | None:
 
 
 def slurm_log(run: Path, *, array: bool) -> str:
-    """Slurm's pattern of the file that the script's own words go to; all elements of an array write into the first run.
+    """Slurm's pattern of the file that the script's own words go to; all runs of a sweep write into the first one.
 
     It lies outside of ``log/``, whose files move away with each attempt, as Slurm keeps this one open.
     """

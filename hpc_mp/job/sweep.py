@@ -1,0 +1,112 @@
+"""A sweep: several runs from one job file, which differ in some values. The table of the job file, and the runs that it means."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
+from hpc_mp.job.errors import dotted, shown
+from hpc_mp.job.values import Count, Section, leaves, toml_value
+
+MOST_RUNS = 1000  # Slurm's arrays have at most 1,001 elements unless a site says otherwise (MaxArraySize)
+# Tables that all runs of a sweep share: one script starts them on Slurm, and a sweep has no sweeps.
+SHARED = ("job", "slurm", "environment", "sweep")
+
+Values = Mapping[str, Any]
+
+
+class Sweep(Section):
+    """Several runs from one job file, each with other values of some keys. On Slurm they are one array of jobs; on emulated nodes
+    they run one after the other. See [sweeps](../user/jobs.md#sweeps)."""
+
+    grid: dict[str, Any] = Field(default={})
+    """A list of values for each of these keys: every combination is a run, the last key varying fastest. Not keys of `[job]`,
+    `[slurm]` and `[environment]`. Example: `{ "train.seed" = [1, 2], "train.learning_rate" = [1e-3, 3e-4] }`."""
+    runs: tuple[dict[str, Any], ...] = ()
+    """In place of a grid: a table with the values of each run; `{}` is the job file as it is. Example: `[{ "train.seed" = 1 },
+    { "train.seed" = 2, "train.clip" = 0.5 }]`."""
+    simultaneous: Count | None = None
+    """So many of the runs at most go on at once. Left out: as many as Slurm finds room for. Example: `2`."""
+
+    @property
+    def given(self) -> bool:
+        """Whether the job file says anything of a sweep."""
+        return bool(self.model_fields_set)
+
+
+def runs_of(sweep: Sweep) -> tuple[Values, ...]:
+    """The values of every run by their keys (``train.seed``), in order; nothing where there is no sweep.
+
+    Raises:
+        HpcMpError: the sweep names no runs, too many, the same one twice, or values that all runs must share.
+    """
+    if not sweep.given:
+        return ()
+    if bool(sweep.grid) == bool(sweep.runs):
+        raise HpcMpError("[sweep]", f"has {'both grid and runs' if sweep.grid else 'neither grid nor runs'}",
+                         'set grid to lists of values, grid = { "train.seed" = [1, 2] }, or runs to one table for each run, '
+                         'or leave the whole table out')
+    found = _product(sweep.grid) if sweep.grid else tuple(_flat(values) for values in sweep.runs)
+    if len(found) > MOST_RUNS:
+        raise _too_many(len(found))
+    seen: list[Values] = []
+    for number, values in enumerate(found):
+        if values in seen:
+            raise HpcMpError(f"[sweep]: run {number + 1} ({words_of(values) or 'the job file as it is'})",
+                             f"is the same as run {seen.index(values) + 1}",
+                             "leave one of them out; runs that are to differ by chance alone have another train.seed")
+        seen.append(values)
+    for key in dict.fromkeys(key for values in found for key in values):
+        section = key.partition(".")[0]
+        if section in SHARED or "." not in key:
+            raise HpcMpError(f"sweep.{'grid' if sweep.grid else 'runs'}: {key}", "cannot differ between the runs of a sweep, which "
+                             f"share {', '.join(f'[{name}]' for name in SHARED)}",
+                             'name keys of other tables, for example "train.seed"')
+    return found
+
+
+def words_of(values: Values) -> str:
+    """``train.seed = 1, train.learning_rate = 0.001``."""
+    return ", ".join(f"{key} = {toml_value(value)}" for key, value in values.items())
+
+
+def summary_of(sweep: Sweep, runs: Sequence[Values]) -> str:
+    """``4 runs, train.seed(2) × train.learning_rate(2)``."""
+    shape = " × ".join(f"{key}({len(values)})" for key, values in _flat(sweep.grid).items())
+    return ", ".join(filter(None, (counted(len(runs), "run"), shape)))
+
+
+def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
+    """Every combination, the last key varying fastest."""
+    axes = _flat(grid)
+    for key, values in axes.items():
+        if not isinstance(values, list):
+            raise HpcMpError(f"sweep.grid: {key} = {shown(values)}", "must be a list of the values that runs are to have",
+                             f'write "{key}" = [{toml_value(values)}], with more values in it')
+        if not values:
+            raise HpcMpError(f"sweep.grid: {key} = []", "names no value, so that there would be no run",
+                             "name the values, or leave the key out")
+    if (number := math.prod(map(len, axes.values()))) > MOST_RUNS:
+        raise _too_many(number)
+    return tuple(dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values()))
+
+
+def _flat(table: Mapping[str, Any]) -> Values:
+    """``"train.seed" = 1`` as it is; ``train.seed = 1`` and ``train = { seed = 1 }``, which TOML reads as tables, by the same name."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        for name, leaf in (leaves(key, value) if "." not in key else {key: value}).items():
+            if name in found:
+                raise HpcMpError(f"[sweep]: {dotted([name])}", "is named twice", "name it once")
+            found[name] = leaf
+    return found
+
+
+def _too_many(number: int) -> HpcMpError:
+    return HpcMpError("[sweep]", f"means {number:,} runs, and {MOST_RUNS:,} are the most", "leave values out, or make several sweeps")

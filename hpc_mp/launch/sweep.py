@@ -1,0 +1,128 @@
+"""A sweep from its launch to its end: which run has which values, the runs one after the other, and which of them is the best."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted, loss_words
+from hpc_mp.job import JobSpec
+from hpc_mp.job.sweep import runs_of, summary_of, words_of
+from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.plan import JobPlan, newest_run
+from hpc_mp.launch.status import RunStatus
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import Outcome, together
+from hpc_mp.rundir.runs import is_run
+from hpc_mp.rundir.sweep import SweepMember, best_of, members
+
+MOST_SHOWN = 20  # runs that a summary lists
+IN_TURN = "one after the other here"
+
+
+def places(spec: JobSpec) -> list[SweepMember | None]:
+    """The place of each run in the sweep that a job file means, in its order; ``[None]`` for a job without one. ``first`` is not
+    known before the first run has a directory."""
+    runs = runs_of(spec.sweep)
+    return [SweepMember("", number, len(runs), values) for number, values in enumerate(runs)] or [None]
+
+
+def resumable(job: Path | JobSpec, spec: JobSpec, placed: Sequence[SweepMember | None]) -> list[RunDirectory | None]:
+    """For each run of a launch with ``--resume`` the run to go on with; None where there is none.
+
+    The job file of a run means that run; another one the newest run of its name, or of a sweep those of its newest sweep that
+    have the same values.
+    """
+    own = job.resolve().parent if isinstance(job, Path) else None
+    if own is not None and own.parent == (Path(spec.job.directory) / spec.job.name).resolve() and is_run(own):
+        return [RunDirectory(own)]
+    newest = newest_run(spec)
+    if placed == [None] or newest is None:
+        return [newest] * len(placed)
+    there = members(newest)
+    return [next((run for run, known in there.items() if place is not None and known.values == place.values), None)
+            for place in placed]
+
+
+def check_resumable(found: Sequence[RunDirectory | None], spec: JobSpec, together: bool) -> None:
+    """Refuse to go on with a sweep of which there is nothing, or, where runs are started ``together`` by one script, with any."""
+    base = Path(spec.job.directory) / spec.job.name
+    if not any(found):
+        raise HpcMpError(f"--resume of job {spec.job.name!r}", f"there is no run with these values in the newest sweep of {base}",
+                         "launch it without --resume, or mend [sweep]")
+    if together:
+        raise HpcMpError("--resume", "goes on with one run, and [sweep] makes several",
+                         f"name the job file of the run: hpc-mp launch {base}/NNNN/job.toml --resume; `hpc-mp status` lists them")
+
+
+def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
+    """The runs of a sweep, for the summary of a launch.
+
+    Args:
+        side_by_side: whether they can go on at the same time.
+    """
+    sweep, placed = plans[0].given.sweep, [plan.member for plan in plans if plan.member is not None]
+    most = sweep.simultaneous
+    how = IN_TURN if not side_by_side else f"at most {most} at once" if most else "as many at once as Slurm finds room for"
+    lines = [f"{each.number + 1:>3}  {words_of(each.values) or 'the job file as it is'}" for each in placed[:MOST_SHOWN]]
+    if more := len(placed) - MOST_SHOWN:
+        lines += [f"     and {counted(more, 'other')}"] if more > 0 else []
+    head = f"{summary_of(sweep, runs_of(sweep))}; {how}"
+    return f"sweep     {head}\n" + textwrap.indent("\n".join(lines), " " * 10)
+
+
+def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], listener: Listener) -> Outcome:
+    """The runs of a sweep one after the other: a run that fails, or is cancelled alone, is followed by the next one; an interrupt, or
+    ``cancel --all``, ends the sweep.
+
+    Args:
+        start: starts a run and follows it to its end.
+    """
+    ended: list[Outcome] = []
+    first = next((plan.member.first for plan in plans if plan.member is not None and plan.member.first), "")
+    for plan in plans:
+        assert plan.member is not None
+        member = replace(plan.member, first=first)
+        listener.say(f"sweep     run {member.number + 1} of {member.of}: {words_of(member.values) or 'the job file as it is'}")
+        outcome = start(replace(plan, member=member))
+        ended.append(outcome)
+        first = first or outcome.run.name
+        listener.say(f"ended     {_words(outcome)}")
+        base = outcome.run.parent / first
+        if RunDirectory(base).sweep_stop.exists() or (outcome.state == "stopped" and not RunDirectory(outcome.run).stop.exists()):
+            break
+    whole = together(ended)
+    left = len(plans) - len(ended)
+    if not left:
+        return whole
+    listener.say(f"sweep     {counted(left, 'run')} not started; --resume starts {'them' if left > 1 else 'it'}")
+    return replace(whole, state="stopped") if whole.state == "completed" else whole
+
+
+def _words(outcome: Outcome) -> str:
+    loss = f", loss {outcome.loss:.4f} after step {outcome.steps}" if outcome.loss is not None else ""
+    held_out = f", held out {loss_words(outcome.evaluation_loss)}" if outcome.evaluation_loss is not None else ""
+    cause = f": {outcome.cause.message}" if outcome.cause is not None else ""
+    return f"{outcome.run} {outcome.state}{loss}{held_out}{cause}"
+
+
+def best_runs(seen: Sequence[RunStatus]) -> Mapping[Path, str]:
+    """The best run of each sweep that is listed, with what it is the best by."""
+    sweeps: dict[tuple[Path, str], list[RunStatus]] = {}
+    for each in seen:
+        if each.sweep is not None:
+            sweeps.setdefault((each.run.parent, each.sweep.first), []).append(each)
+    found = {}
+    for runs in sweeps.values():
+        best = best_of((each.loss, _held_out(each)) for each in runs)
+        if best is not None:
+            found[runs[best[0]].run] = best[1]
+    return found
+
+
+def _held_out(seen: RunStatus) -> float | None:
+    losses = [each.loss for each in (seen.best, seen.evaluation) if each is not None]
+    return min(losses, default=None)

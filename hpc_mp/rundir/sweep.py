@@ -1,0 +1,77 @@
+"""Which run of a sweep a run is, and the other runs of that sweep: ``sweep.json`` in the directory of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hpc_mp.base.files import read_json, write_json
+from hpc_mp.rundir.layout import RunDirectory
+from hpc_mp.rundir.runs import is_run, numbered
+
+
+@dataclass(frozen=True, slots=True)
+class SweepMember:
+    """The place of a run in its sweep.
+
+    Attributes:
+        first: the number of the sweep's first run (``0001``), beside which all others lie: by it they know each other.
+        number: from 0.
+        of: how many runs the sweep has.
+        values: by their keys, what this run has in place of the job file's values.
+    """
+
+    first: str
+    number: int
+    of: int
+    values: Mapping[str, Any]
+
+
+def write_member(run: RunDirectory, member: SweepMember) -> None:
+    """Raises OSError."""
+    write_json(run.sweep, asdict(member))
+
+
+def read_member(run: RunDirectory) -> SweepMember | None:
+    """None for a run of no sweep, and where the file is broken."""
+    try:
+        tree = read_json(run.sweep)
+        return SweepMember(str(tree["first"]), int(tree["number"]), int(tree["of"]), dict(tree["values"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def members(run: RunDirectory) -> dict[RunDirectory, SweepMember]:
+    """All runs of the sweep that this run belongs to, in their order; of no sweep: nothing."""
+    mine = read_member(run)
+    if mine is None:
+        return {}
+    found: dict[RunDirectory, SweepMember] = {}
+    with suppress(OSError):  # somebody else's
+        for path in numbered(run.path.parent):
+            each = read_member(RunDirectory(path)) if is_run(path) else None
+            if each is not None and each.first == mine.first:
+                found[RunDirectory(path)] = each
+    return dict(sorted(found.items(), key=lambda item: (item[1].number, item[0].path)))
+
+
+def end_sweep(run: RunDirectory) -> None:
+    """No further run of its sweep is started. Raises OSError."""
+    if (mine := read_member(run)) is not None:
+        (run.path.parent / mine.first / RunDirectory.sweep_stop.name).touch()
+
+
+def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, str] | None:
+    """Which run of a sweep is the best, and by what: the least held-out loss where each run that has a loss has one of these too, else
+    the least loss of the last steps. None where fewer than two runs have a loss.
+
+    Args:
+        losses: of each run the last loss and the least held-out one.
+    """
+    known = {index: pair for index, pair in enumerate(losses) if pair[0] is not None}
+    if len(known) < 2:
+        return None
+    by, which = ("held-out loss", 1) if all(pair[1] is not None for pair in known.values()) else ("loss", 0)
+    return min(known, key=lambda index: known[index][which] or 0.0), by
