@@ -22,7 +22,7 @@ from hpc_mp.job.errors import explain
 from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.job.sweep import Values, runs_of
-from hpc_mp.job.values import check_values
+from hpc_mp.job.values import DEPENDENCY, JOB_ID, check_values
 
 _TOML = "a job file is TOML; `hpc-mp init` writes one"
 OTHERS = {  # what people give in place of a job file, by its suffix
@@ -203,6 +203,12 @@ def _absolute(spec: JobSpec, base: Path) -> JobSpec:
         """A path, or a name that its program looks up: an image of a registry, an environment of conda."""
         return at(path) if path is not None and ("/" in path or (base / path).exists()) and "://" not in path else path
 
+    def behind(word: str) -> str:
+        """A dependency on a run, by its absolute directory; on a job as it is."""
+        found = DEPENDENCY.fullmatch(word)
+        assert found is not None  # a value that was checked
+        return word if JOB_ID.fullmatch(found[2]) else word[:found.start(2)] + at(found[2])
+
     job, model, data, checkpoint, slurm = spec.job, spec.model, spec.data, spec.checkpoint, spec.slurm
     parallel, held_out = spec.parallel, tuple(map(at, spec.evaluate.files))
     return spec.model_copy(update={
@@ -216,7 +222,7 @@ def _absolute(spec: JobSpec, base: Path) -> JobSpec:
         "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
         "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
                                           "venv": maybe(slurm.venv), "python": within(slurm.python),
-                                          "conda": within(slurm.conda)}),
+                                          "conda": within(slurm.conda), "depends": tuple(map(behind, slurm.depends))}),
         "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
         "notify": spec.notify.model_copy(update={"command": _program(spec.notify.command, at)}),
     })

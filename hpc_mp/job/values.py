@@ -113,6 +113,9 @@ OFFLOADED = ("optimizer", "parameters", "activations")
 ONE_LINE = re.compile(r"[^\x00-\x1f\x7f]+")
 TIME = re.compile(r"\d{1,9}|\d{1,9}:\d\d?|(\d{1,9}-)?\d{1,9}:\d\d?:\d\d?|\d{1,9}-\d{1,9}(:\d\d?)?")
 
+DEPENDENCY = re.compile(r"(?:(afterok|afterany|afternotok):)?(?!after\w*:|singleton$|expand:|-)([^\x00-\x1f\x7f]+)")
+JOB_ID = re.compile(r"\d+(_\d+)?")  # of Slurm
+
 Count = Annotated[int, Field(ge=1, strict=True)]
 NonNegative = Annotated[int, Field(ge=0, strict=True)]
 Rate = Annotated[float, Field(ge=0, strict=True)]
@@ -133,8 +136,7 @@ Address = Annotated[str, must(
     re.compile(r"[^\s,;<>\"'\\\x00-\x1f]+").fullmatch)]
 Dependency = Annotated[str, must(
     "must be a run or the id of a Slurm job, perhaps behind afterok:, afterany: or afternotok:",
-    'write for example "runs/pretrain" or "afterany:123"',
-    re.compile(r"(afterok:|afterany:|afternotok:)?(?!after\w*:|singleton$|expand:|-)[^\x00-\x1f\x7f]+").fullmatch)]
+    'write for example "runs/pretrain" or "afterany:123"; slurm.extra.dependency takes what else sbatch does', DEPENDENCY.fullmatch)]
 Variable = Annotated[str, must(
     "must be named by letters, digits and underscores, the first not a digit", "write the name as the shell takes it",
     re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch)]

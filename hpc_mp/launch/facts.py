@@ -31,6 +31,7 @@ class ClusterFacts:
         threads_per_core: of these nodes.
         select: Slurm's ``SelectType``, such as ``select/cons_tres``.
         topology: its ``TopologyPlugin``, such as ``topology/tree``.
+        most_elements: that an array of jobs may have (``MaxArraySize``).
         srun_options: long options that srun knows, those of the site's plug-ins among them.
         silence: why partitions are unknown, in Slurm's last words.
     """
@@ -47,6 +48,7 @@ class ClusterFacts:
     threads_per_core: int = 1
     select: str | None = None
     topology: str | None = None
+    most_elements: int | None = None
     srun_options: frozenset[str] | None = None
     silence: str | None = None
 
@@ -86,6 +88,7 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
         threads_per_core=own.threads_per_core if own else 1,
         select=config.get("SelectType") or None,
         topology=config.get("TopologyPlugin") or None,
+        most_elements=int(most) if (most := config.get("MaxArraySize", "")).isdigit() else None,
         srun_options=srun_options(ask) if spec.slurm.container else None,
         silence=silence,
     )

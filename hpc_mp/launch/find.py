@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -12,11 +11,11 @@ from hpc_mp.base.command import Runner
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.job.spec import Job
+from hpc_mp.job.values import JOB_ID
 from hpc_mp.rundir import RunDirectory, find_run
 from hpc_mp.rundir.runs import is_run, numbered, successors
 from hpc_mp.rundir.sweep import members
 
-JOB_ID = re.compile(r"\d+(_\d+)?")
 DEFAULT = str(Job.model_fields["directory"].default)  # job.directory
 
 

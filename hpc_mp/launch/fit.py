@@ -20,6 +20,7 @@ from hpc_mp.cluster.slurm.partition import PartitionLimits
 from hpc_mp.cluster.slurm.query import NodeKind
 from hpc_mp.job import JobSpec
 from hpc_mp.job.errors import shown
+from hpc_mp.job.sweep import runs_of
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts, ask_cluster
 from hpc_mp.launch.render.values import JobComponent, one_thread_per_core, parts
@@ -57,8 +58,12 @@ def check_fit(spec: JobSpec, facts: ClusterFacts) -> None:
     Where a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
 
     Raises:
-        HpcMpError: the nodes, CPUs, GPUs, memory or time that no partition of the job has.
+        HpcMpError: the nodes, CPUs, GPUs, memory or time that no partition of the job has, or more runs of a sweep than Slurm takes
+            as one array.
     """
+    if facts.most_elements is not None and (runs := len(runs_of(spec.sweep))) > facts.most_elements:
+        raise HpcMpError("[sweep]", f"has {counted(runs, 'run')}, and this Slurm takes arrays of {facts.most_elements:,} jobs at most "
+                         "(MaxArraySize)", "make several sweeps of it")
     if "clusters" in spec.slurm.extra:  # the facts are of another one
         return
     known = {each.partition.name: each for each in facts.limits}

@@ -16,6 +16,7 @@ from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec, load_sweep
 from hpc_mp.job.inputs import find_program
 from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
+from hpc_mp.launch.depends import NONE, row
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
 from hpc_mp.job.sweep import Sweep
@@ -175,12 +176,13 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     found = sweep.resumable(request.job, runs[0], placed) if request.resume else [None] * len(runs)
     if request.resume and placed != [None]:
         sweep.check_resumable(found, runs[0], together)
+    depends = backend.depends(runs[0]) if backend.depends is not None else NONE
     plans = []
     for given, member, resumed in zip(runs, placed, found, strict=True):
         earlier = read_plan(resumed) if resumed is not None else None
         plan = compose(given, where, target, request.slurm_version, earlier, resumed)
         own = plan.spec if together else plan.spec.model_copy(update={"sweep": Sweep()})
-        plans.append(replace(plan, spec=own, template=template, member=member))
+        plans.append(replace(plan, spec=own, template=template, member=member, depends=depends))
         find_program(given.notify.command)
     check_sweep([plan.spec for plan in plans])
     return tuple(plans)
@@ -230,7 +232,8 @@ def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
 def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | None = None) -> str:
     """The plan in words; of a sweep the first run's, and the values of all."""
     words = describe(plans[0], backend.target.title, text or launched_text(plans))
-    return words if plans[0].member is None else f"{words}\n{sweep.rows(plans, backend.arrays)}"
+    swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
+    return "\n".join((words, *row(plans[0].depends), *swept))
 
 
 def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:

@@ -13,6 +13,7 @@ from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
+from hpc_mp.launch.depends import NONE, Dependencies
 from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
@@ -89,6 +90,7 @@ class JobPlan:
         avoided: the nodes that we, not the user, keep the job off.
         member: which run of a sweep it is; None for a job without one.
         resumes: the run to go on with; None for a new one.
+        depends: what it waits for in Slurm's queue.
     """
 
     given: JobSpec
@@ -105,6 +107,7 @@ class JobPlan:
     avoided: tuple[BadNode, ...] = ()
     member: SweepMember | None = None
     resumes: RunDirectory | None = None
+    depends: Dependencies = NONE
 
 
 def compose(

@@ -54,7 +54,8 @@ def withdrawn(runs: Sequence[RunDirectory]) -> Iterator[None]:
 
 def script(plan: JobPlan, *runs: Path) -> JobScript:
     """The job script of a plan, for its run, or for all runs of a sweep. Raises HpcMpError as ``render`` does."""
-    return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template)
+    return render(plan.spec, runs, plan.facts, python=sys.executable, template=plan.template,
+                  dependency=plan.depends.option)
 
 
 class Begun(NamedTuple):

@@ -169,7 +169,19 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
         "samples": f"of {counted(spec.data.sequence_length, 'token')}: all documents end to end, cut there, so that a long one "
                    f"goes on in the next sample and short ones share one{_documents(spec)}",
         "epoch": _epoch(text.amount, spec),
+        **_trained_on(text),
     }
+
+
+def _trained_on(text: TrainingText) -> dict[str, str]:
+    """A warning where held-out files are files of the training."""
+    trained = {row.path.resolve() for row in text.rows}
+    both = [row.path for row in text.held_out if row.path.resolve() in trained]
+    if not both:
+        return {}
+    which = f"{len(both)} of {counted(len(text.held_out), 'file')} in evaluate.files"
+    return {"warning": f"{which}, {both[0]}{' and others' if len(both) > 1 else ''}, "
+                       f"{'are' if len(both) > 1 else 'is'} in data.files too: the loss on them is no held-out loss"}
 
 
 def _files(rows: tuple[FirstRow, ...]) -> str:

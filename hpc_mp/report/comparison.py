@@ -58,7 +58,7 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
         "comparison.html.j2", now,
         title=f"{labels[0]} and {counted(len(runs) - 1, 'other')}" if len(runs) > 2 else " and ".join(labels),
         runs=[{"label": label, "path": str(run.path.resolve()), "state": state.state, "cause": state.cause,
-               "values": words_of(run.sweep.values) if run.sweep else "",
+               "swept": words_of(run.sweep.values) if run.sweep else "",
                "colour": index % COLOURS, "dashes": index // COLOURS % DASHES}
               for index, (label, run, state) in enumerate(zip(labels, runs, states, strict=True))],
         overlays=overlays(runs, labels),

@@ -15,6 +15,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.allocation import allocation
+from hpc_mp.cluster.slurm.mail import mail_at_end
 from hpc_mp.cluster.slurm.requeue import queued_again, requeue
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import load_job
@@ -95,7 +96,7 @@ def _nothing_to_do(waiting: SupervisedRun) -> int:
     stopped = waiting.run.stop.exists()
     waiting.say(f"nothing to do: the run {'was stopped' if stopped else 'is complete'}")
     _conclude(waiting, waiting.run.attempt(), "stopped" if stopped else "completed")
-    return 0
+    return STOPPED if stopped else 0
 
 
 def _stalled(run: RunDirectory) -> list[history.AttemptEnd]:
@@ -143,9 +144,9 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int)
     if action in ("done", "fail"):
         _conclude(attempt, record.attempt, ending)
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message}; {why}")
-    if action != "fail":
-        return 0
-    return code if 0 < code < 256 else 1
+    if action == "fail":
+        return code if 0 < code < 256 else 1
+    return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know
 
 
 def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode]) -> tuple[str, str]:
@@ -196,6 +197,10 @@ def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending) -> None:
     cause = ending.cause if isinstance(ending, RootCause) else None
     state = "failed" if isinstance(ending, RootCause) else ending
     conclude(Outcome(run.path, state, job_id, cause=cause, **figures(run, attempt)), attempt)
+    if supervised.spec.notify.mail is not None and job_id is not None:
+        refused = mail_at_end(job_id, run.script, supervised.spec.notify.mail)
+        if refused is not None:
+            supervised.say(f"warning: no mail to {supervised.spec.notify.mail}: {refused}")
     withdraw(successors(run, job_id))
     end_watch(run)
 

@@ -218,7 +218,7 @@ def test_sweeps_have_an_outcome_for_every_run(job: Path, tmp_path: Path, monkeyp
     executable(tmp_path / "bin", "sbatch", "echo 'sbatch: error: no' >&2; exit 1")
     with pytest.raises(HpcMpError, match="was not taken by Slurm: sbatch: error: no"):
         hpc_mp.run_job(job, on="slurm")
-    with pytest.raises(HpcMpError, match=r"\[sweep\] makes several\. name the job file of the run: .*t/NNNN/job\.toml --resume"):
+    with pytest.raises(HpcMpError, match=r"\[sweep\] makes several\. Name the job file of the run: .*t/NNNN/job\.toml --resume"):
         hpc_mp.run_job(job, on="slurm", resume=True)
 
 

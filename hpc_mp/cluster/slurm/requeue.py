@@ -40,10 +40,10 @@ def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persiste
     """Whether the job has been queued again since it was started for the ``restart``-th time: Slurm does so after a node
     failure. A job with another script is somebody's session, of which we are a step."""
     try:
-        job = _job(job_id, ask)
+        job = job_record(job_id, ask)
     except CommandFailed:
         return False
-    return int(job.get("Restarts") or 0) > restart and _is_own(job, job_id, script)
+    return int(job.get("Restarts") or 0) > restart and is_own(job, job_id, script)
 
 
 def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:
@@ -55,11 +55,11 @@ def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -
             must not have that session started again.
     """
     try:
-        job = _job(job_id, ask)
+        job = job_record(job_id, ask)
         state = job.get("JobState") or "unknown"
         if state != "RUNNING":
             return f"the job is {state}: Slurm or its user ended it"
-        if not _is_own(job, job_id, script):
+        if not is_own(job, job_id, script):
             return "this allocation is not the job's own"
         ask(("scontrol", "requeue", job_id))
     except CommandFailed as error:
@@ -87,7 +87,7 @@ def exclude(
     deadline = time.monotonic() + SETTLING_S
     while True:
         try:
-            job = _job(job_id, ask)
+            job = job_record(job_id, ask)
             listed = expand(job.get("ExcNodeList", ""))
             users = [node for node in listed if node not in recorded]
             states = node_states(partition=job.get("Partition"), ask=ask)
@@ -102,11 +102,12 @@ def exclude(
         time.sleep(0.2)
 
 
-def _job(job_id: str, ask: Runner) -> Words:
+def job_record(job_id: str, ask: Runner) -> Words:
+    """What Slurm keeps of a job. Raises CommandFailed."""
     return next(iter(show_records("job", job_id, ask)), {})
 
 
-def _is_own(job: Words, job_id: str, script: Path) -> bool:
+def is_own(job: Words, job_id: str, script: Path) -> bool:
     """Whether the job's script is this one; for an element of an array (``7_2``) that of a run beside it."""
     if not job.get("Command"):
         return False

@@ -1,12 +1,13 @@
 """Back ends: how a plan is started and followed. A new one is a file in this folder and a row of this table."""
 
 from hpc_mp.launch.backends import local, mpi, slurm, step
+from hpc_mp.launch.depends import dependencies
 from hpc_mp.launch.backends.backend import CallRequest, Launch, Launcher, SubmittedTasks
 
 __all__ = ["BACKENDS", "CallRequest", "Launch", "Launcher", "SubmittedTasks"]
 
 BACKENDS = {
-    "slurm": Launcher(slurm.TARGET, slurm.start, arrays=True, rehearse=slurm.rehearse, submit=slurm.submit),
+    "slurm": Launcher(slurm.TARGET, slurm.start, arrays=True, depends=dependencies, rehearse=slurm.rehearse, submit=slurm.submit),
     "step": Launcher(step.TARGET, step.start, named=False),
     "local": Launcher(local.TARGET, local.start, submit=local.submit),
     "mpi": Launcher(mpi.TARGET, mpi.start),

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from hpc_mp.job import JobSpec
+from hpc_mp.launch.depends import Dependencies
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import ModelChecker
 from hpc_mp.launch.plan import JobPlan, Target
@@ -93,6 +95,7 @@ class Launcher:
         start: begins the run directory, starts the ranks, follows them to their end (or to the queue, without ``wait``) and
             says what became of them. It raises HpcMpError for what the user can mend and leaves nothing behind then.
         arrays: whether it starts all runs of a sweep at once; else it is given one after the other.
+        depends: what ``slurm.depends`` means there; raises HpcMpError. None where it has no effect.
         named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
         rehearse: lets the scheduler look at a rendered script before anything is written, and gives its words; raises HpcMpError
             where it refuses. None where no script is handed in.
@@ -102,6 +105,7 @@ class Launcher:
     target: Target
     start: Callable[[Launch], Outcome]
     arrays: bool = False
+    depends: Callable[[JobSpec], Dependencies] | None = None
     named: bool = True
     rehearse: Callable[[JobPlan, str], str] | None = None
     submit: Callable[[CallRequest], SubmittedTasks] | None = None

@@ -38,7 +38,7 @@ class JobScript:
 
 
 def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
-           template: ScriptTemplate | None = None) -> JobScript:
+           template: ScriptTemplate | None = None, dependency: str | None = None) -> JobScript:
     """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
 
     Args:
@@ -47,6 +47,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         facts: of the cluster; without them, or without its version, the text is one that every release takes.
         python: absolute path of the launching interpreter: it runs the host program outside of containers, and the
             ranks unless the job names another.
+        dependency: what ``--dependency`` asks for.
         template: in place of the shipped ``slurm/job.sbatch.j2``.
 
     Raises:
@@ -65,6 +66,7 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,
         "python": python,
+        "dependency": dependency,
         "rank_python": values.rank_python(spec, python),
         "parts": values.parts(spec, facts),
         "cpus": values.cpus_per_task(spec, facts),

@@ -1,0 +1,137 @@
+"""``[sweep]``: which runs it means, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import JobSpec, dump_job, load_job, load_sweep
+from hpc_mp.job.sweep import MOST_RUNS, Sweep, runs_of, summary_of, words_of
+
+JOB = """
+[model]
+config = { model_type = "gpt2", n_layer = 2, n_embd = 64, n_head = 4, vocab_size = 512, n_positions = 64 }
+[data]
+files = ["text.txt"]
+sequence_length = 32
+[train]
+steps = 5
+global_batch = 8
+"""
+KEYS = ("train.seed", "train.learning_rate", "train.clip", "model.config.n_layer")
+
+
+def written(folder: Path, sweep: str) -> Path:
+    path = folder / "job.toml"
+    path.write_text(JOB + sweep)
+    return path
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), st.lists(st.integers(0, 99), min_size=1, max_size=5, unique=True), min_size=1))
+def test_a_grid_is_every_combination_once_the_last_key_fastest(grid: dict[str, list[int]]) -> None:
+    found = runs_of(Sweep(grid=grid))
+    assert [tuple(values.values()) for values in found] == list(itertools.product(*grid.values()))
+    assert all(list(values) == list(grid) for values in found)
+    assert summary_of(Sweep(grid=grid), found).startswith(f"{len(found)} run")
+    assert runs_of(Sweep(runs=found)) == found, "a grid is the runs that it lists"
+
+
+@pytest.mark.parametrize("sweep", [
+    '[sweep]\ngrid = { "train.seed" = [1, 2], "train.learning_rate" = [1e-3, 3e-4] }',
+    "[sweep.grid]\ntrain.seed = [1, 2]\ntrain.learning_rate = [1e-3, 3e-4]",
+    "[sweep.grid.train]\nseed = [1, 2]\nlearning_rate = [1e-3, 3e-4]",
+    "[[sweep.runs]]\ntrain = { seed = 1, learning_rate = 1e-3 }\n[[sweep.runs]]\ntrain.seed = 1\ntrain.learning_rate = 3e-4\n"
+    '[[sweep.runs]]\n"train.seed" = 2\n"train.learning_rate" = 1e-3\n[[sweep.runs]]\ntrain.seed = 2\ntrain.learning_rate = 3e-4\n',
+])
+def test_every_way_to_write_it_means_the_same_runs(tmp_path: Path, sweep: str) -> None:
+    specs = load_sweep(written(tmp_path, sweep))
+    assert [(spec.train.seed, spec.train.learning_rate) for spec in specs] == [(1, 1e-3), (1, 3e-4), (2, 1e-3), (2, 3e-4)]
+    assert words_of(runs_of(specs[0].sweep)[1]) == "train.seed = 1, train.learning_rate = 0.0003"
+    assert {spec.train.global_batch for spec in specs} == {8}, "all else is as in the file"
+
+
+def test_values_of_every_kind(tmp_path: Path) -> None:
+    layers = [{"model_type": "gpt2", "n_layer": number, "n_embd": 32, "n_head": 2, "vocab_size": 64} for number in (1, 3)]
+    specs = load_sweep(JobSpec.model_validate({
+        "model": {"config": layers[0]}, "data": {"files": ["x"], "sequence_length": 8}, "train": {"steps": 1, "global_batch": 2},
+        "sweep": {"grid": {"model.config": layers, "train.betas": [[0.9, 0.95], [0.9, 0.999]], "train.epochs": [2]}}}))
+    assert [(spec.model.config or {})["n_layer"] for spec in specs] == [1, 1, 3, 3]
+    assert [spec.train.betas[1] for spec in specs] == [0.95, 0.999] * 2
+    assert {spec.train.epochs for spec in specs} == {2}, "epochs take the place of the file's steps"
+
+
+def test_the_job_file_of_a_run_is_that_of_the_run_alone(tmp_path: Path) -> None:
+    first, second = load_sweep(written(tmp_path, "[sweep]\ngrid = { train.seed = [1, 2] }"))
+    (tmp_path / "run.toml").write_text(dump_job(second))
+    assert load_job(tmp_path / "run.toml").train.seed == 2 and load_sweep(tmp_path / "run.toml")[0].sweep == Sweep()
+    assert first.sweep.given and len(runs_of(first.sweep)) == 2
+
+
+def test_runs_of_release_0_1_are_read(tmp_path: Path) -> None:
+    """Each of their job files names an empty ``slurm.array``."""
+    assert load_job(written(tmp_path, "[slurm]\narray = []\nretries = 5\n")).slurm.retries == 5
+
+
+REFUSED: dict[str, tuple[str, str, str]] = {
+    "no values": ("grid = { train.seed = [] }", "sweep.grid: train.seed = []", "names no value"),
+    "no list": ("grid = { train.seed = 3 }", "sweep.grid: train.seed = 3", 'rite "train.seed" = [3], with more'),
+    "neither": ("simultaneous = 2", "[sweep]", "has neither grid nor runs"),
+    "empty": ("runs = []", "[sweep]", "has neither grid nor runs"),
+    "both": ("grid = { train.seed = [1] }\nruns = [{}]", "[sweep]", "has both grid and runs"),
+    "no table of runs": ("runs = [1]", "sweep.runs[0] = 1", "must be a table"),
+    "the same value twice": ("grid = { train.seed = [1, 2, 1] }", "[sweep]: run 3 (train.seed = 1)", "is the same as run 1"),
+    "the same run twice": ("runs = [{}, { train.seed = 1 }, {}]", "[sweep]: run 3 (the job file as it is)", "another train.seed"),
+    "an unknown key": ("grid = { train.learning_rat = [1e-3, 1e-4] }", "train.learning_rat = 0.001 in run 1 of the sweep",
+                       "Did you mean 'learning_rate'?"),
+    "another trainer's key": ("grid = { train.lr = [1e-3, 1e-4] }", "train.lr = 0.001 in run 1", "is train.learning_rate here"),
+    "a wrong type in a later run": ('grid = { train.seed = [1, "two"] }', "train.seed = 'two' in run 2 of the sweep",
+                                    "must be a whole number"),
+    "arithmetic of a later run": ("runs = [{}, { train.warmup_steps = 99 }]", "train.warmup_steps = 99 in run 2", "is more than"),
+    "a key of a value": ("grid = { train.seed.x = [1] }", "train.seed in run 1", "must be a whole number"),
+    "a key without a table": ("grid = { seed = [1, 2] }", "sweep.grid: seed", "cannot differ"),
+    "what the script holds": ('runs = [{ "slurm.partition" = "x" }]', "sweep.runs: slurm.partition", "share [job], [slurm]"),
+    "the sweep itself": ("grid = { sweep.simultaneous = [1, 2] }", "sweep.grid: sweep.simultaneous", "cannot differ"),
+    "a key twice": ('runs = [{ "train.seed" = 1, train = { seed = 2 } }]', "[sweep]", "is named twice"),
+    "too many": (f"grid = {{ train.seed = {list(range(100))}, train.warmup_steps = {list(range(11))} }}", "[sweep]",
+                 f"means 1,100 runs, and {MOST_RUNS:,} are the most"),
+    "nothing at once": ("grid = { train.seed = [1] }\nsimultaneous = 0", "sweep.simultaneous = 0", "must be at least 1"),
+    "submitit's word": ("grid = { train.seed = [1] }\narray_parallelism = 2", "sweep.array_parallelism", "is sweep.simultaneous here"),
+    "behind each other": ("grid = { train.seed = [1, 2] }\n[slurm]\nchain = 2", "slurm.chain = 2", "cannot follow the runs of a sweep"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_what_it_refuses(tmp_path: Path, mistake: str) -> None:
+    text, value, words = REFUSED[mistake]
+    with pytest.raises(HpcMpError) as refused:
+        load_sweep(written(tmp_path, f"[sweep]\n{text}\n"))
+    assert value in refused.value.value and words in str(refused.value)
+
+
+@pytest.mark.parametrize(("override", "words"), [
+    ("train.seed=3", "has no effect: each run of the sweep has its own train.seed"), ("train.steps=7", ""),
+])
+def test_overrides_beside_a_sweep(tmp_path: Path, override: str, words: str) -> None:
+    path = written(tmp_path, "[sweep]\ngrid = { train.seed = [1, 2] }")
+    if words:
+        with pytest.raises(HpcMpError, match=words):
+            load_sweep(path, [override])
+    else:
+        assert [spec.train.steps for spec in load_sweep(path, [override])] == [7, 7]
+
+
+@pytest.mark.parametrize("override", ["sweep.grid.train.seed=[1, 2]", 'sweep.grid={ "train.seed" = [1, 2] }'])
+def test_a_sweep_of_the_command_line(tmp_path: Path, override: str) -> None:
+    assert [spec.train.seed for spec in load_sweep(written(tmp_path, ""), [override])] == [1, 2]
+
+
+def test_thousands_of_runs_are_refused_before_they_are_made() -> None:
+    huge: dict[str, Any] = {f"train.k{number}": list(range(1000)) for number in range(9)}
+    with pytest.raises(HpcMpError, match="means 1,000,000,000,000,000,000,000,000,000 runs"):
+        runs_of(Sweep(grid=huge))
