@@ -11,7 +11,7 @@ import click
 from hpc_mp.base.text import several
 from hpc_mp.cli.status import lost_words
 from hpc_mp.launch.cancel import end
-from hpc_mp.launch.find import sweep_of, find_all, job_of
+from hpc_mp.launch.find import find_all, job_of, sweep_of
 from hpc_mp.launch.status import RunStatus, overviews
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of

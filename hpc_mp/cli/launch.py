@@ -37,8 +37,9 @@ MEND_FIRST = {
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
 @click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line, and all defaults.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
-@click.option("--resume", is_flag=True, help="Go on with the newest run of this job, or with the run whose job file this is, on this or another layout; of a sweep on "
-                   "emulated nodes with all runs that are not complete.")
+@click.option("--resume", is_flag=True,
+              help="Go on with the newest run of this job, or with the run whose job file this is, on this or another layout; of "
+                   "a sweep on emulated nodes with all runs that are not complete.")
 @click.option("--slurm-version", metavar="YEAR.MONTH", callback=lambda _context, _option, text: text and parse_version(text),
               help="Write the job script for this release of Slurm instead of the one found.")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")

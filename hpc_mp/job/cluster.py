@@ -50,12 +50,8 @@ class Slurm(Section):
     retries: NonNegative = 3
     """So many failures of machines in a row without a new checkpoint are followed by another attempt; 0 = none. Example: `10`."""
     depends: tuple[Dependency, ...] = ()
-    """What must have come before this job starts: runs (a directory, or `DIRECTORY/NAME` for the newest run of a job) or ids of Slurm
-    jobs, which must have completed; `"afterany:…"` when it has ended in any way, `"afternotok:…"` when it has failed. See
-    [dependencies](../user/jobs.md#dependencies). Example: `["runs/pretrain"]`."""
-    depends: tuple[Dependency, ...] = ()
-    """What must have come before this job starts: runs (a directory, or `DIRECTORY/NAME` for the newest run of a job) or ids of Slurm
-    jobs, which must have completed; with `"afterany:…"` ended in any way, with `"afternotok:…"` failed. See
+    """What must have come before this job starts: runs (a directory, or `DIRECTORY/NAME` for the newest run of a job) or ids of
+    Slurm jobs, which must have completed; with `"afterany:…"` ended in any way, with `"afternotok:…"` failed. See
     [dependencies](../user/jobs.md#dependencies). Example: `["runs/pretrain"]`."""
     chain: NonNegative = 0
     """Jobs queued behind this one. Not with a sweep. Example: `3`."""

@@ -59,8 +59,8 @@ def load_sweep(
         before_arithmetic: called with the job once each of its values is known to be right by itself.
 
     Raises:
-        HpcMpError: as ``load_job``, ``runs_of`` and ``before_arithmetic`` do, for each run; and for an override of a key that every
-            run has its own value of.
+        HpcMpError: as ``load_job``, ``runs_of`` and ``before_arithmetic`` do, for each run; and for an override of a key that
+            every run has its own value of.
     """
     written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True) if isinstance(job, JobSpec) else _parse(job)
     base = Path.cwd() if isinstance(job, JobSpec) else job.resolve().parent

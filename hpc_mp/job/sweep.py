@@ -65,8 +65,8 @@ def runs_of(sweep: Sweep) -> tuple[Values, ...]:
     for key in dict.fromkeys(key for values in found for key in values):
         section = key.partition(".")[0]
         if section in SHARED or "." not in key:
-            raise HpcMpError(f"sweep.{'grid' if sweep.grid else 'runs'}: {key}", "cannot differ between the runs of a sweep, which "
-                             f"share {', '.join(f'[{name}]' for name in SHARED)}",
+            raise HpcMpError(f"sweep.{'grid' if sweep.grid else 'runs'}: {key}", "cannot differ between the runs of a sweep, "
+                             f"which share {', '.join(f'[{name}]' for name in SHARED)}",
                              'name keys of other tables, for example "train.seed"')
     return found
 
@@ -98,7 +98,8 @@ def _product(grid: Mapping[str, Any]) -> tuple[Values, ...]:
 
 
 def _flat(table: Mapping[str, Any]) -> Values:
-    """``"train.seed" = 1`` as it is; ``train.seed = 1`` and ``train = { seed = 1 }``, which TOML reads as tables, by the same name."""
+    """``"train.seed" = 1`` as it is; ``train.seed = 1`` and ``train = { seed = 1 }``, which TOML reads as tables, by the same
+    name."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         for name, leaf in (leaves(key, value) if "." not in key else {key: value}).items():
@@ -109,4 +110,5 @@ def _flat(table: Mapping[str, Any]) -> Values:
 
 
 def _too_many(number: int) -> HpcMpError:
-    return HpcMpError("[sweep]", f"means {number:,} runs, and {MOST_RUNS:,} are the most", "leave values out, or make several sweeps")
+    return HpcMpError("[sweep]", f"means {number:,} runs, and {MOST_RUNS:,} are the most",
+                      "leave values out, or make several sweeps")

@@ -136,7 +136,8 @@ Address = Annotated[str, must(
     re.compile(r"[^\s,;<>\"'\\\x00-\x1f]+").fullmatch)]
 Dependency = Annotated[str, must(
     "must be a run or the id of a Slurm job, perhaps behind afterok:, afterany: or afternotok:",
-    'write for example "runs/pretrain" or "afterany:123"; slurm.extra.dependency takes what else sbatch does', DEPENDENCY.fullmatch)]
+    'write for example "runs/pretrain" or "afterany:123"; slurm.extra.dependency takes what else sbatch does',
+    DEPENDENCY.fullmatch)]
 Variable = Annotated[str, must(
     "must be named by letters, digits and underscores, the first not a digit", "write the name as the shell takes it",
     re.compile(r"[A-Za-z_][A-Za-z0-9_]*").fullmatch)]

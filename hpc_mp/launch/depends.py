@@ -1,8 +1,8 @@
 """``slurm.depends``: what must have come before a job starts, as Slurm's ``--dependency`` says it.
 
-A run is looked up in its directory. One that goes on has a Slurm job, and with ``slurm.chain`` several: whichever of them completes
-the run ends with exit code 0, the others do not (they are withdrawn, or ended otherwise), so that any of them will do. A restart
-keeps the job's id.
+A run is looked up in its directory. One that goes on has a Slurm job, and with ``slurm.chain`` several: whichever of them
+completes the run ends with exit code 0, the others do not (they are withdrawn, or end otherwise), so that any of them will do.
+A restart keeps the job's id.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def dependencies(spec: JobSpec, ask: Runner = queue.patient) -> Dependencies:
     found = [_one(word, ask) for word in spec.slurm.depends]
     terms = [term for term, _ in found if term is not None]
     if len(terms) > 1 and any("?" in term for term in terms):
-        raise HpcMpError(f"slurm.depends = {list(spec.slurm.depends)}", "names a run with slurm.chain beside others, and Slurm joins "
-                         "its dependencies either by “and” or by “or”", "depend on the run that ends last alone")
+        raise HpcMpError(f"slurm.depends = {list(spec.slurm.depends)}", "names a run with slurm.chain beside others, and Slurm "
+                         "joins its dependencies either by “and” or by “or”", "depend on the run that ends last alone")
     return Dependencies(",".join(terms) or None, tuple(words for _, words in found))
 
 

@@ -58,12 +58,12 @@ def check_fit(spec: JobSpec, facts: ClusterFacts) -> None:
     Where a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
 
     Raises:
-        HpcMpError: the nodes, CPUs, GPUs, memory or time that no partition of the job has, or more runs of a sweep than Slurm takes
-            as one array.
+        HpcMpError: the nodes, CPUs, GPUs, memory or time that no partition of the job has, or more runs of a sweep than Slurm
+            takes as one array.
     """
     if facts.most_elements is not None and (runs := len(runs_of(spec.sweep))) > facts.most_elements:
-        raise HpcMpError("[sweep]", f"has {counted(runs, 'run')}, and this Slurm takes arrays of {facts.most_elements:,} jobs at most "
-                         "(MaxArraySize)", "make several sweeps of it")
+        raise HpcMpError("[sweep]", f"has {counted(runs, 'run')}, and this Slurm takes arrays of {facts.most_elements:,} jobs at "
+                         "most (MaxArraySize)", "make several sweeps of it")
     if "clusters" in spec.slurm.extra:  # the facts are of another one
         return
     known = {each.partition.name: each for each in facts.limits}

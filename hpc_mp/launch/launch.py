@@ -15,12 +15,12 @@ from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec, load_sweep
 from hpc_mp.job.inputs import find_program
+from hpc_mp.job.sweep import Sweep
+from hpc_mp.launch import sweep
 from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
 from hpc_mp.launch.depends import NONE, row
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
-from hpc_mp.job.sweep import Sweep
-from hpc_mp.launch import sweep
 from hpc_mp.launch.plan import JobPlan, asked_once, compose, origin_of
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
@@ -60,7 +60,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script, and what it trains on."""
+    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script and what it trains on."""
 
     plans: tuple[JobPlan, ...]
     run: Path

@@ -13,8 +13,8 @@ from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
-from hpc_mp.launch.depends import NONE, Dependencies
 from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile
+from hpc_mp.launch.depends import NONE, Dependencies
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
 from hpc_mp.launch.render import ScriptTemplate

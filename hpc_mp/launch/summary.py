@@ -23,7 +23,8 @@ SCRIPT: tuple[str, ...] = ("slurm", "step")
 
 PLACES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("slurm.account", "slurm.qos", "slurm.constraint", "slurm.reservation", "slurm.switches", "slurm.gpu_type",
-                     "slurm.gpu_request", "slurm.depends", "sweep.simultaneous", "notify.mail", "slurm.retries", "slurm.chain"), JOB),
+                     "slurm.gpu_request", "slurm.depends", "sweep.simultaneous", "notify.mail", "slurm.retries",
+                     "slurm.chain"), JOB),
     **dict.fromkeys(("slurm.partition", "slurm.mpi", "slurm.components", "slurm.grace", "slurm.container",
                      "slurm.container_runtime", "slurm.container_mounts", "slurm.modules", "slurm.conda", "slurm.venv",
                      "slurm.python", "slurm.setup", "slurm.extra", "environment.local", "environment.stage",

@@ -75,8 +75,8 @@ def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
 
 
 def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], listener: Listener) -> Outcome:
-    """The runs of a sweep one after the other: a run that fails, or is cancelled alone, is followed by the next one; an interrupt, or
-    ``cancel --all``, ends the sweep.
+    """The runs of a sweep one after the other: a run that fails, or is cancelled alone, is followed by the next one; an
+    interrupt, or ``cancel --all``, ends the sweep.
 
     Args:
         start: starts a run and follows it to its end.

@@ -64,8 +64,8 @@ def end_sweep(run: RunDirectory) -> None:
 
 
 def best_of(losses: Iterable[tuple[float | None, float | None]]) -> tuple[int, str] | None:
-    """Which run of a sweep is the best, and by what: the least held-out loss where each run that has a loss has one of these too, else
-    the least loss of the last steps. None where fewer than two runs have a loss.
+    """Which run of a sweep is the best, and by what: the least held-out loss where each run that has a loss has one of these
+    too, else the least loss of the last steps. None where fewer than two runs have a loss.
 
     Args:
         losses: of each run the last loss and the least held-out one.

@@ -10,7 +10,8 @@ from hpc_mp.supervisor.signals import Signals
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code of the job: 0 the run is complete or the job queued again, 75 stopped, 2 the input is wrong, else what srun ended with."""
+    """The exit code of the job: 0 where the run is complete or the job is queued again, 75 stopped, 2 the input is wrong, else
+    what srun ended with."""
     signals = Signals()  # first of all: Slurm may warn at any moment
     from hpc_mp.base.errors import HpcMpError
     from hpc_mp.supervisor.attempt import start

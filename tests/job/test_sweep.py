@@ -47,7 +47,8 @@ def test_a_grid_is_every_combination_once_the_last_key_fastest(grid: dict[str, l
     "[sweep.grid]\ntrain.seed = [1, 2]\ntrain.learning_rate = [1e-3, 3e-4]",
     "[sweep.grid.train]\nseed = [1, 2]\nlearning_rate = [1e-3, 3e-4]",
     "[[sweep.runs]]\ntrain = { seed = 1, learning_rate = 1e-3 }\n[[sweep.runs]]\ntrain.seed = 1\ntrain.learning_rate = 3e-4\n"
-    '[[sweep.runs]]\n"train.seed" = 2\n"train.learning_rate" = 1e-3\n[[sweep.runs]]\ntrain.seed = 2\ntrain.learning_rate = 3e-4\n',
+    '[[sweep.runs]]\n"train.seed" = 2\n"train.learning_rate" = 1e-3\n'
+    "[[sweep.runs]]\ntrain.seed = 2\ntrain.learning_rate = 3e-4\n",
 ])
 def test_every_way_to_write_it_means_the_same_runs(tmp_path: Path, sweep: str) -> None:
     specs = load_sweep(written(tmp_path, sweep))
@@ -101,8 +102,10 @@ REFUSED: dict[str, tuple[str, str, str]] = {
     "too many": (f"grid = {{ train.seed = {list(range(100))}, train.warmup_steps = {list(range(11))} }}", "[sweep]",
                  f"means 1,100 runs, and {MOST_RUNS:,} are the most"),
     "nothing at once": ("grid = { train.seed = [1] }\nsimultaneous = 0", "sweep.simultaneous = 0", "must be at least 1"),
-    "submitit's word": ("grid = { train.seed = [1] }\narray_parallelism = 2", "sweep.array_parallelism", "is sweep.simultaneous here"),
-    "behind each other": ("grid = { train.seed = [1, 2] }\n[slurm]\nchain = 2", "slurm.chain = 2", "cannot follow the runs of a sweep"),
+    "submitit's word": ("grid = { train.seed = [1] }\narray_parallelism = 2", "sweep.array_parallelism",
+                        "is sweep.simultaneous here"),
+    "behind each other": ("grid = { train.seed = [1, 2] }\n[slurm]\nchain = 2", "slurm.chain = 2",
+                          "cannot follow the runs of a sweep"),
 }
 
 

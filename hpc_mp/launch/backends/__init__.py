@@ -1,8 +1,8 @@
 """Back ends: how a plan is started and followed. A new one is a file in this folder and a row of this table."""
 
 from hpc_mp.launch.backends import local, mpi, slurm, step
-from hpc_mp.launch.depends import dependencies
 from hpc_mp.launch.backends.backend import CallRequest, Launch, Launcher, SubmittedTasks
+from hpc_mp.launch.depends import dependencies
 
 __all__ = ["BACKENDS", "CallRequest", "Launch", "Launcher", "SubmittedTasks"]
 

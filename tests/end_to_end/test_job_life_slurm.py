@@ -1,0 +1,116 @@
+"""Sweeps, dependencies and the mail at a run's end on a real Slurm, whose mail program writes into a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rendering import executable
+from slurm_jobs import command, light, submit, write_job
+from slurm_lab.cluster import Cluster, wait_until
+from slurm_lab.lab import Lab
+from slurm_lab.why_not import why_not
+
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.outcome import verdict
+
+ONE = ("job.nodes=1", "job.ranks_per_node=1", "parallel.zero=0")
+SWEEP = ("sweep.grid.train.seed=[1, 2, 3, 4]", "sweep.simultaneous=2")
+
+
+@pytest.fixture(scope="module")
+def mailing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Lab, Path]]:
+    """A Slurm, and the file with a line for each mail that it sends."""
+    reason = why_not()
+    if reason:
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("mail")
+    folder.chmod(0o777)
+    program = executable(folder / "mail", f'#!/bin/sh\necho "$@" >> {folder}/mails\n')
+    with Lab(overrides={"KillWait": "2", "MailProg": str(program)}, keep=[folder]) as running:
+        yield running, folder / "mails"
+
+
+@pytest.fixture
+def job(mailing: tuple[Lab, Path]) -> Iterator[Path]:
+    directory = mailing[0].share / f"life {os.urandom(2).hex()}"
+    yield write_job(directory)
+    mailing[0].mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def runs(job: Path) -> list[RunDirectory]:
+    return [RunDirectory(path) for path in sorted(job.parent.glob("runs/*/[0-9]*"))]
+
+
+def said(lab: Cluster, *words: str | Path) -> str:
+    done = command(lab, *words)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.timeout(300)
+def test_never_more_runs_at_once_than_the_sweep_allows(mailing: tuple[Lab, Path], job: Path) -> None:
+    """On four idle nodes; then one run of another sweep is cancelled, and the whole of it."""
+    lab, _ = mailing
+    times = job.parent / "times"
+    submit(lab, job, (*ONE, *SWEEP, light(job, f"echo +1 >> '{times}'; sleep 3; echo -1 >> '{times}'")))
+    wait_until(lambda: len(runs(job)) == 4 and all(map(verdict, runs(job))), 120)
+    at_once = [sum(int(line) for line in times.read_text().split()[:end + 1]) for end in range(8)]
+    assert max(at_once) == 2 and at_once[-1] == 0, at_once
+
+    _, job_id = submit(lab, job, (*ONE, *SWEEP, light(job, "sleep 600")))
+    array, second = job_id.partition("_")[0], runs(job)[4:]
+    wait_until(lambda: said(lab, "status", array).count("running") == 2, 60)
+    words = said(lab, "cancel", f"{array}_3")
+    assert "stopped" in words and "the other runs of the sweep go on" in words
+    said(lab, "cancel", second[0].path, "--all", "--now")
+    wait_until(lambda: lab.run(["squeue", "--noheader"]).stdout.strip() == "", 60)
+    assert "running" not in said(lab, "status", second[0].path.parent)
+
+
+@pytest.mark.timeout(300)
+def test_a_job_starts_when_the_run_that_it_depends_on_has_completed(mailing: tuple[Lab, Path], job: Path) -> None:
+    lab, _ = mailing
+    order = job.parent / "order"
+    first, first_id = submit(lab, job, (*ONE, "job.name=first", light(job, f"sleep 4; echo first >> '{order}'")))
+    rank = executable(job.parent / "other", f"#!/bin/sh\necho second >> '{order}'\n")
+    second, _ = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]', f"slurm.python={rank}"))
+    assert f"#SBATCH --dependency=afterok:{first_id}\n" in second.script.read_text()
+    assert "Dependency" in said(lab, "status", second.path)
+    wait_until(lambda: verdict(second) is not None, 90)
+    assert order.read_text() == "first\nsecond\n" and verdict(first) is not None
+
+
+@pytest.mark.timeout(300)
+def test_a_dependency_that_can_never_be_satisfied_is_explained(mailing: tuple[Lab, Path], job: Path) -> None:
+    """The run before it is stopped by its user: it has not completed."""
+    lab, _ = mailing
+    first, _ = submit(lab, job, (*ONE, "job.name=first", light(job, "sleep 600")))
+    second, second_id = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]'))
+    wait_until(lambda: "running" in said(lab, "status", first.path), 60)
+    said(lab, "cancel", first.path, "--now")
+    wait_until(lambda: "DependencyNeverSatisfied" in said(lab, "status", second.path), 60)
+    assert "so it never starts" in said(lab, "status", second.path)
+    lab.run(["scancel", second_id])
+    assert "can never be satisfied: the run has stopped" in said(
+        lab, "launch", job, "--on", "slurm", "--set", 'slurm.depends=["runs/first"]')
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("ends", "words"), [("exit 0", "Ended"), ("exit 3", "Failed")])
+def test_one_mail_at_the_end_of_a_run(mailing: tuple[Lab, Path], job: Path, ends: str, words: str) -> None:
+    """Of a run that is queued again once: none at that, and one that says how it ended."""
+    lab, mails = mailing
+    mails.write_text("")
+    mails.chmod(0o666)
+    once = f"'{job.parent}/once'"
+    rank = light(job, f"[ -e {once} ] || {{ touch {once}; exit 75; }}; {ends}")
+    run, job_id = submit(lab, job, (*ONE, "notify.mail=me@example.org", rank))
+    wait_until(lambda: verdict(run) is not None, 120)
+    wait_until(lambda: lab.run(["squeue", "--noheader"]).stdout.strip() == "" and mails.read_text() != "", 60)
+    assert run.attempt() == 2, "it was queued again"
+    assert len(sent := mails.read_text().splitlines()) == 1, sent
+    assert f"Job_id={job_id}" in sent[0] and words in sent[0] and sent[0].rstrip().endswith("me@example.org"), sent
