@@ -42,8 +42,10 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
     waiting = [job.id for now in runs.values() for job in (now.job, *now.successors) if job is not None and job.waits]
     if waiting:
         cancel(waiting)
-        for run in runs:
+        for run, now in runs.items():
             end_watch(run)
+            if now.job is not None and now.job.waits:
+                write_text(run.stop, "hpc-mp cancel\n")
         say(f"cancelled Slurm job{'s' * (len(waiting) > 1)} {', '.join(waiting)}, which had not started")
     jobs = {run: now.job if now.job is not None and not now.job.ended and not now.job.waits else None
             for run, now in runs.items()}

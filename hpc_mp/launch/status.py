@@ -17,7 +17,7 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import STOPPING, UNKNOWN, SlurmJob
+from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
 from hpc_mp.job import load_job
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
@@ -144,7 +144,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     last = records[-1] if records else None
     step = last.step if last else 0
     recorded = _recorded(phase, found, done=step == steps)
-    state = _state(job, recorded, held(run))
+    state = _state(job, recorded, held(run), run.stop.exists())
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
     step_age = max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None
     late = (state == "running" and phase not in SLOW_PHASES and pace is not None and step_age is not None
@@ -189,8 +189,9 @@ def held(run: RunDirectory) -> bool:
     return False
 
 
-def _state(job: SlurmJob | None, recorded: str | None, held: bool) -> str:
-    """``recorded``: how the run directory says that it ended."""
+def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) -> str:
+    """``recorded``: how the run directory says that it ended; ``asked``: whether its user has asked for that. Slurm forgets the
+    jobs of an array that are cancelled before they start."""
     if job is None:
         return "running" if held and recorded is None else recorded or "failed"
     if job.waits:
@@ -201,7 +202,8 @@ def _state(job: SlurmJob | None, recorded: str | None, held: bool) -> str:
         return recorded or "running"
     if recorded is not None:
         return recorded
-    return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING else "failed"
+    return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING or (
+        asked and job.state == FORGOTTEN) else "failed"
 
 
 def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | None:

@@ -25,7 +25,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import write_exclusions
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
-from hpc_mp.launch.status import seen
+from hpc_mp.launch.status import _state, seen
 from hpc_mp.rundir import RunDirectory, write_json
 from hpc_mp.rundir.records import RankStart, line_of
 
@@ -344,3 +344,9 @@ def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, 
     assert launch.wait(20) == 1
     assert status(run)["state"] in ("stopped", "failed")
     assert os.path.exists(run.stop)
+
+
+def test_a_waiting_run_that_was_cancelled_was_stopped() -> None:
+    """Slurm forgets the jobs of an array that never started."""
+    forgotten = SlurmJob("7_3", "FORGOTTEN")
+    assert (_state(forgotten, None, False, True), _state(forgotten, None, False, False)) == ("stopped", "failed")

@@ -114,6 +114,13 @@ def test_the_text_of_every_element_of_an_array_is_looked_at(job: Path) -> None:
         launched_text((plan, replace(plan, spec=other)))
 
 
+def test_held_out_files_that_are_trained_on_are_named(job: Path, rows: Path) -> None:
+    for given, words in (("text.txt", "1 of 1 file in evaluate.files"), ("rows.jsonl", None)):
+        spec = load_job(job, [f'evaluate.files=["{given}"]'])
+        said = training_text.text_rows(training_text.report_text(spec, 512), spec).get("warning")
+        assert (said is None) == (words is None) and (words is None or (words in said and "is no held-out loss" in said))
+
+
 def test_less_text_than_a_sample(job: Path) -> None:
     (job.parent / "text.txt").write_text("x" * 31)
     with pytest.raises(HpcMpError, match=r"data\.sequence_length = 32: is more than the text has: 1 file with 31 bytes"):

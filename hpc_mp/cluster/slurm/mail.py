@@ -1,9 +1,9 @@
 """Have Slurm send one mail, by the job that ends a run.
 
 ``--mail-type=END,FAIL`` of a job script would not do: the mails of a chain are as many as its jobs, and a node failure after
-which Slurm requeues the job is a FAIL mail too. So jobs ask for no mail, and the one that has come to the run's verdict asks for one
-while it still runs, which ``scontrol update`` lets its owner do; Slurm sends it when the job's script has ended. Its subject has
-the state and the exit code of the job: 0 where the run is complete. The file is alone for this reasoning.
+which Slurm requeues the job is a FAIL mail too. So jobs ask for no mail, and the one that has come to the run's verdict asks for
+one while it still runs, which ``scontrol update`` lets its owner do; Slurm sends it when the job's script has ended. Its subject
+has the state and the exit code of the job: 0 where the run is complete. The file is alone for this reasoning.
 """
 
 from __future__ import annotations
