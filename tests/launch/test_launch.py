@@ -23,6 +23,7 @@ from launching import answers, environment, mark, marked, silent, the_run, until
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.launch import command
 from hpc_mp.job import dump_job, load_job
+from hpc_mp.launch.plan import newest_run
 from hpc_mp.launch.resume import resuming
 from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_manifest
 
@@ -223,7 +224,8 @@ def finished(tmp_path: Path) -> Path:
 
 
 def left(job: Path, *overrides: str, ask: Any = silent) -> bool:
-    with resuming(load_job(job, overrides), ask) as resumed:
+    spec = load_job(job, overrides)
+    with resuming(spec, newest_run(spec), ask) as resumed:
         return resumed.left
 
 
