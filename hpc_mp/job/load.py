@@ -137,14 +137,15 @@ def _without_array(tree: dict[str, Any]) -> dict[str, Any]:
 def _override(tree: dict[str, Any], text: str) -> dict[str, Any]:
     """A parsed job file with ``"a.b=value"`` put in; text that is no TOML value is taken as it is."""
     key, equals, raw = text.partition("=")
-    if not equals or not all(part.strip() for part in key.split(".")):
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
         raise HpcMpError(f"--set {text}", "does not read SECTION.KEY=VALUE", "write for example --set train.steps=20")
     try:
         parsed = tomllib.loads(f"v = {raw}")
     except (ValueError, RecursionError):
         parsed = {}
     try:
-        is_value = list(parsed) == ["v"] and (isinstance(parsed["v"], str) or not _is_text([part.strip() for part in key.split(".")]))
+        is_value = list(parsed) == ["v"] and (isinstance(parsed["v"], str) or not _is_text(parts))
         return _put(tree, key, parsed["v"] if is_value else raw)
     except HpcMpError as error:
         raise HpcMpError(f"--set {text}", error.rule, error.remedy) from None
