@@ -6,7 +6,7 @@ Pure: facts in, choices with their reasons out. The order of the ranks is the pl
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.errors import HpcMpError
@@ -141,25 +141,35 @@ def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
     return wanted or (next(iter(whole)) if len(whole) == 1 else None)
 
 
-def avoid(spec: JobSpec, partition: SlurmPartition | None, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
+def avoid(spec: JobSpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
     """``slurm.extra.exclude`` with the nodes that have failed lately, where enough others are there; None: the job's own stands.
 
+    Nodes of other partitions than the job's do not matter, and those that its user names are not for us to leave out.
+
     Args:
-        partition: that the job goes to; nodes of others do not matter.
         bad: findings that have not expired, by node.
     """
-    usable = [node for kind in partition.kinds for node in kind.nodes] if partition else []
-    excluded = list(expand(str(spec.slurm.extra.get("exclude", ""))))
-    found = [bad[node] for node in dict.fromkeys(usable) if node in bad and node not in excluded]
+    usable = [node for kind in facts.partition.kinds for node in kind.nodes] if facts.partition else []
+    states = {node: NodeState("down" if node in facts.out_of_service else "idle") for node in usable}
+    excluded, wanted = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))
+    found = [bad[node] for node in states if node in bad and node not in (*excluded, *wanted)]
     if not found:
         return ResolvedKey(EXCLUDE, None)
-    keeping = choose(found, excluded, {node: NodeState("idle") for node in usable}, spec.job.nodes)
-    said = {kept: "; ".join(f"{each.node} ({each.code}: {each.evidence})" for each in nodes)
-            for kept, nodes in ((True, keeping.kept), (False, keeping.taken_back))}
-    left = len(set(usable) - set(excluded) - set(keeping.nodes) - {finding.node for finding in keeping.taken_back})
-    why = "; ".join(filter(None, (said[True] and f"avoided: {said[True]}", said[False] and
-                                  f"not avoided, as only {left} other nodes are there: {said[False]}")))
+    keeping = choose(found, excluded, states, spec.job.nodes)
+    left = len(set(usable) - set(excluded) - set(keeping.nodes) - {finding.node for finding in keeping.taken_back}
+               - facts.out_of_service)
+    why = "; ".join(filter(None, (keeping.kept and f"avoided: {_against(keeping.kept)}", keeping.taken_back and
+                                  f"not avoided, as only {left} other nodes are there: {_against(keeping.taken_back)}")))
     return ResolvedKey(EXCLUDE, compress([*excluded, *keeping.nodes]) if keeping.kept else None, why)
+
+
+def spare(nodes: Sequence[BadNode]) -> ResolvedKey[str | None]:
+    """The same for a job that could not start on the other nodes, which lack what it asks for: it may have these."""
+    return ResolvedKey(EXCLUDE, None, f"not avoided, as the job could not start on the others: {_against(nodes)}")
+
+
+def _against(nodes: Sequence[BadNode]) -> str:
+    return "; ".join(f"{each.node} ({each.code}: {each.evidence})" for each in nodes)
 
 
 def avoided(given: JobSpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:

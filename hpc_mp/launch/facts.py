@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.partition import PartitionLimits, partition_limits
 from hpc_mp.cluster.slurm.query import SlurmPartition, last_line, partition_names, partitions, until_silent, version
 from hpc_mp.cluster.slurm.records import find_settings
@@ -27,6 +28,7 @@ class ClusterFacts:
         gpu_partitions: names of the partitions whose nodes list GPUs.
         unknown_partition: a name in the job that no partition has, hidden ones counted.
         partition_names: those to choose from, where there is such a name.
+        out_of_service: nodes of the partition that Slurm gives to no job now.
         cpus: that a job may use on each node of the partition (``CPUEfctv`` and ``MaxCPUsPerNode``, the least of them).
         threads_per_core: of these nodes.
         select: Slurm's ``SelectType``, such as ``select/cons_tres``.
@@ -44,6 +46,7 @@ class ClusterFacts:
     gpu_partitions: tuple[str, ...] = ()
     unknown_partition: str | None = None
     partition_names: tuple[str, ...] = ()
+    out_of_service: frozenset[str] = frozenset()
     cpus: int | None = None
     threads_per_core: int = 1
     select: str | None = None
@@ -84,6 +87,7 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
         gpu_partitions=tuple(one.name for one in seen if any(kind.gpus for kind in one.kinds)),
         unknown_partition=unknown,
         partition_names=tuple(one.name for one in seen) if unknown is not None else (),
+        out_of_service=_out_of_service(partition, ask) if partition is not None else frozenset(),
         cpus=own.cpus if own else None,
         threads_per_core=own.threads_per_core if own else 1,
         select=config.get("SelectType") or None,
@@ -103,6 +107,14 @@ def _wanted(spec: JobSpec, known: Iterable[SlurmPartition]) -> SlurmPartition | 
     """The job's partition, else the default one."""
     name = spec.slurm.partition
     return next((one for one in known if one.name == name or (name is None and one.default)), None)
+
+
+def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:
+    try:
+        states = node_states(partition=partition.name, ask=ask)
+    except CommandFailed:
+        return frozenset()
+    return frozenset(node for node, found in states.items() if not found.in_service)
 
 
 def _unknown(spec: JobSpec, seen: Sequence[str], ask: Runner) -> str | None:

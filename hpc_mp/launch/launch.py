@@ -145,10 +145,10 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
         listener.say(_summary(plans, backend, text))
         runs = next_runs(plans if plans[0].spec.sweep.given else plans[:1], resumed)
-        rendered = script(plans[0], *runs)
         if backend.rehearse is not None:
-            listener.say(backend.rehearse(plans[0], rendered.text))
-        return Preview(plans, runs[0], rendered, text)
+            plans, said = backend.rehearse(plans, runs)
+            listener.say(said)
+        return Preview(plans, runs[0], script(plans[0], *runs), text)
 
 
 def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estimated_steps) -> tuple[JobPlan, ...]:

@@ -13,7 +13,7 @@ from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import JobSpec
 from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
-from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile
+from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile, spare
 from hpc_mp.launch.depends import NONE, Dependencies
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.fit import with_node_memory
@@ -140,8 +140,14 @@ def compose(
     traffic = traffic_of(known, shape, layers.value)
     order = choose_rank_order(known, traffic, measured)
     resolution = _resolution(given, shape, target, facts, bad, gpus, measured, layers, order, resumed)
+    try:
+        target.fits(resolved(given, resolution.keys), facts)
+    except HpcMpError:
+        if not avoided(given, resolution.exclude, bad):
+            raise
+        resolution = replace(resolution, exclude=spare(avoided(given, resolution.exclude, bad)))
+        target.fits(resolved(given, resolution.keys), facts)
     spec = resolved(given, resolution.keys)
-    target.fits(spec, facts)
     placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
     held = state_bytes(shape, spec, layers.value)
     state = tuple(held[rank.pp, rank.tp] for rank in placement.ranks)
@@ -153,6 +159,13 @@ def compose(
                      chunk_counts(spec))
     return JobPlan(given, resolution, spec, where, shape, placement, computes_on, record, facts, measured=measured,
                    avoided=avoided(given, resolution.exclude, bad), resumes=resumed)
+
+
+def without_avoiding(plan: JobPlan) -> JobPlan:
+    """The plan of a job that gets the nodes that we would have kept it off, as it cannot start on the others."""
+    resolution = replace(plan.resolution, exclude=spare(plan.avoided)) if plan.avoided else plan.resolution
+    record = replace(plan.record, choices=tuple(key for key in resolution.keys if key.why))
+    return replace(plan, resolution=resolution, spec=resolved(plan.given, resolution.keys), record=record, avoided=())
 
 
 def newest_run(given: JobSpec) -> RunDirectory | None:
@@ -181,7 +194,7 @@ def _resolution(
     profile = choose_profile(given, measured.platform if measured else None)
     return Resolution(
         ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type,
-        exclude=avoid(given, facts.partition, bad),
+        exclude=avoid(given, facts, bad),
         profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
         layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
         reduce=reduce_choice(given, shape, layers.value),

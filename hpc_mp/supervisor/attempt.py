@@ -16,7 +16,7 @@ from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, reco
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.allocation import allocation
 from hpc_mp.cluster.slurm.mail import mail_at_end
-from hpc_mp.cluster.slurm.requeue import queued_again, requeue
+from hpc_mp.cluster.slurm.requeue import queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import load_job
 from hpc_mp.layout.placement import from_dict
@@ -168,6 +168,8 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
             return "fail", f"not queued again ({refused}); `hpc-mp launch --resume` goes on"
     if action == "requeue":
         why += _left_out(attempt, given.job_id, blamed)
+        with suppress(CommandFailed):  # then it starts when Slurm's hold ends
+            start_soon(given.job_id)
     return action, why
 
 

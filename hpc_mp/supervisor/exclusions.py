@@ -26,7 +26,7 @@ from hpc_mp.cluster.exclusions import Keeping, read_exclusions, write_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
-from hpc_mp.cluster.slurm.requeue import exclude
+from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon
 from hpc_mp.cluster.slurm.submit import sbatch, withdraw
 from hpc_mp.job import JobSpec, load_job
 from hpc_mp.rundir import RunDirectory
@@ -119,6 +119,8 @@ def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
         run.watch_id.unlink(missing_ok=True)
         return "the job has ended, or nothing is excluded"
     taken = reconsider(run, job.id).taken_back if job.waits else ()
+    if job.waits and held_back(job.id):
+        start_soon(job.id)
     left = read_exclusions(run.excluded)
     if left:
         _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])

@@ -160,7 +160,7 @@ SINFO = 'echo "lab*|up|infinite|4|4000|(null)|n[1-4]"'
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     executable(tmp_path / "bin", "scontrol", 'case "$1" in ping) echo "Slurmctld(primary) at x is UP";; *) exit 1;; esac')
-    executable(tmp_path / "bin", "sinfo", f"echo asked >> {tmp_path}/asked; {SINFO}")
+    executable(tmp_path / "bin", "sinfo", f'echo "$3" >> {tmp_path}/asked; {SINFO}')
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     return write_job(tmp_path)
@@ -177,7 +177,7 @@ def test_nodes_and_cpus_come_before_the_arithmetic_of_batches(slurm: Path) -> No
 
 def test_the_cluster_is_asked_once(slurm: Path, tmp_path: Path) -> None:
     plans = plan_job(LaunchRequest(slurm, "slurm", ('sweep.runs=[{"train.seed" = 1}, {"train.seed" = 2}]',)))
-    assert len(plans) == 2 and (tmp_path / "asked").read_text() == "asked\n"
+    assert len(plans) == 2 and len((tmp_path / "asked").read_text().splitlines()) == 2  # partitions, states of nodes
     assert plans[0].device.pools[0].size == 4000 * 2**20
 
 

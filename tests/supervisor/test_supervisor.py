@@ -17,7 +17,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
-from hpc_mp.cluster.slurm.requeue import exclude, persistent, queued_again, requeue
+from hpc_mp.cluster.slurm.requeue import exclude, held_back, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
@@ -145,6 +145,26 @@ def test_the_list_of_excluded_nodes(listed: str, recorded: tuple[str, ...], need
     exclude("7", [*([bad("n2", sure="certain")] if recorded else []), bad("n3", time=1.0)], recorded, needed, slurm)
     updates = [question.partition("ExcNodeList=")[2] for question in slurm.asked if "update" in question]
     assert updates == ([] if wanted is None or wanted == listed else [wanted])
+
+
+def test_a_name_that_slurm_does_not_know_any_more_is_left_off() -> None:
+    """It would refuse the whole list. A node of the user's in another partition stays."""
+    listed = RUNNING.replace("(null)", "gone,old,x1")  # by the user: gone and x1
+    slurm = Slurm(scontrol_show_job=listed, scontrol_update="", sinfo=[NODES, "x1|idle|none\n"])
+    exclude("7", [bad("old"), bad("n3")], ("old",), 2, slurm)
+    assert slurm.asked[-1].endswith("ExcNodeList=x1,n3") and slurm.asked[-2].endswith("--nodes=gone,x1")
+
+
+@pytest.mark.parametrize(("reason", "restarts", "begin", "held"), [
+    ("BeginTime", "1", "00:02:01", True),
+    ("BeginTime", "1", "09:00:00", False),  # so its user has set it
+    ("BeginTime", "0", "00:02:01", False),
+    ("Resources", "1", "00:02:01", False),
+])
+def test_slurms_own_hold_is_known_from_a_time_that_the_user_has_set(reason: str, restarts: str, begin: str, held: bool) -> None:
+    said = (f"JobId=7 JobState=PENDING Reason={reason} Restarts={restarts} SubmitTime=2026-01-02T00:00:00 "
+            f"EligibleTime=2026-01-02T{begin}")
+    assert held_back("7", Slurm(scontrol_show_job=said)) is held
 
 
 @pytest.mark.parametrize(("restarts", "restart", "again"), [("0", 0, False), ("1", 0, True), ("1", 1, False), ("", 0, False)])

@@ -7,7 +7,8 @@ as the job is requeued.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner
@@ -15,13 +16,15 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import Keeping, choose
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
-from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.cluster.slurm.nodes import NodeState, node_states
 from hpc_mp.cluster.slurm.records import Words, show_records
 
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
 PATIENCE_S = 300.0  # for a controller that is being restarted: the run hangs on its answer
 STUCK = ("ReqNodeNotAvail", "BadConstraints", "PartitionConfig", "NodeNotAvail")  # idle nodes would not do either
 SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
+CLEARED_S = 10  # in which the nodes of a job that ends are mostly cleared
+HELD_S = 125.0  # how long Slurm holds a job back that was queued again, by default, and a little
 
 
 def persistent(argv: Sequence[str], ask: Runner = queue.patient, sleep: Callable[[float], None] = time.sleep) -> str:
@@ -74,7 +77,8 @@ def exclude(
 
     The job is never held for that: a requeued job does not start at once, and while it pends its list of excluded nodes
     can be changed. Should that fail, the job runs where Slurm puts it, which is better than a job that is held for ever.
-    While the old start is being ended Slurm may refuse: it is asked again for some seconds.
+    While the old start is being ended Slurm may refuse: it is asked again for some seconds. A name that it does not know any more
+    would make it refuse the whole list, ours or the user's: a node that was renamed is left off.
 
     Args:
         ours: what we have against nodes, of earlier starts too.
@@ -89,8 +93,8 @@ def exclude(
         try:
             job = job_record(job_id, ask)
             listed = expand(job.get("ExcNodeList", ""))
-            users = [node for node in listed if node not in recorded]
             states = node_states(partition=job.get("Partition"), ask=ask)
+            users = _known([node for node in listed if node not in recorded], states, ask)
             keeping = choose(ours, users, states, needed, job.get("Reason", "").startswith(STUCK))
             wanted = tuple(dict.fromkeys((*users, *keeping.nodes)))
             if set(wanted) != set(listed):
@@ -105,6 +109,39 @@ def exclude(
 def job_record(job_id: str, ask: Runner) -> Words:
     """What Slurm keeps of a job. Raises CommandFailed."""
     return next(iter(show_records("job", job_id, ask)), {})
+
+
+def start_soon(job_id: str, ask: Runner = persistent) -> None:
+    """Have a job that was queued again start in ``CLEARED_S`` seconds, not when Slurm's hold ends.
+
+    Slurm gives such a job a begin time when its nodes are cleared: now and as long as a credential lives, two minutes by default,
+    for a node to have forgotten the old one. One that lies in the future already it leaves alone (``batch_requeue_fini`` in
+    slurmctld's job_mgr.c), and a node takes a newer credential before the old one expires (``slurm_cred_handle_reissue``).
+
+    Raises:
+        CommandFailed: Slurm refuses, or does not answer.
+    """
+    ask(("scontrol", "update", f"JobId={job_id}", f"StartTime=now+{CLEARED_S}"))
+
+
+def held_back(job_id: str, ask: Runner = persistent) -> bool:
+    """Whether a job waits for nothing but Slurm's hold after it was queued again, not for a day that its user has set.
+
+    Raises:
+        CommandFailed: Slurm does not answer.
+    """
+    job = job_record(job_id, ask)
+    if job.get("Reason") != "BeginTime" or not int(job.get("Restarts") or 0):
+        return False
+    queued, begin = (datetime.fromisoformat(job[field]) for field in ("SubmitTime", "EligibleTime"))
+    return (begin - queued).total_seconds() <= HELD_S
+
+
+def _known(nodes: Sequence[str], states: Mapping[str, NodeState], ask: Runner) -> list[str]:
+    """Those that Slurm has: in the job's partition, whose ``states`` are at hand, or in others."""
+    elsewhere = [node for node in nodes if node not in states]
+    others = node_states(elsewhere, ask=ask) if elsewhere else {}
+    return [node for node in nodes if node in states or node in others]
 
 
 def is_own(job: Words, job_id: str, script: Path) -> bool:

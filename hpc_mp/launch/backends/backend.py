@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -97,8 +97,8 @@ class Launcher:
         arrays: whether it starts all runs of a sweep at once; else it is given one after the other.
         depends: what ``slurm.depends`` means there; raises HpcMpError. None where it has no effect.
         named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
-        rehearse: lets the scheduler look at a rendered script before anything is written, and gives its words; raises HpcMpError
-            where it refuses. None where no script is handed in.
+        rehearse: lets the scheduler look at the script of plans, for these runs, before anything is written; gives the plans that it
+            takes, and its words; raises HpcMpError where it refuses. None where no script is handed in.
         submit: starts the tasks of a Python callable (``hpc_mp.submit``); None where that is not built.
     """
 
@@ -107,5 +107,5 @@ class Launcher:
     arrays: bool = False
     depends: Callable[[JobSpec], Dependencies] | None = None
     named: bool = True
-    rehearse: Callable[[JobPlan, str], str] | None = None
+    rehearse: Callable[[tuple[JobPlan, ...], Sequence[Path]], tuple[tuple[JobPlan, ...], str]] | None = None
     submit: Callable[[CallRequest], SubmittedTasks] | None = None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
@@ -19,7 +21,7 @@ from hpc_mp.launch.facts import ask_cluster
 from hpc_mp.launch.fit import check_fit, never_starts
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import check_model
-from hpc_mp.launch.plan import JobPlan, Target
+from hpc_mp.launch.plan import JobPlan, Target, without_avoiding
 from hpc_mp.launch.run_files import begin, begin_sweep, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
 from hpc_mp.report.conclude import conclude
@@ -46,17 +48,30 @@ def start(launch: Launch) -> Outcome:
         HpcMpError: Slurm refuses the job; the run directory cannot be written. Of a new run nothing is left then.
     """
     launch.check(check_model)
-    first, *others = next_runs(launch.plans, launch.resumed)
-    launch.listener.say(rehearse(launch.plan, script(launch.plan, first, *others).text))
+    plans, said = rehearse(launch.plans, next_runs(launch.plans, launch.resumed))
+    launch.listener.say(said)
+    launch = replace(launch, plans=plans)
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
 
 
-def rehearse(plan: JobPlan, text: str) -> str:
-    """What Slurm says of the script when it only tests it, as a row of the summary.
+def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[JobPlan, ...], str]:
+    """What Slurm says of the script of these plans when it only tests it, as a row of the summary, and the plans that it takes: where
+    it takes them only with the nodes that we would keep them off, those without that.
 
     Raises:
         HpcMpError: it would not take the script, or never start its job.
     """
+    try:
+        return plans, _tested(plans[0], script(plans[0], *runs).text)
+    except HpcMpError:
+        if not any(plan.avoided for plan in plans):
+            raise
+        freed = tuple(map(without_avoiding, plans))
+        said = _tested(freed[0], script(freed[0], *runs).text)
+        return freed, f"nodes     after all {freed[0].resolution.exclude.why}\n{said}"
+
+
+def _tested(plan: JobPlan, text: str) -> str:
     found = test_only(text, plan.spec.slurm.partition) if plan.facts.silence is None else None
     if found is None or found.state == "untested":
         return f"slurm     has not tested the script: {plan.facts.silence if found is None else found.words}"
