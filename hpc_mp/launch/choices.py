@@ -158,8 +158,8 @@ def avoid(spec: JobSpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> Res
     keeping = choose(found, excluded, states, spec.job.nodes)
     left = len(set(usable) - set(excluded) - set(keeping.nodes) - {finding.node for finding in keeping.taken_back}
                - facts.out_of_service)
-    why = "; ".join(filter(None, (keeping.kept and f"avoided: {_against(keeping.kept)}", keeping.taken_back and
-                                  f"not avoided, as only {left} other nodes are there: {_against(keeping.taken_back)}")))
+    said = {"avoided": keeping.kept, f"not avoided, as only {left} other nodes are there": keeping.taken_back}
+    why = "; ".join(f"{words}: {_against(nodes)}" for words, nodes in said.items() if nodes)
     return ResolvedKey(EXCLUDE, compress([*excluded, *keeping.nodes]) if keeping.kept else None, why)
 
 

@@ -197,7 +197,8 @@ def test_the_first_node_dies_while_a_node_of_the_ledger_is_left_out(lab: Cluster
 
 
 def test_an_exclusion_by_the_user_stays_beside_ours(lab: Cluster, job: Path) -> None:
-    """Two nodes are needed, the user excludes n1, n3 is in the ledger; n2 goes while the job waits: n3 is taken, and n1 is not."""
+    """Two nodes are needed, the user excludes n1, n3 is in the ledger; n2 goes while the job waits: n3 is taken,
+    and n1 is not."""
     know(lab, job, "n3")
     later = ("job.nodes=2", "job.ranks_per_node=1", 'slurm.extra.begin="now+20"', light(job, "sleep 300"))
     run, job_id = submit(lab, job, (*later, 'slurm.extra.exclude="n1"'))

@@ -37,7 +37,8 @@ def test_bad_nodes(nodes: int, extra: dict[str, Any], found: tuple[str, ...], ex
 
 
 def test_nodes_that_are_down_are_not_enough() -> None:
-    check(3, {}, ("n2", "n3"), "n2", "avoided: n2 (lost: n2 vanished); not avoided, as only 2 other nodes are there: n3", down=("n2",))
+    check(3, {}, ("n2", "n3"), "n2", "avoided: n2 (lost: n2 vanished); not avoided, as only 2 other nodes are there: n3",
+          down=("n2",))
     check(2, {}, ("n3",), None, "not avoided, as only 1 other nodes are there: n3", down=("n1", "n2"))
 
 

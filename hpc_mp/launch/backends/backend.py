@@ -97,8 +97,8 @@ class Launcher:
         arrays: whether it starts all runs of a sweep at once; else it is given one after the other.
         depends: what ``slurm.depends`` means there; raises HpcMpError. None where it has no effect.
         named: whether ``--on`` takes its name; else ``auto`` alone chooses it.
-        rehearse: lets the scheduler look at the script of plans, for these runs, before anything is written; gives the plans that it
-            takes, and its words; raises HpcMpError where it refuses. None where no script is handed in.
+        rehearse: lets the scheduler look at the script of plans, for these runs, before anything is written; gives the plans that
+            it takes, and its words; raises HpcMpError where it refuses. None where no script is handed in.
         submit: starts the tasks of a Python callable (``hpc_mp.submit``); None where that is not built.
     """
 

@@ -55,8 +55,8 @@ def start(launch: Launch) -> Outcome:
 
 
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[JobPlan, ...], str]:
-    """What Slurm says of the script of these plans when it only tests it, as a row of the summary, and the plans that it takes: where
-    it takes them only with the nodes that we would keep them off, those without that.
+    """What Slurm says of the script of these plans when it only tests it, as a row of the summary, and the plans that it takes:
+    where it takes them only with the nodes that we would keep them off, those without that.
 
     Raises:
         HpcMpError: it would not take the script, or never start its job.
