@@ -9,9 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
@@ -74,18 +71,18 @@ def _show(name: str, path: Path) -> None:
     if not found:
         click.echo(f"cluster {name}: nothing is held against any node")
         return
-    console = Console(highlight=False, emoji=False)
-    table = Table("node", "certainty", "since", "until", "fault, by whom it was found, and why", box=None, padding=(0, 2, 0, 0))
-    for finding in found:
-        table.add_row(*map(escape, (finding.node, finding.certainty, _clock(finding.time), _clock(finding.until),
-                                    f"{finding.code}, {finding.run}: {finding.evidence}")))
-    console.print(table)
+    rows = [("node", "certainty", "since", "until", "fault"),
+            *((finding.node, finding.certainty, _clock(finding.time), _clock(finding.until),
+               f"{finding.code}: {finding.evidence} ({finding.run})") for finding in found)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for *cells, fault in rows:  # a line per node, however long: a terminal wraps it, and grep finds it whole
+        click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), fault]))
     avoided = bad_nodes(path)
     if avoided:
-        console.print(escape(f"\nnew jobs leave out {compress(sorted(avoided))} where enough others are there; "
-                             f"`hpc-mp cluster nodes --take-back {next(iter(sorted(avoided)))}` takes one back"), soft_wrap=True)
+        click.echo(f"\nnew jobs leave out {compress(sorted(avoided))} where enough others are there; "
+                   f"`hpc-mp cluster nodes --take-back {min(avoided)}` takes one back")
     else:
-        console.print("\nnobody is left out: these are suspicions")
+        click.echo("\nnobody is left out: these are suspicions")
 
 
 def _clock(seconds: float) -> str:

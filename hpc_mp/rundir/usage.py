@@ -41,7 +41,7 @@ class Usage:
         """For people; empty for a run that has cost nothing yet."""
         parts = [f"{_hours(self.node_hours)} node hours" if self.node_hours else "",
                  f"{_hours(self.gpu_hours)} GPU hours" if self.gpu_hours else "",
-                 f"{duration(self.queue_s)} in the queue" if self.queue_s else "",
+                 f"{duration(self.queue_s)} in the queue" if self.queue_s and self.queue_s >= 1 else "",
                  f"{counted(self.lost_steps, 'step')} trained again ({duration(self.lost_s)})" if self.lost_steps else ""]
         return ", ".join(filter(None, parts))
 
