@@ -24,7 +24,7 @@ from hpc_mp.launch.model_check import ModelChecker, check_model
 from hpc_mp.launch.plan import JobPlan, asked_once, compose, origin_of
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
-from hpc_mp.launch.run_files import next_runs, script
+from hpc_mp.launch.run_files import check_writable, next_runs, script
 from hpc_mp.launch.summary import describe
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text
 from hpc_mp.layout.models import read_config
@@ -140,6 +140,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
 def preview(request: LaunchRequest, listener: Listener) -> Preview:
     """Check everything and render the job script; start and write nothing."""
     plans = plan_job(request, estimated_steps)
+    check_writable(plans[0].spec)
     with _resumed(plans[0], request) as resumed:
         _check_models(plans, listener)(check_model)
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)

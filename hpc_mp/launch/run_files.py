@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.exclusions import write_exclusions
 from hpc_mp.job import JobSpec, dump_job
+from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan
 from hpc_mp.launch.render import JobScript, render
 from hpc_mp.launch.resume import Resumed, hold
@@ -30,6 +32,16 @@ def next_run(spec: JobSpec) -> Path:
     base = Path(spec.job.directory) / spec.job.name
     taken = (int(path.name) for path in base.glob("[0-9]*") if path.name.isdigit())
     return base / f"{max(taken, default=0) + 1:04d}"
+
+
+def check_writable(spec: JobSpec) -> None:
+    """Raises HpcMpError when no run can be made in ``job.directory``: its nearest directory that is there says so."""
+    given = Path(spec.job.directory)
+    there = next(path for path in (given / spec.job.name, given, *given.parents) if os.path.lexists(path))
+    if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
+        raise HpcMpError(f"job.directory = {toml_value(spec.job.directory)}",
+                         f"cannot hold runs: {there} {'cannot be written' if there.is_dir() else 'is no directory'}",
+                         "mend its permissions, or choose another directory")
 
 
 def next_runs(plans: Sequence[JobPlan], resumed: Resumed | None) -> tuple[Path, ...]:

@@ -24,6 +24,7 @@ from hpc_mp.base.files import write_text
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import Keeping, read_exclusions, write_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
+from hpc_mp.cluster.slurm.job import COMPLETING
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon
@@ -33,7 +34,9 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
 AGAIN_S = 25  # seconds between two looks while the job waits
+SETTLES_S = 5  # the same while Slurm clears up after a start that has ended, and has not said yet how long it holds the job back
 RUNNING_S = 600  # the same beside a job of one node that runs: its own node cannot tell when it dies
+UNSAID = ("", "None")  # why a job waits, before the scheduler has looked at it
 SCRIPT = """#!/bin/bash
 # A job of a second that hpc-mp queues beside one that it keeps off nodes: it takes them back when the others are too few.
 exec {python} -P -m hpc_mp.supervisor.watch {run}
@@ -123,7 +126,8 @@ def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
         start_soon(job.id)
     left = read_exclusions(run.excluded)
     if left:
-        _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
+        pause = SETTLES_S if job.state == COMPLETING or (job.waits and job.reason in UNSAID) else AGAIN_S
+        _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{pause}"])
     else:
         run.watch_id.unlink(missing_ok=True)
     back = ", ".join(finding.node for finding in taken)

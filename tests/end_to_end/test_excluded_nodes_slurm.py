@@ -225,7 +225,7 @@ def test_slurms_hold_is_cut_short() -> None:
         until(lambda: run.attempt_record.exists(), "the start")
         with Again(lab, run, job_id, "two minutes of hold, a node is lost", trains=False):
             lab.kill("n2")
-        assert hosts(run) == ["n1", "n3", "n4"] and field(lab, job_id, "ExcNodeList") == "n5"
+        assert hosts(run) == ["n1", "n3", "n4"] and field(lab, job_id, "ExcNodeList") in ("n5", "n[5,2]")
         time.sleep(5)
         with Again(lab, run, job_id, "two minutes of hold, the first node is lost", trains=False):
             lab.kill("n1")

@@ -154,7 +154,7 @@ def test_cancel_a_job_that_waits(cluster: Lab, run: RunDirectory) -> None:
     job_id = submitted(cluster, run, OBEY, "--hold")
     result = call("cancel", run.path)
     assert result.exit_code == 0 and f"cancelled Slurm job {job_id}, which had not started" in result.output
-    assert status(run)["state"] == "stopped" and not run.stop.exists()
+    assert status(run)["state"] == "stopped" and run.stop.exists()
 
 
 def test_slurm_has_forgotten_the_job(cluster: Lab, run: RunDirectory) -> None:
