@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 
@@ -24,7 +25,7 @@ from hpc_mp.base.files import write_text
 from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import Keeping, read_exclusions, write_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import COMPLETING
+from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon
@@ -34,7 +35,7 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
 AGAIN_S = 25  # seconds between two looks while the job waits
-SETTLES_S = 5  # the same while Slurm clears up after a start that has ended, and has not said yet how long it holds the job back
+SETTLES_S = 15  # in which Slurm clears up after a start that has ended, and says how long it holds the job back
 RUNNING_S = 600  # the same beside a job of one node that runs: its own node cannot tell when it dies
 UNSAID = ("", "None")  # why a job waits, before the scheduler has looked at it
 SCRIPT = """#!/bin/bash
@@ -122,16 +123,28 @@ def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
         run.watch_id.unlink(missing_ok=True)
         return "the job has ended, or nothing is excluded"
     taken = reconsider(run, job.id).taken_back if job.waits else ()
-    if job.waits and held_back(job.id):
-        start_soon(job.id)
+    hastened = job.waits and _hastened(job, ask)
     left = read_exclusions(run.excluded)
     if left:
-        pause = SETTLES_S if job.state == COMPLETING or (job.waits and job.reason in UNSAID) else AGAIN_S
-        _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{pause}"])
+        _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
     else:
         run.watch_id.unlink(missing_ok=True)
     back = ", ".join(finding.node for finding in taken)
-    return f"job {job.id} is {job.state}: " + (f"{back} taken back" if back else "nothing to do")
+    done = [*([f"{back} taken back"] if back else []), *(["Slurm's hold cut short"] if hastened else [])]
+    return f"job {job.id} is {job.state}: {', '.join(done) or 'nothing to do'}"
+
+
+def _hastened(job: SlurmJob, ask: Runner) -> bool:
+    """Whether Slurm held back what waits, and does so no more. It says that only after it has cleared up behind the start that
+    ended; that is waited for here, as the next watch may come only when an excluded node is back."""
+    deadline = time.monotonic() + SETTLES_S
+    while not held_back(job.id):
+        job = queue.job_states([job.id], ask)[job.id]
+        if not job.waits or job.reason not in UNSAID or time.monotonic() > deadline:
+            return False
+        time.sleep(1.0)
+    start_soon(job.id)
+    return True
 
 
 def _replace(run: RunDirectory, spec: JobSpec, places: Collection[str], options: Sequence[str]) -> str | None:
