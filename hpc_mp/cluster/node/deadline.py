@@ -21,7 +21,7 @@ from typing import TypeVar
 from hpc_mp.cluster.node.source import Unavailable
 
 T = TypeVar("T")
-_GRACE_S = 0.05  # for those killed to be gone
+_GRACE_S, _LOOK_S = 1.0, 0.01  # within which those that were killed are gone, also on a busy node
 _START_TIME = 19  # field of /proc/PID/stat, counted after the name
 
 
@@ -105,12 +105,17 @@ def _kill(running: Mapping[str, int]) -> dict[str, int]:
     for pid in running.values():
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-    if running:
-        time.sleep(_GRACE_S)
-    for pid in running.values():
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-    return {name: pid for name, pid in running.items() if _is_there(pid, _born(pid))}
+    end = time.monotonic() + _GRACE_S
+    while (hung := {name: pid for name, pid in running.items() if _stays(pid)}) and time.monotonic() < end:
+        time.sleep(_LOOK_S)
+    return hung
+
+
+def _stays(pid: int) -> bool:
+    """Whether this child, or a program that it started, is still there; if the child has ended, it is no zombie after this."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return _is_there(pid, _born(pid))
 
 
 def _is_there(session: int, born: str) -> bool:
