@@ -106,10 +106,13 @@ def test_too_many_faults_in_a_small_leaf_end_in_a_set() -> None:
 @settings(max_examples=settings.default.max_examples // 4)
 @given(st.integers(4, 16), st.data())
 def test_a_slow_link_of_few_nodes_is_neither_of_them(nodes: int, data: st.DataObject) -> None:
+    """A mild one may lie within what is natural for a pair: then nothing is certain, and nobody else is blamed either."""
     one, other = sorted(data.draw(st.lists(st.integers(0, nodes - 1), min_size=2, max_size=2, unique=True)))
-    fault = Fault("link", (one, other), data.draw(st.floats(0.2, 0.7)))
-    fabric = cluster(nodes, faults=(fault,), seed=data.draw(st.integers(0, 99)))
-    assert certain(last(fabric, known=data.draw(st.booleans()))) == {("link", (f"n{one + 1}–n{other + 1}",))}
+    left = data.draw(st.floats(0.2, 0.7))
+    fabric = cluster(nodes, faults=(Fault("link", (one, other), left),), seed=data.draw(st.integers(0, 99)))
+    link = {("link", (f"n{one + 1}–n{other + 1}",))}
+    found = certain(last(fabric, known=data.draw(st.booleans())))
+    assert found == link if left < 0.55 else found <= link
 
 
 # --- what is healthy -------------------------------------------------------------------------------------------------

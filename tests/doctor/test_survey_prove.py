@@ -13,6 +13,7 @@ from slurm_lab.lab import Lab, wait_until
 from slurm_lab.why_not import why_not
 from survey_plants import BASE, KINDS, planted, surveyed
 
+from hpc_mp.doctor.survey.actions import findings
 from hpc_mp.doctor.survey.procedure import SurveyState
 from hpc_mp.doctor.survey.start import AGENT
 
@@ -39,6 +40,26 @@ def test_planted_faults_are_named_with_their_kind(four: Lab, kind: str) -> None:
         print(words, flush=True)
         wrong += [mistake] if mistake else []
         wait_until(lambda: four.run(["sinfo", "-h", "-t", "idle", "-o", "%D"]).stdout.strip() == "4", "all nodes idle", 90)
+    assert not wrong
+
+
+def test_a_slow_node_is_named_where_cables_are_unevenly_fast(four: Lab) -> None:
+    """The others have cables that differ by up to twofold: nobody of them gets into the ledger."""
+    dice, wrong = random.Random("uneven"), []
+    try:
+        for _ in range(TIMES):
+            rates = {node: dice.randint(150, 300) for node in four.nodes}
+            slow = dice.choice(four.nodes)
+            rates[slow] = round(min(rates.values()) / dice.uniform(3, 20))
+            for node, rate in rates.items():
+                four.shape(f"{rate}mbit", [node])
+            report = surveyed(four)
+            said = [(found.code, found.members, found.certain, found.evidence) for found in report.diagnoses]
+            print(rates, said, flush=True)
+            if {found.node for found in findings(report)} != {slow} or said[0][:3] != ("node-slow", (slow,), True):
+                wrong.append((rates, said))
+    finally:
+        four.shape(BASE)
     assert not wrong
 
 

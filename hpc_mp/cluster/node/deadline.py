@@ -21,7 +21,7 @@ from typing import TypeVar
 from hpc_mp.cluster.node.source import Unavailable
 
 T = TypeVar("T")
-_GRACE_S, _LOOK_S = 1.0, 0.01  # within which those that were killed are gone, also on a busy node
+_GRACE_S, _POLL_S = 1.0, 0.01  # within which those that were killed are gone, also on a busy node
 _START_TIME = 19  # field of /proc/PID/stat, counted after the name
 
 
@@ -107,7 +107,7 @@ def _kill(running: Mapping[str, int]) -> dict[str, int]:
             os.killpg(pid, signal.SIGKILL)
     end = time.monotonic() + _GRACE_S
     while (hung := {name: pid for name, pid in running.items() if _stays(pid)}) and time.monotonic() < end:
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return hung
 
 

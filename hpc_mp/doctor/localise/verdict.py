@@ -13,6 +13,7 @@ from hpc_mp.doctor.localise.fit import NEAR, Health
 from hpc_mp.doctor.localise.known import Known
 from hpc_mp.doctor.localise.record import DEAD, Bools, Localisation, PairTable, Suspect, SuspectKind
 from hpc_mp.doctor.localise.rounds import ALL_PAIRS
+from hpc_mp.doctor.localise.weigh import weighed
 
 SLOWER = 0.75
 """A rail of a bad node is named beside the node when it has less than this of what the node's other rails have."""
@@ -23,7 +24,10 @@ MOSTLY = 0.7
 
 
 def verdict(known: Known, retests: int, complete: bool) -> Localisation:
-    return Localisation(suspects=tuple(_suspects(known, complete)), expected=exp(known.state.base), rounds=known.record.rounds,
+    suspects = tuple(_suspects(known, complete))
+    if complete and known.cluster.size <= ALL_PAIRS:
+        suspects = tuple(weighed(suspects, known.state, known.cluster))
+    return Localisation(suspects=suspects, expected=exp(known.state.base), rounds=known.record.rounds,
                    retests=retests, samples=tuple(known.record.samples), complete=complete)
 
 

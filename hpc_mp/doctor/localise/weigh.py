@@ -1,0 +1,201 @@
+"""The suspects of the fit, as they look beside the spread of the pairs that have no part in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import comb, exp, inf, log
+
+import numpy as np
+
+from hpc_mp.base.text import data_rate
+from hpc_mp.cluster.slurm.nodelist import expand
+from hpc_mp.doctor.localise.analysis import NetworkState
+from hpc_mp.doctor.localise.fit import RULE
+from hpc_mp.doctor.localise.record import ClusterLayout, Pair, Suspect
+from hpc_mp.doctor.localise.uneven import (
+    Outstanding,
+    Pairs,
+    Spread,
+    alike,
+    away,
+    best,
+    by_nodes,
+    fastest,
+    measured,
+    outstanding,
+    spread,
+    spread_of_nodes,
+)
+
+OF_NODES = ("node", "rail")
+"""Kinds of suspects for or against which all pairs of a node speak."""
+ODDS = {True: log(5000), False: log(200)}
+"""Log odds for a verdict on nodes, of which each has a part in many pairs, and on a pair."""
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectPart:
+    """What a member of a suspect has to do with: all pairs of a node, one pair, or those that cross an uplink."""
+
+    nodes: frozenset[int] = frozenset()
+    pairs: frozenset[Pair] = frozenset()
+    rail: int | None = None
+
+    def rate(self, pairs: Pairs) -> float | None:
+        """The fastest of a node, the median of those that cross an uplink."""
+        own = [rate for pair, rate in pairs.rate.items() if pair in self.pairs or not self.nodes.isdisjoint(pair)]
+        return None if not own else max(own) if self.nodes else float(np.median(own))
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """A suspect with all that its members have to do with."""
+
+    suspect: Suspect
+    parts: tuple[SuspectPart, ...]
+
+    @property
+    def nodes(self) -> frozenset[int]:
+        return frozenset().union(*(part.nodes for part in self.parts))
+
+    @property
+    def pairs(self) -> frozenset[Pair]:
+        return frozenset().union(*(part.pairs for part in self.parts))
+
+    def explained(self, seen: Outstanding) -> bool:
+        """By nodes at which all is slow, or as the links that are."""
+        ends = self.nodes | {node for pair in self.pairs for node in pair}
+        return self.suspect.kind != "uplink" and not (ends.isdisjoint(seen.nodes) and self.pairs.isdisjoint(seen.links))
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What no suspect has a part in.
+
+    Attributes:
+        rest: its spread; None: there is nothing.
+        nodes, pairs: log odds that its nodes are alike, as far as their fastest pairs show, and that its pairs are, beside all
+            choices by which the suspects could have been chosen: of enough pairs some are always alike.
+    """
+
+    rest: Spread | None
+    nodes: float
+    pairs: float
+
+    def bears(self, suspect: Suspect, of_nodes: bool, rate: float) -> bool:
+        """Whether a verdict of the fit stands: a healthy cluster of uneven pairs is unlikely to show others that are as alike,
+        and a rate as far below theirs. What lies among the others is no verdict, however often it was measured. Pairs of uneven
+        nodes may look alike, because most have the rate of the same few: no pair is convicted among such."""
+        if self.rest is None or (suspect.kind != "uplink" and rate >= self.rest.slowest):
+            return False
+        uneven = suspect.certain and self.nodes < 0
+        odds = min(self.nodes, self.pairs) if of_nodes or uneven else self.pairs
+        return odds + away(self.rest.level - rate) >= ODDS[of_nodes]
+
+
+def weighed(suspects: Sequence[Suspect], state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
+    """What stands out, and of the suspects what that does not explain: as it is if it stands though pairs may be uneven, else as
+    far as their spread leaves room for it. What did not answer at all stays as it is."""
+    pairs = best(state, cluster)
+    seen = outstanding(pairs, _alone_in_leaf(cluster))
+    fit = [Weighed(suspect, tuple(_part(suspect, member, pairs, cluster) for member in suspect.members)) for suspect in suspects]
+    basis = _basis(fit, pairs, state)
+    confirmed = {each.suspect: each.nodes for each in fit if each.suspect.certain and each.suspect.kind in OF_NODES
+                 and each.suspect.factor and each.nodes <= {*seen.nodes}}
+    yield from (_node(node, seen, pairs, cluster) for node in seen.nodes if not any(node in own for own in confirmed.values()))
+    yield from (_link(link, seen, pairs, cluster) for link in seen.links)
+    for each in fit:
+        if each.suspect in confirmed and each.suspect.kind == "node" and min(basis.nodes, basis.pairs) < RULE.clear:
+            # Where pairs differ, the share of "the" healthy rate that the fit gives says little.
+            yield from (_node(node, seen, pairs, cluster) for node in each.nodes)
+        elif each.suspect in confirmed or each.suspect.factor == 0 or _of_load(each.suspect, cluster):
+            yield each.suspect
+        elif not each.explained(seen):
+            # The uplink of a leaf that is not known is a set of nodes.
+            of_nodes = each.suspect.kind in OF_NODES or (each.suspect.kind == "uplink" and cluster.leaf is None)
+            rates = [rate for part in each.parts if (rate := part.rate(_of_rail(pairs, part.rail, state, cluster))) is not None]
+            stands = basis.bears(each.suspect, of_nodes, max(rates, default=inf))
+            yield from [each.suspect] if stands else _beside(each, seen.left, state, cluster)
+
+
+def _of_load(suspect: Suspect, cluster: ClusterLayout) -> bool:
+    """The uplink of a known leaf, convicted by what all its nodes get together: pairs alone say nothing for or against it."""
+    return suspect.kind == "uplink" and suspect.certain and cluster.leaf is not None
+
+
+def _basis(fit: Sequence[Weighed], pairs: Pairs, state: NetworkState) -> Basis:
+    nodes, links = (frozenset().union(*of) for of in ([each.nodes for each in fit], [each.pairs for each in fit]))
+    rest, single = pairs.without(nodes, links), sum(each.suspect.kind == "link" for each in fit)
+    # A leaf is one of as many as there are nodes, at most.
+    choices = comb(pairs.nodes, sum(len(each.parts) for each in fit) - single) * comb(len(pairs.rate), single)
+    if not rest.rate or not choices:
+        return Basis(None, -inf, -inf)
+    rates = measured(state, rest)
+    return Basis(spread(rest), alike(fastest(rates).values(), by_nodes(rest)) - log(choices),
+                 alike(rates.values(), len(rates)) - log(choices))
+
+
+def _of_rail(pairs: Pairs, rail: int | None, state: NetworkState, cluster: ClusterLayout) -> Pairs:
+    """The same pairs, on one rail."""
+    if rail is None:
+        return pairs
+    rates = best(state, cluster, rail).rate
+    return replace(pairs, rate={pair: rates[pair] for pair in pairs.rate})
+
+
+def _beside(each: Weighed, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> Iterator[Suspect]:
+    """The suspect, if one of its members is slower than healthy ones would be; for certain if all are slower than any can be."""
+    likely, certain = zip(*(_slow(part, left, state, cluster) for part in each.parts), strict=True)
+    if any(likely):
+        yield replace(each.suspect, certain=each.suspect.certain and all(certain))
+
+
+def _slow(part: SuspectPart, left: Pairs, state: NetworkState, cluster: ClusterLayout) -> tuple[bool, bool]:
+    """Whether it is likely, and whether it is certain. Where there is nothing to compare it with, it stays likely."""
+    left = _of_rail(left, part.rail, state, cluster)
+    rest, rate = left.without(part.nodes, part.pairs), part.rate(left)
+    if rate is None or not rest.rate:
+        return True, False
+    usual = spread_of_nodes(rest) if part.nodes else spread(rest)
+    return rate < usual.likely, rate < (usual.node if part.nodes else usual.link)
+
+
+def _part(suspect: Suspect, member: str, pairs: Pairs, cluster: ClusterLayout) -> SuspectPart:
+    name, _, rail = member.partition(" rail ")
+    number = {name: index for index, name in enumerate(cluster.names)}
+    if suspect.kind == "link":
+        one, other = sorted(number[end] for end in name.split("–"))
+        return SuspectPart(pairs=frozenset({(one, other)}))
+    if suspect.kind != "uplink" and name in number:
+        return SuspectPart(nodes=frozenset({number[name]}), rail=int(rail) if rail else None)
+    behind = ({number[node] for node in expand(name)} if cluster.leaf is None
+              else {*np.flatnonzero(cluster.leaf == cluster.leaf_names.index(name)).tolist()})
+    return SuspectPart(pairs=frozenset(pair for pair in pairs.rate if len(behind & {*pair}) == 1))
+
+
+def _alone_in_leaf(cluster: ClusterLayout) -> frozenset[int]:
+    """Nodes that cannot be told from the uplink of their leaf."""
+    if cluster.leaf is None or not cluster.leaf.max():
+        return frozenset()
+    return frozenset(np.flatnonzero(np.bincount(cluster.leaf)[cluster.leaf] == 1).tolist())
+
+
+def _node(node: int, seen: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
+    own = pairs.of(node)
+    return Suspect("node", (cluster.names[node],), exp(float(np.median(own)) - seen.level), True,
+                   f"{_rate(max(own))} at most, with anybody; {_others(seen.left)}")
+
+
+def _link(link: Pair, seen: Outstanding, pairs: Pairs, cluster: ClusterLayout) -> Suspect:
+    return Suspect("link", ("–".join(cluster.names[node] for node in link),), exp(pairs.rate[link] - seen.level), True,
+                   f"{_rate(pairs.rate[link])}, though both nodes are faster with others; {_others(seen.left)}")
+
+
+def _rate(logarithm: float) -> str:
+    return data_rate(exp(logarithm))
+
+
+def _others(left: Pairs) -> str:
+    rates = left.rate.values()
+    return f"the other pairs have {_rate(min(rates))} to {_rate(max(rates))}"
