@@ -16,20 +16,21 @@ class TimedOut(CommandFailed):
     """The program did not end within its time limit."""
 
 
-def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, str] | None = None) -> str:
+def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, str] | None = None, given: str = "") -> str:
     """Run ``argv`` and return what it wrote on stdout.
 
     Args:
         argv: the program and its arguments.
         timeout: seconds to wait for it; None waits for ever.
         environ: its environment; None is our own.
+        given: what it reads on stdin.
 
     Raises:
         CommandFailed: it is not there, exited with another code than 0, or (``TimedOut``) did not answer in time.
     """
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, env=environ,
-                              encoding="utf-8", errors="replace", check=False)
+        done = subprocess.run(argv, input=given, capture_output=True, timeout=timeout, env=environ, encoding="utf-8",
+                              errors="replace", check=False)
     except FileNotFoundError:
         raise CommandFailed(f"{argv[0]} is not on PATH") from None
     except OSError as error:

@@ -179,8 +179,8 @@ def applied(case: dict[str, Any], directory: Path) -> bool | None:
     return not any(each.code == case["code"] for each in after)
 
 
-NEEDS_A_PERSON = {"HM108", "HM116", "HM215", "HM312", "HM331", "HM353", "HM355", "HM402", "HM405", "HM411", "HM412", "HM415",
-                  "HM611"}
+NEEDS_A_PERSON = {"HM108", "HM116", "HM119", "HM120", "HM215", "HM312", "HM331", "HM353", "HM355", "HM360", "HM402",
+                  "HM405", "HM411", "HM412", "HM415", "HM611"}
 
 
 @pytest.mark.parametrize("case", PLANTED["case"], ids=[f"{case['code']}-{at}" for at, case in enumerate(PLANTED["case"])])

@@ -18,12 +18,18 @@ Program = Literal["sbatch", "srun"]
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as given. ``name`` is its long name, or what was written when nobody knows it."""
+    """One option as given.
+
+    Attributes:
+        name: its long name, or what was written when nobody knows it.
+        value_line: where its value stands, if that is a word of its own.
+    """
 
     name: str
     value: str | None
     line: int
     known: bool
+    value_line: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def _long(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Opti
         return [Option(written, following.text if following and apart else None, word.line, False)], int(apart)
     if name in syntax.without_value | syntax.optional_value or following is None:
         return [Option(name, None, word.line, True)], 0
-    return [Option(name, following.text, word.line, True)], 1
+    return [Option(name, following.text, word.line, True, following.line)], 1
 
 
 def _full(written: str, syntax: Syntax) -> str | None:
@@ -121,5 +127,5 @@ def _short(word: Word, following: Word | None, syntax: Syntax) -> tuple[list[Opt
         attached = word.text[at:] or None
         if attached or name in syntax.optional_value or following is None:
             return [*options, Option(name, attached, word.line, True)], 0
-        return [*options, Option(name, following.text, word.line, True)], 1
+        return [*options, Option(name, following.text, word.line, True, following.line)], 1
     return options, 0

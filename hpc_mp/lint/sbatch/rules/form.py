@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterable
 
+from hpc_mp.base.command import CommandFailed, ask
 from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.base.text import nearest
 from hpc_mp.lint.sbatch.header import MAGIC
@@ -13,13 +15,15 @@ from hpc_mp.lint.sbatch.options import Option, option_table, releases, syntax
 from hpc_mp.lint.sbatch.script import Script
 
 CLOSE = 0.85  # how alike two names are when one is taken for a slip of the other
+_RESERVED = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
 _EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
 _SINGLE_DASH = re.compile(r"-([a-z][a-z\-]{2,})(=.*)?", re.DOTALL)
 
 
 def _no_interpreter(script: Script) -> Iterable[Hit]:
-    if not script.text.startswith("#!"):
+    submitted = script.header.words or script.steps  # what has neither is read by other scripts
+    if submitted and not script.text.startswith("#!"):
         yield Hit(1)
 
 
@@ -166,8 +170,37 @@ def _unmatched(script: Script) -> Iterable[Hit]:
     return map(Hit, script.header.unmatched)
 
 
+def _without_value(script: Script) -> Iterable[Hit]:
+    """sbatch joins the words of all directives before it reads them."""
+    known = syntax("sbatch")
+    for option in _all(script):
+        if option.known and option.name not in known.without_value | known.optional_value:
+            if option.value is None:
+                yield Hit(option.line, f"--{option.name}", "sbatch refuses the script")
+            elif option.value_line not in (None, option.line):
+                yield Hit(option.line, f"--{option.name}", f"sbatch takes “{option.value}” of line {option.value_line} for it")
+
+
+@functools.lru_cache(maxsize=1)
+def _refusal(text: str) -> tuple[int, str] | None:
+    """(line, words) with which bash refuses to read a script, which it does not run here (``-n``)."""
+    try:
+        ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, given=text)
+    except CommandFailed as refused:
+        found = re.search(r"line (\d+): (.*(?:syntax error|unexpected).*)", str(refused))
+        return (int(found[1]), found[2].removeprefix("syntax error: ")) if found else None
+    return None
+
+
+def _refused_by_bash(script: Script) -> Iterable[Hit]:
+    """Asked only where our own reading has met something that it does not know, or an end without a beginning."""
+    unclear = script.shell.faults or any(script.commands(*_RESERVED))
+    if unclear and "bash" in script.lines[0] and (refusal := _refusal(script.text.replace("\r\n", "\n"))):
+        yield Hit(min(refusal[0], len(script.lines)), refusal[1])
+
+
 def _unread(script: Script) -> Iterable[Hit]:
-    return map(Hit, script.shell.faults[:1])
+    return map(Hit, script.shell.faults[:1]) if not any(_refused_by_bash(script)) else ()
 
 
 RULES: tuple[Rule[Script], ...] = (
@@ -226,4 +259,10 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM118", "error", _value_too_new,
          "{it} exists from Slurm {advice} on: an older sbatch refuses the script.",
          "Leave the value out there."),
+    Rule("HM119", "error", _without_value,
+         "{it} has no value in its line: {advice}.",
+         "Write it behind the option, or leave the option out."),
+    Rule("HM120", "error", _refused_by_bash,
+         "bash cannot read the script, and ends it here: {it}.",
+         "Close what is open (a quote, if … fi, do … done, a bracket), and check it: bash -n FILE."),
 )

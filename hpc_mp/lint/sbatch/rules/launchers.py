@@ -10,9 +10,11 @@ from hpc_mp.base.findings import Hit, Rule
 from hpc_mp.lint.sbatch.programs import NodeLauncher, is_training, node_launcher
 from hpc_mp.lint.sbatch.rules.steps import MPI, gpus
 from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
+from hpc_mp.lint.sbatch.shell import inner_script
 from hpc_mp.lint.sbatch.step import Step
 from hpc_mp.lint.sbatch.word import Word
 
+_OF_SLURM = re.compile(r"\$\{?(SLURM_[A-Z_]+)")
 _MPI_TASKS = re.compile(r"--?(?:np?|ntasks)(?:=(\d+))?")
 _MORE = ("--oversubscribe", "-oversubscribe", ":OVERSUBSCRIBE", ":oversubscribe", "--hostfile", "-hostfile", "-f", "--host",
          "-host")
@@ -89,6 +91,15 @@ def _tasks_without_gpus(script: Script) -> Iterable[Hit]:
             yield Hit(step.line, f"{many} tasks on a node", str(there))
 
 
+def _expanded_by_nobody(script: Script) -> Iterable[Hit]:
+    """Words in which the job's shell replaces nothing, though they name a variable of Slurm's."""
+    for step in script.steps:
+        if is_training(step.program) and not inner_script(step.program):
+            for word in step.program:
+                if not word.expands and "$(" not in word.text and (found := _OF_SLURM.search(word.text)):
+                    yield Hit(word.line, found[1])
+
+
 def _more_ranks_than_tasks(script: Script) -> Iterable[Hit]:
     asked = script.option("ntasks") or script.option("ntasks-per-node")
     for command in script.commands(*MPI):
@@ -142,4 +153,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM359", "warning", _more_tasks_than_the_job,
          "The step asks for {it}, and the job has CPUs for {advice}: srun refuses it, or waits for them.",
          "Leave --ntasks out of srun, or ask for as many tasks in the directives."),
+    Rule("HM360", "error", _expanded_by_nobody,
+         "The program gets the text “${it}”: it is quoted, so the job's shell leaves it, and no shell runs in the task.",
+         "Let a shell in each task expand it: srun bash -c '… ${it} …' in single quotes."),
 )

@@ -44,6 +44,12 @@ def _several_nodes(found: Torchrun, script: Script) -> bool:
 
 
 def _fixed_port(script: Script) -> Iterable[Hit]:
+    """Port 0 is whichever is free. Who has whole nodes meets nobody there but an earlier attempt."""
+    alone = script.option("exclusive") and not script.option("requeue")
+    yield from (hit for hit in _ports(script) if int(hit.it) and not alone)
+
+
+def _ports(script: Script) -> Iterable[Hit]:
     for each in script.shell.assignments:
         if each.name in PORTS and re.fullmatch(r"\d+", each.value):
             yield Hit(each.line, each.value)

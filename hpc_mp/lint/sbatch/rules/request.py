@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.base.text import counted
 from hpc_mp.lint.sbatch.options import Option, option_table
 from hpc_mp.lint.sbatch.programs import torchrun
 from hpc_mp.lint.sbatch.rules.form import release
@@ -20,6 +21,7 @@ A_GIGABYTE = 1024  # MB: no program with torch starts in less
 HOURS = ("24", "36", "48", "72", "96", "120", "168")  # that nobody means as minutes
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ONE_GPU = re.compile(r"(verbose,)?(single|closest|per_task|map_gpu|mask_gpu)")
+_CPUS = re.compile(r"\$(SLURM_CPUS_PER_TASK\b|\{SLURM_CPUS_PER_TASK\})")
 _TASK_ID = re.compile(r"%(\d*[aAjJ])")
 
 
@@ -31,7 +33,17 @@ def _no_time(script: Script) -> Iterable[Hit]:
 def _short_time(script: Script) -> Iterable[Hit]:
     time = script.option("time")
     if time and (found := re.fullmatch(r"(\d+):(\d\d)", time.value or "")):
-        yield Hit(time.line, f"{int(found[1])} minutes and {int(found[2])} seconds", f"{found[0]}:00")
+        yield Hit(time.line, f"{counted(int(found[1]), 'minute')} and {counted(int(found[2]), 'second')}", f"{found[0]}:00")
+
+
+def _cpus_unset(script: Script) -> Iterable[Hit]:
+    """Slurm sets the variable only for who asks for CPUs by task."""
+    places = (*script.header.components, *(step.options for step in script.steps))
+    asked = {option.name for options in places for option in options}
+    if script.options and not {"cpus-per-task", "tres-per-task"} & asked and not script.sets("SLURM_CPUS_PER_TASK"):
+        uses = (number for number, line in enumerate(script.lines, start=1)
+                if not line.lstrip().startswith("#") and _CPUS.search(line))
+        yield from map(Hit, itertools.islice(uses, 1))
 
 
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
@@ -297,4 +309,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM223", "warning", _more_threads_than_cpus,
          "{it} with {advice}: the threads of a task take turns on its CPUs.",
          "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK"),
+    Rule("HM224", "warning", _cpus_unset,
+         "SLURM_CPUS_PER_TASK is not set where the job does not ask for CPUs by task: this is empty.",
+         "Add #SBATCH --cpus-per-task=N, or write ${SLURM_CPUS_PER_TASK:-1}."),
 )

@@ -11,7 +11,7 @@ from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.programs import is_training, torchrun
 from hpc_mp.lint.sbatch.rules.request import drops_the_rest, names_of
 from hpc_mp.lint.sbatch.script import ELSEWHERE, Script
-from hpc_mp.lint.sbatch.shell import Command
+from hpc_mp.lint.sbatch.shell import Command, inner_script, read_shell
 from hpc_mp.lint.sbatch.step import Step
 
 INHERITS_CPUS = ((22, 5), (23, 11))  # from the first to before the second, srun does not
@@ -81,9 +81,11 @@ def _launchers_times_tasks(script: Script) -> Iterable[Hit]:
     for step in script.steps:
         job = None if step.option("ntasks") else script.value("ntasks-per-node")
         per_node = step.value("ntasks-per-node") or job or "1"
-        found = torchrun(step.program)
-        if found and per_node.isdecimal() and int(per_node) > 1 and (found.value("nproc-per-node") or "1") != "1":
-            yield Hit(found.line, per_node)
+        inner = inner_script(step.program)
+        commands = [each.words for each in read_shell(inner.text, inner.line).commands] if inner else [step.program]
+        for found in filter(None, map(torchrun, commands)):
+            if per_node.isdecimal() and int(per_node) > 1 and (found.value("nproc-per-node") or "1") != "1":
+                yield Hit(found.line, per_node)
 
 
 def _first_node_only(script: Script) -> Iterable[Hit]:
