@@ -153,7 +153,7 @@ def test_cpus_of_a_rank(extra: dict[str, Any], cpus: int | None, per_core: int, 
     script = text(spec, known=ClusterFacts(cpus=cpus, threads_per_core=per_core))
     assert re.findall(r"--cpus-per-task=(\d+)", script) == ([str(request_)] * 2 if request_ else [])
     shown = re.search(r'OMP_NUM_THREADS:-(.*)}"', script)
-    assert shown and shown[1] == (str(threads) if threads else "$(($(nproc) / 4 + ($(nproc) < 4)))")
+    assert shown and shown[1] == (str(threads) if threads else "$(($(nproc) < 4 ? 1 : $(nproc) / 4))")
 
 
 @pytest.mark.parametrize(("written", "seconds"), [
