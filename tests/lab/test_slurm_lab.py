@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -66,10 +67,11 @@ def test_four_hosts_with_names_of_their_own(lab: Lab) -> None:
 def test_nodes_share_files_but_no_tmp(lab: Lab) -> None:
     (lab.share / "common").write_text("seen")
     assert lab.at("n1", ["cat", str(lab.share / "common")]).stdout == "seen"
-    lab.at("n1", ["touch", "/tmp/mine", "/dev/shm/mine"])
-    assert lab.at("n1", ["ls", "/tmp", "/dev/shm"]).stdout.count("mine") == 2
-    assert lab.at("n2", ["ls", "/tmp", "/dev/shm"]).stdout.count("mine") == 0
-    assert not Path("/tmp/mine").exists()
+    own = f"of-n1-{uuid.uuid4()}"  # No other program of this machine has a file of that name.
+    lab.at("n1", ["touch", f"/tmp/{own}", f"/dev/shm/{own}"])
+    assert lab.at("n1", ["ls", "/tmp", "/dev/shm"]).stdout.count(own) == 2
+    assert lab.at("n2", ["ls", "/tmp", "/dev/shm"]).stdout.count(own) == 0
+    assert not Path(f"/tmp/{own}").exists() and not Path(f"/dev/shm/{own}").exists()
 
 
 def test_ordinary_user_submits_and_runs_this_python(lab: Lab) -> None:
