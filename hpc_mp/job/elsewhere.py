@@ -38,7 +38,7 @@ NAMES: dict[str, str] = {
     "parallel.virtual_stages": "virtual_pipeline_model_parallel_size num_layers_per_virtual_pipeline_stage vpp virtual_pipeline "
                                "interleave",
     "parallel.schedule": "pipeline_schedule pipeline_parallel_schedule pp_schedule",
-    "parallel.zero": "zero_stage zero_optimization stage deepspeed_stage zero_level fsdp sharding_strategy "
+    "parallel.zero": "zero_stage zero_optimization deepspeed_stage zero_level fsdp sharding_strategy "
                      "use_distributed_optimizer",
     "parallel.shard_degree": "data_parallel_shard_degree dp_shard hsdp_shard_size",
     "parallel.recompute": "gradient_checkpointing activation_checkpointing activation_checkpoint recompute_activations "
@@ -90,7 +90,7 @@ WORDS: dict[str, str] = {
         ("micro_batch_size", "microbatch_size", "per_device_train_batch_size", "per_gpu_train_batch_size", "micro_batch",
          "train_micro_batch_size_per_gpu", "device_batch_size", "local_batch_size", "mbs", "per_device_batch_size",
          "batch_size_per_gpu"),
-        "here train.global_batch counts the sequences of a step over all ranks here, and parallel.microbatches the pieces of a "
+        "train.global_batch counts the sequences of a step over all ranks here, and parallel.microbatches the pieces of a "
         "replica's share: set global_batch to microbatch size × microbatches × data degree"),
     **dict.fromkeys(
         ("gradient_accumulation_steps", "grad_accum_steps", "accumulate_grad_batches", "gradient_accumulation", "grad_accum",
