@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from launching import executable, mark, the_run, write_job
+from played_slurm import Cluster
 
-from hpc_mp.cluster.bad_nodes import BadNode
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.bad_nodes import BadNode, ledger, record
+from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.query import NodeKind, SlurmPartition
 from hpc_mp.job import resolve
 from hpc_mp.job.resolution import resolved
+from hpc_mp.launch.backends.slurm import rehearse
 from hpc_mp.launch.choices import avoid
 from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.launch import LaunchRequest, plan_job
+from hpc_mp.launch.run_files import script
+
+__all__ = ["mark"]  # a fixture
 
 PARTITION = SlurmPartition("all", True, True, None, (NodeKind(("n1", "n2", "n3", "n4"), 4, 2**30, ()),))
 
@@ -50,3 +60,65 @@ def check(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: s
     chosen = avoid(spec, ClusterFacts(partition=PARTITION, out_of_service=frozenset(down)), bad(*found))
     assert resolved(spec, [chosen]).slurm.extra == {**extra, **({"exclude": excluded} if excluded else {})}
     assert chosen.why.startswith(words or "") and bool(chosen.why) == (words is not None)
+
+
+# --- only with the nodes to avoid could the job start ----------------------------------------------------------------
+
+AFTER_ALL = "not avoided, as the job could not start on the others: n1 (lost: n1 vanished)"
+NODES = {"alike": 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]"',
+         "two with memory": 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-2]"; echo "gpu*|up|1-00:00:00|64|8000|(null)|n[3-4]"'}
+REFUSES = 'case "$*" in *--test-only*) if grep -q -- --exclude=n1; then echo "allocation failure: no" >&2; exit 1; fi;; esac\necho 4242'
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of two nodes on a cluster whose ledger has n1."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state home"))
+    record(ledger("lab"), [BadNode("n1", "lost", "n1 vanished", "run", time.time(), time.time() + 3600)])
+    return write_job(tmp_path)
+
+
+def play(cluster: Cluster, nodes: str, sbatch: str) -> None:
+    executable(cluster.bin, "scontrol", 'case "$1 $2" in ping*) echo "Slurmctld(primary) at x is UP";; '
+               '"show config") echo "ClusterName = lab";; --version*) echo slurm 23.11.4;; esac')
+    executable(cluster.bin, "sinfo", 'case "$*" in *--Node*) for n in 1 2 3 4; do echo "n$n|idle|none"; done;; '
+               f"*) {NODES[nodes]};; esac")
+    executable(cluster.bin, "sbatch", sbatch)
+
+
+@pytest.mark.parametrize("overrides", [(), ('sweep.runs=[{}, { "train.seed" = 2 }]',)], ids=["job", "sweep"])
+@pytest.mark.parametrize(("nodes", "mem", "sbatch", "kept_off"), [
+    pytest.param("alike", "100G", "echo 4242", ("n1",), id="the others suffice"),
+    pytest.param("alike", "100G", REFUSES, (), id="Slurm refuses"),
+    pytest.param("two with memory", "100G", "echo 4242", (), id="memory"),
+    pytest.param("two with memory", "1G", "echo 4242", ("n1",), id="memory suffices"),
+])
+def test_a_job_that_could_not_start_on_the_others_gets_them(
+    tmp_path: Path, job: Path, overrides: tuple[str, ...], nodes: str, mem: str, sbatch: str, kept_off: tuple[str, ...]
+) -> None:
+    play(Cluster(tmp_path), nodes, sbatch)
+    plans = plan_job(LaunchRequest(job, "slurm", (f'slurm.extra.mem="{mem}"', *overrides)))
+    plans, said = rehearse(plans, [tmp_path / str(number) for number, _ in enumerate(plans)])
+    for plan in plans:
+        (why,) = (key.why for key in plan.record.choices if key.key == "slurm.extra.exclude")
+        assert why == (AFTER_ALL if not kept_off else "avoided: n1 (lost: n1 vanished)")
+        assert tuple(each.node for each in plan.avoided) == kept_off
+        assert ("--exclude=n1" in script(plan, tmp_path).text) == bool(kept_off) == ("exclude" in plan.spec.slurm.extra)
+    assert (f"nodes     after all {AFTER_ALL}\n" in said) == (sbatch == REFUSES)
+
+
+def test_what_slurm_refuses_on_all_nodes_is_refused(tmp_path: Path, job: Path) -> None:
+    play(Cluster(tmp_path), "alike", 'cat > /dev/null; echo "sbatch: error: Invalid account" >&2; exit 1')
+    with pytest.raises(HpcMpError, match="Invalid account"):
+        rehearse(plan_job(LaunchRequest(job, "slurm")), [tmp_path / "0"])
+
+
+@pytest.mark.prove
+def test_a_launch_says_so_and_its_run_is_kept_off_no_node(tmp_path: Path, job: Path, mark: str) -> None:
+    cluster = Cluster(tmp_path)
+    play(cluster, "alike", REFUSES)
+    code, out, err = cluster.launch(mark, job, "--on", "slurm")
+    run = the_run(job)
+    assert code == 0 and f"after all {AFTER_ALL}" in " ".join((out + err).split()), err
+    assert "--exclude" not in run.script.read_text() and not read_exclusions(run.excluded) and not run.watch_id.exists()
