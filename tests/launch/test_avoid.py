@@ -67,7 +67,8 @@ def check(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: s
 AFTER_ALL = "not avoided, as the job could not start on the others: n1 (lost: n1 vanished)"
 NODES = {"alike": 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-4]"',
          "two with memory": 'echo "gpu*|up|1-00:00:00|64|512000|(null)|n[1-2]"; echo "gpu*|up|1-00:00:00|64|8000|(null)|n[3-4]"'}
-REFUSES = 'case "$*" in *--test-only*) if grep -q -- --exclude=n1; then echo "allocation failure: no" >&2; exit 1; fi;; esac\necho 4242'
+REFUSES = ('case "$*" in *--test-only*) ! grep -q -- --exclude=n1 || { echo "allocation failure: no" >&2; exit 1; };; esac\n'
+           "echo 4242")
 
 
 @pytest.fixture
