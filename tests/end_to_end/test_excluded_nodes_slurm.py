@@ -86,7 +86,8 @@ class Again:
 
     def __enter__(self) -> None:
         self.before = attempt(self.run)
-        self.starts = int(field(self.lab, self.job_id, "Restarts"))
+        queued = waits(self.lab, self.job_id)  # Slurm counts a start when it queues the job again
+        self.starts = int(field(self.lab, self.job_id, "Restarts")) - queued
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
@@ -126,6 +127,21 @@ def test_a_second_node_is_lost_when_the_first_is_back_and_the_job_waits(lab: Clu
         lab.boot(third)
         lab.kill(first)
     assert first not in hosts(run)
+
+
+def test_a_second_node_is_drained_while_the_job_waits_without_the_first(lab: Cluster, job: Path) -> None:
+    """No process of the run is left that could take the first one back when it comes, but the watch."""
+    run, job_id = submit(lab, job, THREE)
+    until(lambda: steps(run) >= 12, "some steps")
+    _, second, third = hosts(run)
+    lab.kill(second)
+    until(lambda: read_exclusions(run.excluded) and waits(lab, job_id), "the job queued again")
+    lab.run(["scontrol", "update", f"NodeName={third}", "State=DRAIN", "Reason=by its administrator"], check=True)
+    time.sleep(20)
+    assert waits(lab, job_id) and field(lab, job_id, "ExcNodeList") == second
+    with Again(lab, run, job_id, "a second node is drained while the job waits, and the first comes back"):
+        lab.boot(second)
+    assert second in hosts(run) and third not in hosts(run)
 
 
 def test_two_nodes_are_lost_and_come_back_in_turn(lab: Cluster, job: Path) -> None:
