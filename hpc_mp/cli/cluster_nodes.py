@@ -44,8 +44,10 @@ def nodes(back: tuple[str, ...], added: tuple[str, ...], because: str | None, su
                          '--because "its fan is broken"')
     if both := sorted({*taken} & {*put}):
         raise HpcMpError(f"--take-back and --add {compress(both)}", "contradict each other", "give one of them")
-    _check(taken, [finding.node for finding in findings(path)], f"is not in the ledger of cluster {name}",
-           "`hpc-mp cluster nodes` lists who is")
+    held = {finding.node for finding in findings(path)}
+    strangers = [node for node in taken if node not in held]
+    if len(strangers) == len(taken):
+        _check(taken, [*held], f"is not in the ledger of cluster {name}", "`hpc-mp cluster nodes` lists who is")
     if put and cluster is None:
         _check(put, _known(), f"is no node of cluster {name}", "`sinfo -N` lists them")
     try:
@@ -59,10 +61,13 @@ def nodes(back: tuple[str, ...], added: tuple[str, ...], because: str | None, su
     if as_json:
         click.echo(json.dumps({
             "cluster": name, "ledger": str(path), "taken_back": sorted({finding.node for finding in out}),
+            "not_in_ledger": strangers,
             "nodes": [asdict(finding) | {"avoided": finding.certainty != "suspected"} for finding in findings(path)]}))
         return
     if out:
         click.echo(f"taken back: {compress(dict.fromkeys(finding.node for finding in out))}")
+    if strangers:
+        click.echo(f"not in the ledger: {compress(strangers)}")
     _show(name, path)
 
 
@@ -73,7 +78,8 @@ def _show(name: str, path: Path) -> None:
         return
     rows = [("node", "certainty", "since", "until", "fault"),
             *((finding.node, finding.certainty, _clock(finding.time), _clock(finding.until),
-               f"{finding.code}: {finding.evidence} ({finding.run})") for finding in found)]
+               f"{finding.code}: {finding.evidence}" + (f" ({finding.run})" if finding.run != finding.code else ""))
+              for finding in found)]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for *cells, fault in rows:  # a line per node, however long: a terminal wraps it, and grep finds it whole
         click.echo("  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)), fault]))

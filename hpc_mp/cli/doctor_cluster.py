@@ -116,9 +116,15 @@ def _print(report: Report) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, SurveyState | None], None]]:
-    """One line on a terminal: what is being done, and who is suspected by now."""
+    """One line on a terminal: what is being done, and who is suspected by now. Elsewhere what it waits for, each thing once."""
     if not sys.stderr.isatty():
-        yield lambda _step, _state: None
+        said: list[str] = []
+
+        def note(step: str, state: SurveyState | None) -> None:
+            if state is None and step not in said:
+                said.append(step)
+                click.echo(step, err=True)
+        yield note
         return
     from rich.console import Console
     from rich.markup import escape

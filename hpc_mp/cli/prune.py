@@ -9,14 +9,15 @@ import click
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, data_size
-from hpc_mp.launch.find import find_all, here, runs_below
+from hpc_mp.launch.find import find_all, here, listing, runs_below
 from hpc_mp.launch.prune import Pruning, prunable, remove
 from hpc_mp.rundir import RunDirectory
 
 
 @click.command(help="List what can be removed, with its size: checkpoints beyond the newest and the best, what crashed saves "
                     "have left, caches that no run refers to; with --runs whole runs. Only --yes removes it. Runs that may "
-                    "still go on stay as they are. Without RUN: all runs of the job files here.")
+                    "still go on stay as they are. Without RUN: all runs of the job files here; a directory of several "
+                    "jobs means all runs in it.")
 @click.argument("runs", metavar="[RUN]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--keep", type=click.IntRange(min=1), metavar="N",
               help="How many of the newest checkpoints stay.  [default: checkpoint.keep]")
@@ -54,11 +55,16 @@ def command(runs: tuple[Path, ...], keep: int | None, whole: bool, yes: bool, as
 def _meant(runs: tuple[Path, ...]) -> list[RunDirectory]:
     """The runs that are named, each once; without a name those that lie here. Raises HpcMpError when there are none."""
     if runs:
-        return list(dict.fromkeys(run for path in runs for run in find_all(path)))
+        return list(dict.fromkeys(run for path in runs for run in _named(path)))
     found = sorted(runs_below(here()), key=lambda run: run.path)
     if not found:
         raise HpcMpError(", ".join(map(str, here())), "holds no runs", "name a run, or go to the directory of the job file")
     return found
+
+
+def _named(path: Path) -> list[RunDirectory]:
+    directories = listing(path)
+    return find_all(path) if directories is None else sorted(runs_below(directories), key=lambda run: run.path) or find_all(path)
 
 
 def _print(found: Pruning) -> None:

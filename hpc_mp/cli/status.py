@@ -16,10 +16,10 @@ from hpc_mp.cli.follow import follow
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
-from hpc_mp.launch.find import find_all, here, job_of, runs_below
+from hpc_mp.launch.find import find_all, job_of, listing, runs_below
 from hpc_mp.launch.status import RunStatus, listed, overview
 from hpc_mp.launch.sweep import best_runs
-from hpc_mp.rundir import RunDirectory, find_run
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.usage import launched, size
 
@@ -52,7 +52,7 @@ def command(run: Path | None, following: bool, as_json: bool) -> int:
 
 def _meant(run: Path | None) -> tuple[list[RunDirectory], bool]:
     """The runs, the newest first, and whether it is one that was meant, and no list."""
-    directories = here() if run is None else here(run) if run.is_dir() and not _is_one(run) else None
+    directories = listing(run)
     if directories is None and run is not None:
         found = find_all(run)
         return found, len(found) == 1
@@ -62,14 +62,6 @@ def _meant(run: Path | None) -> tuple[list[RunDirectory], bool]:
         raise HpcMpError("status", f"finds no run below {where}",
                          "call it in the directory of the job file, or name a run or the directory of the runs (job.directory)")
     return sorted(listed, key=lambda each: (launched(each), each.path), reverse=True), False
-
-
-def _is_one(path: Path) -> bool:
-    try:
-        find_run(path)
-    except HpcMpError:
-        return False
-    return True
 
 
 def _document(seen: RunStatus, *, whole: bool) -> dict[str, Any]:

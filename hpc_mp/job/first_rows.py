@@ -56,7 +56,7 @@ class FirstRow:
     Attributes:
         size: of the file, bytes.
         parts: the beginnings of the texts of the first row, and whether each counts in the loss; of a text file its own.
-            None if the file holds nothing but white space, as far as it was looked at.
+            Nothing if the file holds nothing but white space and rows without text, as far as it was looked at.
     """
 
     path: Path
@@ -114,7 +114,7 @@ def _check_text(value: str, head: bytes) -> None:
 
 
 def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]]:
-    """The first row; all rows in the head are looked at, but for one that its end cuts."""
+    """The first row with text that counts in the loss; all rows in the head are looked at, but for one that its end cuts."""
     lines = head.removeprefix(codecs.BOM_UTF8).splitlines(keepends=True)
     parts: list[list[tuple[str, bool]]] = []
     for number, line in enumerate(lines if whole or head.endswith(b"\n") else lines[:-1], start=1):
@@ -127,7 +127,7 @@ def _jsonl(value: str, head: bytes, *, whole: bool) -> Iterable[tuple[str, bool]
             parts.append(row_parts(line))
         except UnusableRow as error:
             raise bad_row(value, number, error) from None
-    return parts[0] if parts else ()
+    return next((row for row in parts if any(text.strip() for text, counts in row if counts)), ())
 
 
 def bad_row(value: str, number: int, error: UnusableRow) -> HpcMpError:

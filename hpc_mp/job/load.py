@@ -162,6 +162,8 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
             raise HpcMpError(key, f"{part} is a value, not a table", "name a key of a table")
         table[part] = dict(inner)  # a copy: the runs of a sweep start from the same file
         table = table[part]
+    if parts[:2] == ["sweep", "grid"] and parts[2:]:  # whose keys may be written in one piece too
+        changed["sweep"]["grid"].pop(".".join(parts[2:]), None)
     table[parts[-1]] = value
     table.pop(INSTEAD.get(".".join(parts), ""), None)
     return changed

@@ -63,9 +63,12 @@ def runs_of(sweep: Sweep) -> tuple[Values, ...]:
                              "leave one of them out; runs that are to differ by chance alone have another train.seed")
         seen.append(values)
     for key in dict.fromkeys(key for values in found for key in values):
-        section = key.partition(".")[0]
-        if section in SHARED or "." not in key:
-            raise HpcMpError(f"sweep.{'grid' if sweep.grid else 'runs'}: {key}", "cannot differ between the runs of a sweep, "
+        section, where = key.partition(".")[0], f"sweep.{'grid' if sweep.grid else 'runs'}: {key}"
+        if "." not in key:
+            raise HpcMpError(where, "has no table: keys are named with theirs",
+                             f'write "train.{key}", or the table that it is of')
+        if section in SHARED:
+            raise HpcMpError(where, "cannot differ between the runs of a sweep, "
                              f"which share {', '.join(f'[{name}]' for name in SHARED)}",
                              'name keys of other tables, for example "train.seed"')
     return found

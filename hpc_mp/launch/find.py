@@ -85,6 +85,15 @@ def runs_below(directories: Iterable[Path]) -> Iterator[RunDirectory]:
                 yield run
 
 
+def listing(word: Path | None) -> list[Path] | None:
+    """Where the runs lie that are meant by no word, or by a directory of several jobs; None where a word means one run or job."""
+    if word is None:
+        return here()
+    if not word.is_dir() or is_run(word.resolve()) or _of_name(word.resolve()):
+        return None
+    return here(word)
+
+
 def _below(directory: Path) -> Iterator[RunDirectory]:
     try:
         names = [path for path in directory.iterdir() if not path.name.startswith(".")]

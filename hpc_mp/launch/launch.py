@@ -30,7 +30,7 @@ from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps,
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.outcome import Outcome, figures
+from hpc_mp.rundir.outcome import Outcome, figures, verdict
 from hpc_mp.rundir.plan import read_plan
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
@@ -120,8 +120,11 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
                 listener.say(words)
             if resumed is not None and not resumed.left:
                 listener.say(f"nothing is left to do: the run has its {plan.spec.train.steps} steps and their checkpoint")
-                done = resumed.run.attempt()
-                return conclude(Outcome(resumed.run.path, "completed", **figures(resumed.run, done)), done, listener.note)
+                done, known = resumed.run.attempt(), verdict(resumed.run)
+                outcome = Outcome(resumed.run.path, "completed", **figures(resumed.run, done))
+                if known is not None and known.state == "completed":  # It ended then, and not now.
+                    return replace(outcome, report=known.report)
+                return conclude(outcome, done, listener.note)
             return backend.start(Launch((plan,), resumed, request.wait, check, listener))
 
     if plans[0].spec.sweep.given:

@@ -224,9 +224,12 @@ def _cached(cache: Path, runs: Iterable[RunDirectory]) -> Iterator[Removable]:
 
 
 def _uses(run: RunDirectory) -> Iterator[str]:
-    """Names in the cache: the tokenizer, which an export takes from there, and the tokens of the newest checkpoint."""
+    """Names in the cache: the tokenizer, which an export takes from there, the tokens of its last attempt and, where that was an
+    older release's, those of the newest checkpoint."""
     with suppress(OSError):
         yield Path(run.tokenizer.read_text(encoding="utf-8").strip()).name
+    with suppress(OSError):
+        yield from run.tokens.read_text(encoding="utf-8").splitlines()
     for path in complete_steps(run.checkpoints)[-1:]:
         with suppress(HpcMpError):
             yield counters_of(path).origin.data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
@@ -82,12 +83,13 @@ def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], liste
         start: starts a run and follows it to its end.
     """
     ended: list[Outcome] = []
-    first = next((plan.member.first for plan in plans if plan.member is not None and plan.member.first), "")
-    for plan in plans:
-        assert plan.member is not None
-        member = replace(plan.member, first=first)
-        listener.say(f"sweep     run {member.number + 1} of {member.of}: {words_of(member.values) or 'the job file as it is'}")
-        outcome = start(replace(plan, member=member))
+    placed = _joined(plans)
+    first = placed[0].first
+    if first:  # What an earlier `cancel --all` asked for has been done: this launch goes on with the sweep.
+        RunDirectory(Path(plans[0].given.job.directory) / plans[0].given.job.name / first).sweep_stop.unlink(missing_ok=True)
+    for position, (plan, member) in enumerate(zip(plans, placed, strict=True), 1):
+        listener.say(f"sweep     run {position} of {len(plans)}: {words_of(member.values) or 'the job file as it is'}")
+        outcome = start(replace(plan, member=replace(member, first=first)))
         ended.append(outcome)
         first = first or outcome.run.name
         listener.say(f"ended     {_words(outcome)}")
@@ -100,6 +102,20 @@ def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], liste
         return whole
     listener.say(f"sweep     {counted(left, 'run')} not started; --resume starts {'them' if left > 1 else 'it'}")
     return replace(whole, state="stopped") if whole.state == "completed" else whole
+
+
+def _joined(plans: Sequence[JobPlan]) -> list[SweepMember]:
+    """The places of these runs: in the sweep that is gone on with, if one is, where runs that are there keep theirs, and new
+    values are new runs of it, behind the others; for it is compared as one."""
+    given = [plan.member for plan in plans if plan.member is not None]
+    known = next((members(plan.resumes) for plan in plans if plan.resumes is not None), {})
+    if not known:
+        return given
+    there = [None if plan.resumes is None else known.get(plan.resumes) for plan in plans]
+    first, of = next(iter(known.values())).first, len(known) + there.count(None)
+    free = count(1 + max(each.number for each in known.values()))
+    return [replace(member, first=first, number=next(free) if old is None else old.number, of=of)
+            for member, old in zip(given, there, strict=True)]
 
 
 def _words(outcome: Outcome) -> str:

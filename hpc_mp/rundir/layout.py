@@ -141,6 +141,8 @@ class RunDirectory:
     ranks = RunFile("ranks.jsonl", "every rank", "status, logs, report, supervisor",
         "one line per rank and attempt: node, host, pid, coordinates")
     tokenizer = RunFile("tokenizer.path", "rank 0", "export", "the directory of the tokenizer, in the cache")
+    tokens = RunFile("tokens.names", "rank 0", "prune",
+        "the directories of the tokens that it trains on and is evaluated on, in the cache, a line each")
     history = RunFile("history.jsonl", "supervisor, resume", "supervisor",
         "one line per attempt that has ended: how, at which step, whom it blames, what was done")
     outcome = RunFile("outcome.json", "supervisor; on emulated nodes launch", "launch, status, logs, report",

@@ -54,7 +54,9 @@ def test_nodes_are_put_in_and_taken_back(path: Path) -> None:
         ("n2", "a broken fan", True), ("n3", "a broken fan", True), ("n4", "slow, some say", False)]
     found = bad_nodes(path)["n2"]
     assert found.until - found.time == AVOIDED_S
-    assert "taken back: n[2,4]" in typed("--take-back", "n2,n4").output
+    assert "by hand: a broken fan\n" in typed().output
+    words = typed("--take-back", "n[1-2],n4").output
+    assert "taken back: n[2,4]" in words and "not in the ledger: n1\n" in words
     assert [line["node"] for line in document()] == ["n3"]
 
 

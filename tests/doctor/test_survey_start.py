@@ -28,7 +28,7 @@ UP = {"scontrol": "Slurmctld(primary) at ctl is UP", "squeue": "RUNNING\n", "sin
 
 def test_a_small_job_of_its_own() -> None:
     request = SurveyRequest(nodes=8, partition="gpu", interfaces=("ib0", "ib1"), options=("--account=x",))
-    start = plan(request, {"PATH": "/bin"}, slurm(UP))
+    start = plan(request, {"PATH": "/bin"}, slurm({**UP, "sinfo": "".join(f"n{n}|idle|none\n" for n in range(8))}))
     words = start.command
     assert words[0] == "srun" and words[-5:] == [sys.executable, "-m", AGENT, "ib0", "ib1"]
     assert {"--nodes=8", "--ntasks=8", "--ntasks-per-node=1", "--partition=gpu", "--exclusive", "--account=x"} <= {*words}
@@ -41,6 +41,34 @@ def test_a_step_of_the_allocation_has_none_of_its_shape() -> None:
     assert "--exclusive" not in start.command
     assert start.environ["SLURM_JOB_ID"] == "7" and not {"SLURM_NTASKS", "SLURM_CPUS_PER_TASK"} & start.environ.keys()
     assert "--nodelist=n[1-2]" in plan(SurveyRequest(nodes=2), INSIDE, slurm(UP)).command
+
+
+@pytest.mark.parametrize(("request_", "environ", "rule"), [
+    (SurveyRequest(nodes=3), {}, "this cluster has 2 nodes"),
+    (SurveyRequest(nodes=3, partition="gpu"), {}, "partition gpu has 2 nodes"),
+    (SurveyRequest(nodes=2, nodelist=("n1", "n2", "n3")), {}, "--nodelist names 3 nodes"),
+    (SurveyRequest(nodes=5), INSIDE, "the allocation has 4 nodes")])
+def test_a_number_of_nodes_that_cannot_be_had_is_refused(request_: SurveyRequest, environ: dict[str, str], rule: str) -> None:
+    """Slurm would let the job wait without a word."""
+    with pytest.raises(HpcMpError, match=rule):
+        plan(request_, environ, slurm(UP))
+    assert plan(SurveyRequest(nodes=2), environ, slurm(UP)).count == 2
+
+
+def test_names_that_there_are_not_are_refused() -> None:
+    """Slurm would say that a step's configuration is not available, or that a partition is invalid."""
+    known = slurm({**UP, "sinfo": "n1|idle|none\n", "scontrol": "Slurmctld(primary) at ctl is UP"})
+
+    def ask(argv: Sequence[str]) -> str:
+        if argv[:3] == ("scontrol", "show", "node"):
+            raise CommandFailed("Node n9 not found")
+        return "" if "--partition=gqu" in argv else known(argv)
+
+    with pytest.raises(HpcMpError, match=r"--nodelist n\[8-9\]: are no nodes of this cluster"):
+        plan(SurveyRequest(nodelist=("n1", "n8", "n9")), {}, ask)
+    with pytest.raises(HpcMpError, match="--partition gqu: is no partition"):
+        plan(SurveyRequest(nodes=1, partition="gqu"), {}, ask)
+    assert plan(SurveyRequest(nodelist=("n1",), partition="gpu"), {}, ask).count == 1
 
 
 def test_a_dead_allocation_is_none() -> None:

@@ -57,6 +57,8 @@ WRONG: dict[str, tuple[str, bytes, str, str]] = {
     "Latin-1": ("a.txt", "Ça va déjà".encode("latin-1"), "is not UTF-8 (byte 0xc7 at 0)", "iconv -f ISO-8859-1"),
     "Latin-1 in a row": ("a.jsonl", '{"text": "déjà"}\n'.encode("latin-1"), "is not UTF-8 (byte 0xe9 at 11)", "iconv"),
     "nothing": ("a.txt", b"", "holds no text", "name files with text"),
+    "rows without text": ("a.jsonl", b'{"text": ""}\n{"prompt": "a", "completion": " "}\n',
+                          "holds no text", "name files with text"),
     "blanks": ("a.jsonl", b"\n \n", "holds no text", "name files with text"),
 }
 

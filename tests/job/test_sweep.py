@@ -79,6 +79,13 @@ def test_runs_of_release_0_1_are_read(tmp_path: Path) -> None:
     assert load_job(written(tmp_path, "[slurm]\narray = []\nretries = 5\n")).slurm.retries == 5
 
 
+def test_a_grid_of_the_command_line_takes_the_place_of_the_files(tmp_path: Path) -> None:
+    """However the key is written in the file."""
+    for grid in ('"train.seed" = [1, 2], "train.clip" = [1.0]', "train = { seed = [1, 2], clip = [1.0] }"):
+        specs = load_sweep(written(tmp_path, f"[sweep]\ngrid = {{ {grid} }}"), ["sweep.grid.train.seed=[7, 8, 9]"])
+        assert [spec.train.seed for spec in specs] == [7, 8, 9]
+
+
 REFUSED: dict[str, tuple[str, str, str]] = {
     "no values": ("grid = { train.seed = [] }", "sweep.grid: train.seed = []", "names no value"),
     "no list": ("grid = { train.seed = 3 }", "sweep.grid: train.seed = 3", 'rite "train.seed" = [3], with more'),
@@ -95,7 +102,7 @@ REFUSED: dict[str, tuple[str, str, str]] = {
                                     "must be a whole number"),
     "arithmetic of a later run": ("runs = [{}, { train.warmup_steps = 99 }]", "train.warmup_steps = 99 in run 2", "is more than"),
     "a key of a value": ("grid = { train.seed.x = [1] }", "train.seed in run 1", "must be a whole number"),
-    "a key without a table": ("grid = { seed = [1, 2] }", "sweep.grid: seed", "cannot differ"),
+    "a key without a table": ("grid = { seed = [1, 2] }", "sweep.grid: seed", 'Write "train.seed"'),
     "what the script holds": ('runs = [{ "slurm.partition" = "x" }]', "sweep.runs: slurm.partition", "share [job], [slurm]"),
     "the sweep itself": ("grid = { sweep.simultaneous = [1, 2] }", "sweep.grid: sweep.simultaneous", "cannot differ"),
     "a key twice": ('runs = [{ "train.seed" = 1, train = { seed = 2 } }]', "[sweep]", "is named twice"),

@@ -263,6 +263,9 @@ def test_a_run_is_finished_when_its_last_checkpoint_is_whole(finished: Path, mar
     code, out, err = launch(mark, finished, "--resume", "--json")
     assert code == 0 and json.loads(out)["state"] == "completed" and "nothing is left to do" in err
     assert not list((the_run(finished).path / "attempts").iterdir())
+    written = the_run(finished).outcome.stat().st_mtime_ns
+    assert json.loads(launch(mark, finished, "--resume", "--json")[1])["report"] == json.loads(out)["report"]
+    assert the_run(finished).outcome.stat().st_mtime_ns == written, "the run ended then: the time since costs nothing"
     (the_run(finished).checkpoints / "step-00000005" / "complete.json").unlink()
     assert left(finished)
 

@@ -21,7 +21,7 @@ from hpc_mp.cli.prune import command
 from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.prune import Pruning, going_on, prunable, remove
-from hpc_mp.rundir import Manifest, RunDirectory, create_run, write_json, write_manifest
+from hpc_mp.rundir import Manifest, RunDirectory, create_run, find_run, write_json, write_manifest
 from hpc_mp.rundir.checkpoints import sha256
 from hpc_mp.rundir.layout import COUNTERS
 from hpc_mp.rundir.origin import Counters, Origin, counters_document
@@ -205,11 +205,13 @@ def test_models_and_tokenizers_inside_of_a_run(make: Maker) -> None:
 
 def test_caches_that_no_run_refers_to(make: Maker) -> None:
     run, other = make(1, name="t"), make(1, name="other")
-    for name in ("tokens-of-t", "tokens-of-other", "tokens-old", "tokenizer-t", "tokenizer-old", ".tokens-now", ".tokens-then"):
+    for name in ("tokens-of-t", "tokens-held-out", "tokens-of-other", "tokens-old", "tokenizer-t",
+                 "tokenizer-old", ".tokens-now", ".tokens-then"):
         (run.cache / name).mkdir(parents=True)
     (run.cache / "hashes.json").write_text("{}")
     (run.cache / "environment-1.tar").write_text("x")
     run.tokenizer.write_text(str(run.cache / "tokenizer-t"))
+    run.tokens.write_text("tokens-of-t\ntokens-held-out\n")
     os.utime(run.cache / ".tokens-then", (0, 0))
     unused = ["environment-1.tar", "tokenizer-old", "tokens-old", ".tokens-then"]
     assert names(pruned(run)) == unused
@@ -238,6 +240,17 @@ def test_only_yes_removes(make: Maker, tmp_path: Path, monkeypatch: pytest.Monke
         (str(run.checkpoint(1)), True), (str(run.checkpoint(2)), True)]
     assert not run.checkpoint(1).exists() and run.checkpoint(3).exists()
     assert call().output == "nothing to remove\n"
+
+
+def test_a_directory_of_jobs_means_all_of_their_runs(make: Maker) -> None:
+    run, other = make(1, 2, 3), make(1, 2, 3, name="other")
+    document = json.loads(call(str(run.path.parent.parent), "--json").stdout)
+    assert sorted(each["path"] for each in document["removable"]) == sorted(map(str, (run.checkpoint(1), other.checkpoint(1))))
+    missing = call(run.path.parent / "0009")
+    assert isinstance(missing.exception, HpcMpError) and missing.exception.rule == "is not there"
+    with pytest.raises(HpcMpError) as caught:
+        find_run(run.path.parent.parent)
+    assert caught.value.remedy == "name one of the jobs whose runs it holds: other, t"
 
 
 def test_whole_runs_are_removed_by_name_alone(make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

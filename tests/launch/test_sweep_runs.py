@@ -81,6 +81,8 @@ def test_an_interrupt_ends_the_sweep_and_resume_goes_on_with_all_of_it(job: Path
     assert [run.attempt() for run in runs_of(job)] == [2, 1, 1] and len(members(runs_of(job)[0])) == 3
     wider = hpc_mp.run_job(job, on="local", overrides=['sweep.grid={ "train.seed" = [2, 4] }'], resume=True)
     assert [each.run.name for each in wider.elements] == ["0002", "0004"], "a value that is new is a new run of the same sweep"
+    assert [(each.first, each.number) for each in members(runs_of(job)[0]).values()] == [("0001", number) for number in range(4)]
+    assert call("status", job.parent / "runs").stdout.count("best by loss") == 1
     with pytest.raises(HpcMpError, match="there is no run with these values"):
         hpc_mp.run_job(job, on="local", overrides=['sweep.grid={ "train.seed" = [8, 9] }'], resume=True)
 
@@ -109,6 +111,9 @@ def test_cancelling_of_one_run_and_of_the_sweep(
     ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
     assert (code, ends) == (1, states) and (not options or words in out)
     assert f"go on with: hpc-mp launch {the_run(job).job} --on local --resume" in err
+    code, out, err = Launch(mark, job, "--resume", "--set", 'sweep.grid={ "train.seed" = [1, 2] }').end()
+    ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
+    assert (code, ends) == (0, ["completed"] * 2), "what was asked for then does not end this launch"
 
 
 def test_the_end_of_a_sweep_in_words(job: Path) -> None:

@@ -47,8 +47,8 @@ def test_runs_are_numbered_private_and_found(tmp_path: Path) -> None:
     assert find_run(tmp_path / "name").path == runs[1].path, "the newest that holds a job"
     assert find_run(runs[0].path).path == runs[0].path
     (tmp_path / "job.toml").write_text("")
-    for stranger in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(HpcMpError, match="is neither a run directory"):
+    for stranger, rule in ((tmp_path / "nowhere", "is not there"), (tmp_path, "is neither a run directory")):
+        with pytest.raises(HpcMpError, match=rule):
             find_run(stranger)
 
 

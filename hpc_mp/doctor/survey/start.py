@@ -11,10 +11,12 @@ from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.inside import why_outside
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.query import why_silent
+from hpc_mp.cluster.slurm.records import find_record
 from hpc_mp.cluster.slurm.steps import failed_nodes, srun
 from hpc_mp.cluster.slurm.variables import job_environment, step_environment
 
@@ -98,7 +100,7 @@ def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: R
     """How to start the agents.
 
     Raises:
-        HpcMpError: there is no Slurm, or it is not said which nodes.
+        HpcMpError: there is no Slurm, it is not said which nodes, or there are not so many.
     """
     silence = why_silent(ask)
     if silence is not None:
@@ -108,10 +110,48 @@ def plan(request: SurveyRequest, environ: Mapping[str, str] = os.environ, ask: R
         raise HpcMpError("doctor", "is not told which nodes to survey",
                          "give --nodes or --nodelist, or run it inside an allocation")
     if inside and not request.nodelist:
-        here = expand(environ["SLURM_JOB_NODELIST"])[: request.nodes]
+        allocated = expand(environ["SLURM_JOB_NODELIST"])
+        if (request.nodes or 0) > len(allocated):
+            raise HpcMpError(f"doctor --nodes {request.nodes}", f"the allocation has {counted(len(allocated), 'node')}",
+                             "ask for fewer, or survey from outside the allocation")
+        here = allocated[: request.nodes]
         request = replace(request, nodes=None, nodelist=here)
+    _check_number(request, inside, ask)
+    if not inside:
+        _check_names(request, ask)
     environment = step_environment(environ) if inside else job_environment(environ)
     return AgentStart(request, inside, environment, _not_ready(request.nodelist, ask))
+
+
+def _check_number(request: SurveyRequest, inside: bool, ask: Runner) -> None:
+    """Refuse a number of nodes that the list contradicts, or more than there are: Slurm would let such a job wait for ever."""
+    if request.nodes and request.nodelist and request.nodes != len(request.nodelist):
+        raise HpcMpError(f"doctor --nodes {request.nodes}", f"--nodelist names {counted(len(request.nodelist), 'node')}",
+                         "give one of the two")
+    if inside or request.nodelist or not request.nodes:
+        return
+    try:
+        there = len(node_states((), request.partition, ask))
+    except CommandFailed:
+        return
+    if there and request.nodes > there:
+        whose = f"partition {request.partition}" if request.partition else "this cluster"
+        raise HpcMpError(f"doctor --nodes {request.nodes}", f"{whose} has {counted(there, 'node')}",
+                         f"ask for {there} at most; `sinfo -N` lists them")
+
+
+def _check_names(request: SurveyRequest, ask: Runner) -> None:
+    """Refuse nodes and a partition that there are not: Slurm would refuse the step without saying which name is wrong."""
+    try:
+        if request.partition and not node_states((), request.partition, ask):
+            raise HpcMpError(f"doctor --partition {request.partition}", "is no partition with nodes that you may use",
+                             "`sinfo -s` lists them")
+        known = node_states(request.nodelist, ask=ask) if request.nodelist else {}
+        if strangers := [node for node in request.nodelist if node not in known and not find_record("node", node, ask)]:
+            what = "are no nodes" if strangers[1:] else "is no node"
+            raise HpcMpError(f"doctor --nodelist {compress(strangers)}", f"{what} of this cluster", "`sinfo -N` lists them")
+    except CommandFailed:
+        return
 
 
 def without(start: AgentStart, words: Sequence[str], nodes: Sequence[str] = ()) -> AgentStart | None:

@@ -99,7 +99,9 @@ def _tokenize(spec: JobSpec, shape: ModelShape, context: RankContext, asked: Cal
     tokens = prepare_job(spec, shape.vocabulary, context.run.cache, progress)
     context.run.tokenizer.write_text(str(tokens.tokenizer_directory), encoding="utf-8")
     held_out = prepare_held_out(spec, shape.vocabulary, context.run.cache, progress, tokens)
-    return [tokens] if held_out is None else [tokens, held_out]
+    found = [tokens] if held_out is None else [tokens, held_out]
+    context.run.tokens.write_text("".join(f"{each.directory.name}\n" for each in found), encoding="utf-8")
+    return found
 
 
 def assemble(spec: JobSpec, shape: ModelShape, groups: Groups, schedule: Schedule, device: torch.device) -> Engine:
