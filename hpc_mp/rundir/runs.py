@@ -11,6 +11,7 @@ from hpc_mp.base.files import read_json, write_json
 from hpc_mp.base.text import several
 from hpc_mp.rundir.layout import RunDirectory
 
+GIVE = "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job"
 PRIVATE = 0o700  # logs and samples are the user's own: nobody else reads a run directory
 
 
@@ -52,10 +53,9 @@ def find_run(path: Path) -> RunDirectory:
     runs = [run for run in numbered(path) if is_run(run)]
     if not runs:
         if not path.exists():
-            raise HpcMpError(f"run {path}", "is not there", "`hpc-mp status` lists the runs of the job files here")
+            raise HpcMpError(f"run {path}", "is not there", f"{GIVE}; `hpc-mp status` lists the runs of the job files here")
         named = sorted(each.name for each in path.iterdir() if any(map(is_run, numbered(each)))) if path.is_dir() else []
-        remedy = (f"name one of the jobs whose runs it holds: {several(named)}" if named
-                  else "give DIRECTORY/NAME/0001, or DIRECTORY/NAME for the newest run of a job")
+        remedy = f"name one of the jobs whose runs it holds: {several(named)}" if named else GIVE
         raise HpcMpError(f"run {path}", "is neither a run directory nor holds numbered runs", remedy)
     return RunDirectory(max(runs, key=lambda run: int(run.name)))
 
