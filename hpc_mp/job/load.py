@@ -174,6 +174,8 @@ def _is_text(key: Sequence[str]) -> bool:
     fields = JobSpec.model_fields
     for part in key[:-1]:
         inner = fields[part].annotation if part in fields else None
+        if get_origin(inner) is dict:  # environment.set
+            return get_args(inner)[1] is str
         fields = inner.model_fields if isinstance(inner, type) and issubclass(inner, BaseModel) else {}
     field = fields.get(key[-1])
     kind = field.annotation if field is not None else None

@@ -152,6 +152,8 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         if backend.rehearse is not None:
             plans, said = backend.rehearse(plans, runs)
             listener.say(said)
+        if not backend.target.in_script:
+            listener.say("script    of the same job on Slurm; not used here")
         return Preview(plans, runs[0], script(plans[0], *runs), text)
 
 

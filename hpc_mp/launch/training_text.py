@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
+from math import lcm
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,17 @@ def text_rows(text: TrainingText, spec: JobSpec) -> dict[str, str]:
                    f"goes on in the next sample and short ones share one{_documents(spec)}",
         "epoch": _epoch(text.amount, spec),
         **_trained_on(text),
+        **_never_best(spec),
     }
+
+
+def _never_best(spec: JobSpec) -> dict[str, str]:
+    """A note where no checkpoint but the last is one that is evaluated, so that none of them can be the best."""
+    every, saved = spec.evaluate.every, spec.checkpoint.every
+    if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
+        return {}
+    return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "
+                    "evaluated, and the best is found among those alone; let evaluate.every divide checkpoint.every"}
 
 
 def _trained_on(text: TrainingText) -> dict[str, str]:

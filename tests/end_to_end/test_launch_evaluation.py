@@ -42,7 +42,7 @@ def test_evaluations_are_seen_everywhere(tmp_path: Path, mark: str) -> None:  # 
     assert outcome["best_evaluation_loss"] == min(line["loss"] for line in found)
     assert outcome["best_checkpoint"] == outcome["checkpoint"], "the only one"
     assert f"held out after step 2: loss {found[0]['loss']:.4f}" in done.stderr, "while it goes on"
-    assert f"evaluation after step 2: loss {found[0]['loss']:.4f} (perplexity " in run.main_log.read_text()
+    assert f"held out after step 2: loss {found[0]['loss']:.4f} (perplexity " in run.main_log.read_text()
     assert sorted(run.cache.glob("tokens-*")) == made and len(made) == 2, "nothing is left to tokenize"
     status = json.loads(CliRunner().invoke(cli, ["status", str(run.path), "--json"]).stdout)
     assert status["evaluation"] == found[-1] and status["state"] == "completed"

@@ -137,7 +137,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3000)
 def test_the_first_job_and_the_failing_node_on_slurm(lab: Lab, home: Path) -> None:
     place = home / "first"
     place.mkdir()
@@ -146,7 +146,7 @@ def test_the_first_job_and_the_failing_node_on_slurm(lab: Lab, home: Path) -> No
         if command.startswith("sudo hpc-mp lab kill "):
             lab.kill(command.split()[-1])
             return subprocess.CompletedProcess(command, 0, "", "")
-        return lab.run(["bash", "-c", command], cwd=place, timeout=400, environ=environment(home))
+        return lab.run(["bash", "-c", command], cwd=place, timeout=1200, environ=environment(home))
 
     for name in ("first-job", "failing-node"):
         follow(steps_of((TUTORIALS / f"{name}.md").read_text()), shell, place)

@@ -441,3 +441,11 @@ def test_the_default_microbatches_are_the_most_that_divide(per_replica: int, pip
 def test_a_large_batch_takes_no_time(here: Path) -> None:
     (here / "job.toml").write_text(JOB)
     assert load_job(here / "job.toml", [f"train.global_batch={2**62}"]).microbatches == 8
+
+
+@pytest.mark.parametrize("value", ["1", "two words", '"1"', "1.5"])
+def test_variables_of_the_command_line_need_no_quotes(here: Path, value: str) -> None:
+    """A shell takes them away."""
+    (here / "job.toml").write_text(JOB)
+    spec = load_job(here / "job.toml", [f"environment.set.X={value}"])
+    assert spec.environment.set["X"] == value.strip('"')

@@ -20,7 +20,7 @@ from hpc_mp.job.epochs import steps_of, with_steps
 from hpc_mp.launch import training_text
 from hpc_mp.launch.launch import LaunchRequest, launched_text, preview
 from hpc_mp.launch.listener import Listener, Teller
-from hpc_mp.launch.training_text import counted_steps
+from hpc_mp.launch.training_text import counted_steps, report_text, text_rows
 from hpc_mp.layout.models import family_of
 from hpc_mp.train.data import Samples, tokens
 from hpc_mp.train.data.bpe import train
@@ -194,3 +194,14 @@ def test_a_warm_up_longer_than_the_epochs(job: Path) -> None:
     given = load_job(job, ["train.epochs=1", "train.warmup_steps=50"])
     with pytest.raises(HpcMpError, match=r"warmup_steps = 50: is more than train\.steps = 4"):
         with_steps(given, 32 * 32 + 1)
+
+
+@pytest.mark.parametrize(("saved", "evaluated", "noted"), [(7, 20, True), (20, 20, False), (40, 20, False), (20, 40, False)])
+def test_checkpoints_that_can_never_be_the_best_are_noted(tmp_path: Path, saved: int, evaluated: int, noted: bool) -> None:
+    job = write_job(tmp_path)
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text("held out " * 2000)
+    spec = load_job(job, ["train.steps=100", f"checkpoint.every={saved}", f"evaluate.every={evaluated}",
+                          f'evaluate.files=["{held_out}"]'])
+    found = text_rows(report_text(spec, 512), spec)
+    assert ("let evaluate.every divide checkpoint.every" in found.get("note", "")) == noted

@@ -97,7 +97,7 @@ class Evaluator:
         status(self.context, "training")
         if self.context.who.rank == 0:
             self.lines.write(line_of(found))
-        self.context.log.say(f"evaluation after step {found.step}: {loss_words(found.loss)} over "
+        self.context.log.say(f"held out after step {found.step}: {loss_words(found.loss)} over "
                              f"{found.label_tokens:,} tokens in {duration(found.seconds)}")
 
 
