@@ -18,7 +18,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
-from hpc_mp.job import load_job
+from hpc_mp.job import JobSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
@@ -102,7 +102,7 @@ def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.job_states(ids, ask) if ids else {}
-    return seen(run, [never_starts(jobs[job_id], load_job(run.job), ask) for job_id in ids])
+    return seen(run, [never_starts(jobs[job_id], load_any(run.job), ask) for job_id in ids])
 
 
 def overviews(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
@@ -134,8 +134,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     """The overview that goes with what Slurm has said of the run's jobs, in their order; asks nobody."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
-    attempt, spec = run.attempt(), load_job(run.job)
-    steps = spec.train.steps
+    attempt, spec = run.attempt(), load_any(run.job)
+    steps = spec.train.steps if isinstance(spec, JobSpec) else 0
     status = AttemptReader(run, attempt).status()
     phase = status.phase if status else None
     found = verdict(run, attempt)

@@ -61,7 +61,7 @@ def read_attempt(path: Path) -> AttemptRecord:
         raise ValueError(f"{path} is no record of an attempt ({error})") from None
 
 
-TAIL = 4096  # bytes of a log in which its last line is looked for
+TAIL = 1 << 16  # bytes of a log in which its last lines are looked for
 
 
 class AttemptReader:
@@ -93,11 +93,13 @@ class AttemptReader:
 
     def last_words(self, rank: int) -> str:
         """The last line in the log of a rank; empty when it has said nothing in this attempt."""
-        log = self.run.rank_log(rank)
+        return next((line.strip() for line in reversed(self.last_lines(rank)) if line.strip()), "")
+
+    def last_lines(self, rank: int) -> list[str]:
+        """The last lines in the log of a rank, the first of them perhaps in part; none when it has said nothing."""
         try:
-            with open(log, "rb") as file:
+            with open(self.run.rank_log(rank), "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-                lines = file.read().decode(errors="replace").split("\n")
+                return file.read().decode(errors="replace").split("\n")
         except FileNotFoundError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return []

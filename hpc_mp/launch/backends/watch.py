@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import selectors
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -13,10 +14,12 @@ from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
+from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, kind_of_end, read_failures, root_cause, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.tracebacks import last_error
 from hpc_mp.rundir.waits import read_standings
 
+POLL_S = 1.0  # between two questions whether the ranks hang
 COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
 
 
@@ -34,19 +37,28 @@ class RanksEnd:
     broken: str | None = None
 
 
-def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> RanksEnd:
-    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs."""
-    pressed = 0
+def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener,
+          hung: Callable[[], bool] | None = None) -> RanksEnd:
+    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs.
+
+    Args:
+        hung: asked every second whether the ranks hang; then they are killed. None: they notice it themselves.
+    """
+    pressed, killed = 0, False
+    pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
     with selectors.DefaultSelector() as selector:
         selector.register(emulator, selectors.EVENT_READ)
         selector.register(interrupts, selectors.EVENT_READ)
         while emulator.running:
-            selector.select(listener.interval)
+            selector.select(pause)
             for _ in range(interrupts.received()):
                 listener.note(MEANINGS[min(pressed, 1)])
                 emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
             emulator.receive()
+            if hung is not None and not killed and emulator.running and hung():
+                killed = True
+                emulator.command("kill")
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())
@@ -54,18 +66,26 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
 
 
-def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
-    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record."""
+def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
+          more: Sequence[RankFailure] | None = None) -> tuple[State, Cause | None]:
+    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record.
+
+    Args:
+        more: of a program, failures that no end of a single rank shows. Its ranks have no coordinates worth a word.
+    """
     bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
-    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number)}
+    others = {failure.rank for failure in more or ()}
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in others}
     for end in bad:
         if end.rank not in failures:
-            failures[end.rank] = _silent(end, attempt, placement)
-            with suppress(OSError):  # a full disk is no reason to hide how the run ended
-                write_failure(attempt.run, failures[end.rank])
-    ends = [failures[end.rank] for end in bad]
+            known = coordinates(placement.ranks[end.rank]) if more is None else ()
+            failures[end.rank] = _silent(end, attempt, placement, known)
+            if end.rank not in others:
+                with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                    write_failure(attempt.run, failures[end.rank])
+    ends = [*(failures[end.rank] for end in bad), *(more or ())]
     failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
                          [node_name(node) for node in range(placement.nodes)])
     if failure is not None and not (ended.asked and failure.kind == "peer"):
@@ -73,11 +93,15 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement) -> tupl
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: AttemptReader, placement: Placement) -> RankFailure:
-    """The end of a rank that wrote nothing about it."""
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement, at: tuple[tuple[str, int], ...]) -> RankFailure:
+    """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
     place = placement.ranks[end.rank]
+    error = last_error(attempt.last_lines(end.rank)) if end.code > 0 else None
+    if error is not None:
+        return RankFailure(end.rank, node_name(place.node), kind_of(error.text) or "error", str(error), end.time, attempt.number,
+                           place=at, traceback=error.traceback)
     words = attempt.last_words(end.rank)
     said = "" if end.ours else ending(end.code)
     return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code),
                        "; ".join(filter(None, (said, words and f"its last words: {words}"))), end.time, attempt.number,
-                       place=coordinates(place))
+                       place=at)

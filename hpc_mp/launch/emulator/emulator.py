@@ -103,21 +103,24 @@ class Emulator:
         return event["value"]
 
     def start(
-        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket, lock: int, entry: str = ENTRY
+        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
+        patient: bool = False,
     ) -> None:
         """Fork the ranks as soon as the imports are done; if they failed, ``broken`` says so.
 
         Args:
             ranks: rank n is the n-th.
             job_file: the entry's one argument.
-            listener: a listening socket for rank 0, which finds its number in ``HPC_MP_LISTEN_FD``.
+            listener: a listening socket for rank 0, which finds its number in ``HPC_MP_LISTEN_FD``; None: it makes one.
             lock: the open lock file of the run, held as long as one rank lives.
             entry: ``"module:function"``, returning the exit code.
+            patient: whether ranks may go on for as long as they like after the orderly end of another.
         """
         self._ranks = len(ranks)
         order = [{"log": str(rank.log), "environment": dict(rank.environment)} for rank in ranks]
         with suppress(ConnectionError):
-            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order}, [listener.fileno(), lock])
+            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order, "patient": patient},
+                               [lock, *([listener.fileno()] if listener is not None else [])])
 
     def receive(self, seconds: float | None = 0.0) -> None:
         """Take note of the ranks that have ended since; wait for news for so many seconds, None: until there are some."""

@@ -12,9 +12,10 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
 It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
-It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
-the lock on the run, later ``{"command": "stop"}`` (SIGTERM to every rank) or ``{"command": "kill"}``. When the channel
-closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
+It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "patient"}``, carrying the lock on the run
+and, where there is one, rank 0's listening socket; later ``{"command": "stop"}`` (SIGTERM to every rank) or
+``{"command": "kill"}``. When the channel closes, the launcher is dead and every rank is killed; when this process dies, the
+kernel kills them.
 """
 
 from __future__ import annotations
@@ -73,8 +74,11 @@ def main(modules: Sequence[str]) -> int:
     # The only threads are those of an idle OpenBLAS pool, which rebuilds itself in a child.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     order, *commands = messages
-    ranks = Ranks(channel, [fork_rank(rank, order, channel.files[0]) for rank in range(len(order["ranks"]))])
-    os.close(channel.files[0])  # rank 0 has it; the lock stays open here and in every rank as long as one lives
+    listener = next(iter(channel.files[1:]), None)
+    lag = math.inf if order["patient"] else LAG_S
+    ranks = Ranks(channel, [fork_rank(rank, order, listener) for rank in range(len(order["ranks"]))], lag)
+    if listener is not None:
+        os.close(listener)  # rank 0 has it; the lock stays open here and in every rank as long as one lives
     ranks.watch(commands)
     return 0
 
@@ -103,7 +107,7 @@ def answer(channel: EventChannel, question: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def fork_rank(rank: int, order: dict[str, Any], listener: int) -> int:
+def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
     """The pid of a new process in which ``rank`` runs."""
     zygote = os.getpid()
     pid = os.fork()
@@ -115,9 +119,9 @@ def fork_rank(rank: int, order: dict[str, Any], listener: int) -> int:
         task = order["ranks"][rank]
         redirect(Path(task["log"]))
         os.environ.update(task["environment"])
-        if rank == 0:
+        if listener is not None and rank == 0:
             os.environ["HPC_MP_LISTEN_FD"] = str(listener)
-        else:
+        elif listener is not None:
             os.close(listener)
         code = pkgutil.resolve_name(order["entry"])(Path(order["job_file"]))
         sys.stdout.flush()
@@ -151,8 +155,8 @@ def redirect(log: Path) -> None:
 class Ranks:
     """The living ranks: reports their ends, passes commands on, and ends the others after an abnormal exit."""
 
-    def __init__(self, channel: EventChannel, pids: Sequence[int]) -> None:
-        self.channel = channel
+    def __init__(self, channel: EventChannel, pids: Sequence[int], lag: float) -> None:
+        self.channel, self.lag = channel, lag
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()
         self.ending = deque(ENDING)
@@ -189,7 +193,7 @@ class Ranks:
             code = os.waitstatus_to_exitcode(status)
             self._say(event="exit", rank=self.alive.pop(pid), code=code, time=time.time(), ours=-code in self.sent)
             if self.ending:
-                self.due = min(self.due, time.monotonic() + (LAG_S if code in ORDERLY else GRACE_S))
+                self.due = min(self.due, time.monotonic() + (self.lag if code in ORDERLY else GRACE_S))
 
     def _listen(self) -> None:
         try:

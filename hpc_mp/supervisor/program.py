@@ -1,0 +1,70 @@
+"""An attempt of somebody's program: what is told to its ranks, what is watched in them, and what their end means."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from typing import Literal
+
+from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm.submit import cancel
+from hpc_mp.job import ProgramSpec
+from hpc_mp.job.values import toml_value
+from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.supervisor.begun import say_begun
+from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.silence import SilenceWatch, node_files
+
+SIGNAL = "TERM"  # what tells ranks of the time limit and of a wish to stop; job.sbatch.j2 has Slurm send it
+EARLY_S = 90.0  # by which Slurm may send it before its time (60 s, man sbatch), and the end may come after it
+STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
+BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
+def silence_of(attempt: AttemptContext, spec: ProgramSpec) -> SilenceWatch:
+    """The watch over the ranks of an attempt that begins now, which is written down."""
+    record = attempt.record
+    say_begun(attempt.run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
+    return SilenceWatch(spec.program.silent_limit, spec.ranks, node_files(attempt.run, attempt.placement, record.hosts))
+
+
+def warn_ranks(attempt: AttemptContext, signals: Signals, step: subprocess.Popen[bytes]) -> None:
+    """Have Slurm send the signal to the ranks, once; a signal that reached the whole job has reached them already."""
+    if signals.number != signal.SIGUSR2 or attempt.allocation is None:
+        return
+    signals.number = None
+    said = attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
+    with suppress(RunFailed):  # the step may have ended just now
+        for name in STEP.findall(said)[-1:]:
+            cancel(name, SIGNAL)
+
+
+def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool,
+              cancelled: bool) -> Literal["completed", "stopped"] | RootCause | None:
+    """How an attempt ended in which no rank failed by itself; None where one did.
+
+    Args:
+        code: of the task that ended first, as ``subprocess`` gives it.
+        asked: whether the supervisor was asked to have the ranks stop.
+        cancelled: whether the user wishes the run to stop.
+    """
+    record = attempt.record
+    late = record.end is not None and time.time() >= record.end - record.grace - EARLY_S
+    if attempt.has_failed():
+        return None
+    warned = asked or late
+    if code == 0:
+        return "stopped" if warned and spec.program.resumes and not cancelled else "completed"
+    if code == STOPPED or cancelled or (warned and spec.program.resumes and (code > 0 or code in BY_SIGNAL)):
+        return "stopped"
+    if not warned or code not in BY_SIGNAL:
+        return None
+    limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
+    why = f"{limit}SIG{SIGNAL} ended its ranks"
+    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
+                     retry=False)
