@@ -44,6 +44,9 @@ def command(nodes: int | None, ranks_per_node: int | None, on: str, overrides: t
             wait: bool, as_json: bool, words: tuple[str, ...]) -> int:
     if not words:
         raise HpcMpError("hpc-mp run", "names no program", "write it behind two dashes: hpc-mp run -- python train.py --lr 1e-3")
+    for number, word in enumerate(words):
+        if not word.isprintable() and "\udc80" <= max(word) <= "\udcff":
+            raise HpcMpError(f"word {number + 1} of the command", "is not UTF-8 text, and a job file is", "write it as UTF-8")
     for option, given in (("job.nodes", nodes), ("job.ranks_per_node", ranks_per_node)):
         if given is not None and any(text.partition("=")[0].strip() == option for text in overrides):
             raise HpcMpError(f"--set {option}", f"is said by --{option[4:].replace('_', '-')} too", "say it once")

@@ -43,6 +43,7 @@ KINDS: dict[str, FailureKind] = {
     "error": FailureKind(5, "failed"),
     "removed": FailureKind(5),
     "space": FailureKind(5, "found no space"),
+    "crash": FailureKind(5),
     "signal": FailureKind(5),
     "exit": FailureKind(5),
     "ended": FailureKind(6),
@@ -59,6 +60,8 @@ KINDS: dict[str, FailureKind] = {
     "unknown": FailureKind(ECHO + 7),
 }
 BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15, -24, -25})  # HUP, INT, USR1, USR2, TERM, and limits on CPU time and file size
+
+BY_ITSELF = frozenset({-4, -6, -8, -11})  # what code does to itself: ILL, ABRT, FPE, SEGV
 
 # (kind, what a text looks like that speaks of it). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
 # recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL, gloo and torch: their sources.
@@ -155,8 +158,15 @@ def precedence(kind: str, time: float) -> tuple[int, float]:
     return KINDS[kind].level, time
 
 
-def kind_of_end(code: int) -> str:
-    """The kind of failure of a process that ended without a word; ``code`` as ``subprocess`` gives it."""
+def kind_of_end(code: int, program: bool = False) -> str:
+    """The kind of failure of a process that ended without a word; ``code`` as ``subprocess`` gives it.
+
+    Args:
+        program: whether it is somebody's program: a crash in its own native code, which in our engine speaks of the machine, is
+            then the program's.
+    """
+    if program and code in BY_ITSELF:
+        return "crash"
     return "exit" if code >= 0 else "ended" if code in BY_SOMEBODY else "signal"
 
 

@@ -72,6 +72,7 @@ FAILURE_CLASSES: dict[str, FailureClass] = {
     "user": FailureClass(retry=False),
     "error": FailureClass(retry=False),
     "space": FailureClass(retry=False),
+    "crash": FailureClass(retry=False),
     "signal": FailureClass(retry=True),
     "exit": FailureClass(retry=False),
     "ended": FailureClass(retry=False),
@@ -253,7 +254,7 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
         elif end.code < 0:
             text = _with_last_words(ending(end.code), end.host, task, evidence)
-            yield Symptom(kind_of_end(end.code), text, end.host, rank, task)
+            yield Symptom(kind_of_end(end.code, evidence.program), text, end.host, rank, task)
         elif _is_silent(end, rank, evidence):
             yield _given_up(end.code, end.host, task, rank, evidence)
 

@@ -216,6 +216,9 @@ ENDINGS = [
     ("silence", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, 5)), "hang", (),
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
+    ("SIGSEGV of a program", replace(srun("srun: error: n3: task 5: Segmentation fault (core dumped)"), program=True),
+     "crash", (), "rank 5 on n3 was killed by SIGSEGV"),
+    ("SIGKILL of a program", replace(srun("srun: error: n3: task 5: Killed"), program=True), "signal", (), "SIGKILL"),
     ("old words of a program", replace(srun("srun: error: n3: task 5: Exited with exit code 3"), program=True, logs={
         "n3": ("5: CUDA out of memory, trying a smaller batch", *100 * ("5: step",))}), "exit", (), "its last words: step"),
     ("what a program's rank misses", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), program=True, logs={
@@ -274,7 +277,7 @@ def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
     """Records, kernel and states of two ends together; a word from a rank that ended without one is the exception."""
     first, second = (replace(end[1], srun=(), logs={}) for end in (one, other))
     both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
-                   states={**first.states, **second.states})
+                   states={**first.states, **second.states}, hang=first.hang or second.hang)
     strongest = min((classify(first).cause.kind, classify(second).cause.kind), key=list(KINDS).index)
     if not (set(first.kernel) & set(second.kernel) or set(first.states) & set(second.states)):
         assert classify(both).cause.kind == strongest

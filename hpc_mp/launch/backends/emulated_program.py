@@ -14,7 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
-from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, node_name
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
@@ -22,8 +22,8 @@ from hpc_mp.layout.placement import RankPlace
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.failures import RankFailure, write_failure
-from hpc_mp.rundir.outcome import STOPPED, Outcome, figures
+from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
+from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.supervisor.begun import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
@@ -56,11 +56,15 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         silence = SilenceWatch(spec.program.silent_limit, spec.ranks, rank_files(run, spec.ranks))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
-    alone = _alone(ended, attempt, plan, names, silence.hang)
-    for failure in alone:
-        with suppress(OSError):  # a full disk is no reason to hide how the run ended
-            write_failure(run, failure)
+    hang = silence.hang
+    alone = _alone(ended, attempt, plan, names, hang)
     state, cause = judge(ended, attempt, plan.placement, alone)
+    if cause is not None and cause.kind == "hang" and hang is not None and hang.rank is None:
+        cause = Cause("hang", sentence("the job", "hang", str(hang)), time=cause.time)
+    elif cause is not None:
+        for failure in alone:
+            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                write_failure(run, failure)
     if cause is not None:
         log = LineFile(run.main_log)
         log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
@@ -83,18 +87,13 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
     found = []
     first_bad = min(bad, key=lambda end: end.time)
     if hang is not None:
-        found.append(failure(_hung(hang, ended.exits), "hang", str(hang), time.time()))
+        found.append(failure(hang.rank or 0, "hang", str(hang), time.time()))
     before = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
     if before:
         first = min(before, key=lambda end: end.time)
         others = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hang else f'rank {first_bad.rank} failed'}"
         found.append(failure(first.rank, "early", f"with exit code 0, {others}", first.time))
     return found
-
-
-def _hung(hang: Hang, exits: Sequence[Exit]) -> int:
-    """A rank to name: who fell silent first, else the first of those that still lived."""
-    return hang.rank if hang.rank is not None else min(end.rank for end in exits if end.code != 0)
 
 
 def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> list[EmulatedRank]:

@@ -81,7 +81,7 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
     for end in bad:
         if end.rank not in failures:
             known = coordinates(placement.ranks[end.rank]) if more is None else ()
-            failures[end.rank] = _silent(end, attempt, placement, known)
+            failures[end.rank] = _silent(end, attempt, placement, known, program=more is not None)
             if end.rank not in others:
                 with suppress(OSError):  # a full disk is no reason to hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
@@ -93,7 +93,8 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: AttemptReader, placement: Placement, at: tuple[tuple[str, int], ...]) -> RankFailure:
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement, at: tuple[tuple[str, int], ...],
+            program: bool) -> RankFailure:
     """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
     place = placement.ranks[end.rank]
     error = last_error(attempt.last_lines(end.rank)) if end.code > 0 else None
@@ -102,6 +103,6 @@ def _silent(end: Exit, attempt: AttemptReader, placement: Placement, at: tuple[t
                            place=at, traceback=error.traceback)
     words = attempt.last_words(end.rank)
     said = "" if end.ours else ending(end.code)
-    return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code),
+    return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code, program),
                        "; ".join(filter(None, (said, words and f"its last words: {words}"))), end.time, attempt.number,
                        place=at)
