@@ -134,7 +134,8 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.state == "completed" and outcome.checkpoint is not None:
         listener.say(f"export    {shlex.join(['hpc-mp', 'export', str(outcome.run), '--output'])} DIRECTORY")
     if outcome.state == "stopped":
-        where = f" after step {outcome.steps}{_lost(outcome)}" if outcome.steps or outcome.checkpoint is not None else ""
+        program = RunDirectory(outcome.run).program.exists()  # nobody knows its steps
+        where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
         raise RunFailed(f"stopped{where}. Go on with: {go_on}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")

@@ -64,7 +64,8 @@ class Logs:
     def main(self) -> list[LogSource]:
         """What rank 0 and the launcher say, and what Slurm and srun say; what the supervisor says into both logs only once."""
         slurm = [LogSource(path, echo=self.files.main_log) for path in self._slurm_logs()]
-        return [*slurm, *self._there([self.files.srun_log, self.files.main_log])]
+        first = self.rank(0) if self.run.program.exists() else []  # our engine's says it into the main log
+        return [*slurm, *self._there([self.files.srun_log]), *first, *self._there([self.files.main_log])]
 
     def _slurm_logs(self) -> list[Path]:
         """Those of the run's own jobs: all elements of an array write theirs into the directory of the first one."""
