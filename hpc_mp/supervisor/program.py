@@ -13,6 +13,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
+from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.outcome import STOPPED, Cause
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
@@ -21,7 +22,7 @@ from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import SilenceWatch, node_files
 
 SIGNAL = "TERM"  # what tells ranks of the time limit and of a wish to stop; job.sbatch.j2 has Slurm send it
-EARLY_S = 90.0  # by which Slurm may send it before its time (60 s, man sbatch), and the end may come after it
+EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -54,9 +55,9 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
         cancelled: whether the user wishes the run to stop.
     """
     record = attempt.record
-    late = record.end is not None and time.time() >= record.end - record.grace - EARLY_S
     if attempt.has_failed():
         return None
+    late = record.end is not None and time.time() >= _warned_from(record, record.end)
     warned = asked or late
     if code == 0:
         return "stopped" if warned and spec.program.resumes and not cancelled else "completed"
@@ -68,3 +69,9 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
     why = f"{limit}SIG{SIGNAL} ended its ranks"
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
                      retry=False)
+
+
+def _warned_from(record: AttemptRecord, end: float) -> float:
+    """The earliest time at which Slurm may have sent the signal, for the end of the job."""
+    early = EARLY_S if end - record.time - record.grace >= EARLY_S + START_S else 0.0
+    return end - record.grace - early

@@ -1,0 +1,116 @@
+"""What the end of a program means: with and without a word that the time is up, a wish to stop, and a program that resumes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rendering import job
+
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.job import ProgramSpec
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import AttemptRecord, create_run, read_json
+from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.records import RankStart, read_records
+from hpc_mp.supervisor import program
+from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.program import ending_of, silence_of, warn_ranks
+from hpc_mp.supervisor.restart_policy import decide
+from hpc_mp.supervisor.signals import Signals
+
+HOUR = 3600.0
+
+
+def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, resumes: bool = False) -> AttemptContext:
+    """One of two hosts whose job ends in so many seconds, after as many as it lasts."""
+    spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes})
+    now = time.time()
+    end = None if left is None else now + left
+    record = AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", end, 120.0, 0.0 if end is None else end - lasts)
+    return AttemptContext(create_run(tmp_path, "x"), spec, place(Degrees(data=4), "cluster", 2),
+                          Allocation("7", 0, ("n1", "n2"), "lab", end), (), record=record, host_order="")
+
+
+def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
+    assert isinstance(begun.spec, ProgramSpec)
+    found = ending_of(begun, begun.spec, code, **{"asked": False, "cancelled": False} | given)
+    return found.cause.message if isinstance(found, RootCause) else found
+
+
+@pytest.mark.parametrize(("code", "resumes", "left", "asked", "cancelled", "means"), [
+    (0, False, HOUR, False, False, "completed"),
+    (0, True, HOUR, False, False, "completed"),
+    (0, True, 10, False, False, "stopped"),
+    (0, False, 10, False, False, "completed"),
+    (0, True, HOUR, True, False, "stopped"),
+    (0, True, HOUR, True, True, "completed"),
+    (75, False, HOUR, False, False, "stopped"),
+    (1, False, HOUR, False, False, None),
+    (1, True, HOUR, False, False, None),
+    (1, True, 10, False, False, "stopped"),
+    (1, False, 10, False, False, None),
+    (-15, False, HOUR, False, False, None),
+    (-15, True, 10, False, False, "stopped"),
+    (143, True, HOUR, True, False, "stopped"),
+    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would go on"),
+    (143, False, 170, False, False, "its time limit was near (job.time_limit = \"01:00:00\")"),
+    (143, False, 190, False, False, None),
+    (-15, False, HOUR, False, True, "stopped"),
+    (1, False, HOUR, False, True, "stopped"),
+    (-11, True, 10, False, False, None),
+    (-15, True, None, False, False, None),
+])
+def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, asked: bool, cancelled: bool,
+                means: str | None) -> None:
+    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, asked=asked, cancelled=cancelled)
+    assert found == means if means is None or " " not in means else means in found
+
+
+def test_a_short_job_is_not_always_at_its_end(tmp_path: Path) -> None:
+    """Slurm sends it no signal before its time: else each failure of it would be taken for the time limit, and come again."""
+    assert ended(attempt(tmp_path, left=130, lasts=150, resumes=True), 1) is None
+    assert ended(attempt(tmp_path, left=100, lasts=150, resumes=True), 1) == "stopped"
+
+
+def test_a_rank_that_has_said_why_it_failed(tmp_path: Path) -> None:
+    begun = attempt(tmp_path, left=10, resumes=True)
+    write_failure(begun.run, RankFailure(0, "n1", "user", "there is no such program", 1.0))
+    assert ended(begun, 2) is None
+
+
+def test_a_program_that_resumes_is_queued_again_for_as_many_time_limits_as_it_takes() -> None:
+    from hpc_mp.rundir.history import AttemptEnd
+
+    many = [AttemptEnd("7.0.1", n, 0, "stopped", "", (), "requeue", 0.0) for n in range(9)]
+    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=None).action == "requeue"
+    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=0).action == "fail"
+
+
+def test_what_is_said_for_the_ranks_as_they_begin(tmp_path: Path) -> None:
+    begun = attempt(tmp_path)
+    assert isinstance(begun.spec, ProgramSpec)
+    watch = silence_of(begun, begun.spec)
+    assert not watch.noticed()
+    starts = read_records(begun.run.ranks, RankStart)
+    assert [(each.rank, each.node, each.local_rank, each.task, each.token) for each in starts] == [
+        (0, "n1", 0, 0, "7.0.1"), (1, "n1", 1, 1, "7.0.1"), (2, "n2", 0, 2, "7.0.1"), (3, "n2", 1, 3, "7.0.1")]
+    assert read_json(begun.run.status)["phase"] == "running"
+
+
+def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import signal
+
+    sent: list[tuple[str, str]] = []
+    monkeypatch.setattr(program, "cancel", lambda name, number: sent.append((name, number)))
+    begun = attempt(tmp_path)
+    begun.run.srun_log.write_text("srun: launching StepId=7.0 on host n1\nsrun: launching StepId=7.1 on host n1, 2 tasks: [0-1]")
+    signals = Signals.__new__(Signals)  # without handlers in the process of the tests
+    for number, expected in ((signal.SIGTERM, []), (signal.SIGUSR2, [("7.1", "TERM")]), (None, [("7.1", "TERM")])):
+        if number is not None:
+            signals.number = number
+        warn_ranks(begun, signals, None)  # type: ignore[arg-type]
+        assert sent == expected
