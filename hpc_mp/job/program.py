@@ -32,8 +32,10 @@ class Program(Section):
     environment: dict[Variable, str] = Field(default={})
     """Variables of the program alone, byte for byte. They go before all others but those that tell a rank who it is. Example:
     `{ WANDB_MODE = "offline" }`."""
-    start: Literal["rank"] = "rank"
-    """`"rank"`: the command once for every rank, with the variables that torchrun sets. Example: `"rank"`."""
+    start: Literal["rank", "node"] = "rank"
+    """`"rank"`: the command once for every rank, with the variables that torchrun sets. `"node"`: once for every node, for a
+    command that starts `job.ranks_per_node` ranks there itself; `{nodes}`, `{node_rank}`, `{ranks_per_node}`, `{master_addr}`,
+    `{master_port}` and `{run}` in it are replaced. Example: `"node"`."""
     resumes: bool = False
     """Whether a later attempt goes on from what an earlier one has saved (`HPC_MP_RESUME` is 1 there). With `true` the job is
     queued again after the time limit; else that ends it, unless the first rank to end does so with exit code 75. Example:
@@ -60,6 +62,11 @@ class ProgramSpec(Section):
     def grace(self) -> int:
         """Seconds before the time limit at which ranks are told of it."""
         return grace_of(self.slurm, self.job)
+
+    @property
+    def tasks_per_node(self) -> int:
+        """How often the command is started on a node."""
+        return 1 if self.program.start == "node" else self.job.ranks_per_node
 
 
 # Keys of what a program shares with a training that mean nothing to a program, or are not built for it: (rule, remedy).

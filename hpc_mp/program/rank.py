@@ -11,14 +11,16 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.program import IDENTITY
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
-from hpc_mp.rundir.program import ProgramCommand, rank_variables, read_program, run_variables
+from hpc_mp.rundir.program import ProgramCommand, filled_in, node_variables, rank_variables, read_program, run_variables
 from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name
 
 EMULATED = "HPC_MP_EMULATED"
@@ -42,7 +44,12 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     attempt = record.attempt if record else run.attempt()
     program = read_program(run.program)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
-    own = {**run_variables(run.path, attempt), **rank_variables(placement, who.rank, *meeting)}
+    if program.ranks_per_node is None:
+        own = rank_variables(placement, who.rank, *meeting)
+    else:
+        own = node_variables(placement, placement.ranks[who.rank].node, *meeting)
+        program = replace(program, command=filled_in(program, run.path, own))
+    own |= run_variables(run.path, attempt)
     try:
         become(program, environment(program, own, environ))
     except HpcMpError as error:
@@ -66,7 +73,7 @@ def emulated(path: Path) -> int:
 def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """What the program finds: what the job has, without what is between us; its own variables; who it is as the last word."""
     ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
-    inherited = {name: value for name, value in environ.items() if name not in ours}
+    inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
     return {**DEFAULTS, **inherited, **program.environment, **own}
 
 

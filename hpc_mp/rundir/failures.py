@@ -103,6 +103,7 @@ class RankFailure:
         nodes: those that it found lost; ``silent``: their beats stopped, else connections broke; ``ambiguous``: this node
             may be the lost one as well.
         standing: where it stood; None: nobody knows.
+        of_node: whether it is the one command of a node, which numbers its ranks itself.
     """
 
     rank: int
@@ -119,12 +120,13 @@ class RankFailure:
     silent: bool = False
     ambiguous: bool = False
     standing: Standing | None = None
+    of_node: bool = False
 
     def __str__(self) -> str:
         """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
         if self.kind == "user":
             return one_line(self.message)
-        return sentence(who(self.rank, self.place, self.node), self.kind, self.message)
+        return sentence(f"node {self.node}" if self.of_node else who(self.rank, self.place, self.node), self.kind, self.message)
 
 
 YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
@@ -192,7 +194,7 @@ def read_failure(path: Path) -> RankFailure:
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
             tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
-            standing_of(standing) if standing else None)
+            standing_of(standing) if standing else None, bool(tree.get("of_node")))
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no record of a rank's end ({error})") from None
     if not 0 <= found.time < YEAR_3000:

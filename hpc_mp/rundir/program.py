@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,17 +21,21 @@ class ProgramCommand:
         command: it and its arguments; no shell reads them.
         directory: in which it runs.
         environment: variables of its own.
+        ranks_per_node: that it starts itself on every node, where it is started once per node; None: it is started once per rank.
     """
 
     command: tuple[str, ...]
     directory: str
     environment: dict[str, str]
+    ranks_per_node: int | None = None
 
 
 def write_program(path: Path, spec: ProgramSpec) -> None:
     """For the eyes of the run's owner: arguments and variables may be passwords. Raises OSError."""
     given = spec.program
-    write_text(path, render_json(asdict(ProgramCommand(given.command, given.directory, given.environment))), opener=owners)
+    itself = spec.job.ranks_per_node if given.start == "node" else None
+    command = ProgramCommand(given.command, given.directory, given.environment, itself)
+    write_text(path, render_json(asdict(command)), opener=owners)
 
 
 def read_program(path: Path) -> ProgramCommand:
@@ -56,6 +61,19 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
+
+
+def node_variables(placement: Placement, node: int, address: str, port: str) -> dict[str, str]:
+    """The same for a command that is started once per node; its ranks it numbers itself."""
+    return {"NODE_RANK": str(node), "NNODES": str(placement.nodes), "MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def filled_in(program: ProgramCommand, run: Path, own: Mapping[str, str]) -> tuple[str, ...]:
+    """The command of a node: placeholders replaced by what ``node_variables`` says, every other brace left as it is."""
+    values = {"{nodes}": own["NNODES"], "{node_rank}": own["NODE_RANK"], "{ranks_per_node}": str(program.ranks_per_node),
+              "{master_addr}": own["MASTER_ADDR"], "{master_port}": own["MASTER_PORT"], "{run}": str(run)}
+    pattern = re.compile("|".join(map(re.escape, values)))
+    return tuple(pattern.sub(lambda found: values[found[0]], word) for word in program.command)
 
 
 def run_variables(run: Path, attempt: int) -> Mapping[str, str]:

@@ -33,7 +33,7 @@ from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cance
 from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
-from hpc_mp.supervisor.program import ending_of, silence_of, warn_ranks
+from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import Hang
@@ -80,18 +80,17 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     code = node_setup.start(attempt, signals)
     if code == 0 and signals.asked:
         code = STOPPED
-    silence = None
+    watch = ProgramWatch(attempt, attempt.spec) if code == 0 and isinstance(attempt.spec, ProgramSpec) else None
     if code == 0:
-        if isinstance(attempt.spec, ProgramSpec):
-            silence, signals.warn = silence_of(attempt, attempt.spec), partial(warn_ranks, attempt, signals)
-        hung = silence.noticed if silence is not None else never
+        signals.warn = None if watch is None else partial(watch.warn, signals)
+        hung = never if watch is None else watch.poll
         code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, lambda: attempt.has_failed() or hung()).code
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
     cancelled = run.stop.exists() or user_cancelled(script)
-    ending = _ending(attempt, code, script, signals.asked, cancelled, silence.hang if silence is not None else None)
+    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.silence.hang if watch is not None else None)
 
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),

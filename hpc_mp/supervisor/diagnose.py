@@ -16,6 +16,7 @@ from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
+from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.failures import (
     ECHO,
     KINDS,
@@ -199,6 +200,8 @@ def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
 
 
 def _who(symptom: Symptom, evidence: Evidence) -> str:
+    if evidence.of_node and symptom.host is not None:
+        return f"node {symptom.host}"
     if symptom.rank is not None:
         place = evidence.places.get(symptom.rank)
         shown = coordinates(place) if place and not evidence.program else ()  # a program's ranks are all alike
@@ -264,7 +267,7 @@ def _given_up(code: int, host: str, task: int, rank: int | None, evidence: Evide
     error = last_error(_own_lines(host, task, evidence))
     if error is None:
         return Symptom("exit", _with_last_words(ending(code), host, task, evidence), host, rank, task)
-    return Symptom(sign(error.text) or "error", str(error), host, rank, task)
+    return Symptom(sign(error.text) or "error", error.words if evidence.of_node else str(error), host, rank, task)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
@@ -283,7 +286,7 @@ def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str
 
 
 def _last_words(host: str, task: int, evidence: Evidence) -> str:
-    return next((line.strip() for line in reversed(_own_lines(host, task, evidence)) if line.strip()), "")
+    return last_words(_own_lines(host, task, evidence))
 
 
 def _own_lines(host: str, task: int, evidence: Evidence) -> list[str]:

@@ -48,6 +48,7 @@ class Evidence:
         run: whose logs they are.
         hang: of a program whose ranks were ended for their silence.
         program: whether ranks are somebody's program, whose words may speak of anything.
+        of_node: whether each of them is the one command of a node, which numbers its ranks itself.
     """
 
     code: int = 1
@@ -66,6 +67,7 @@ class Evidence:
     run: RunDirectory | None = None
     hang: Hang | None = None
     program: bool = False
+    of_node: bool = False
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Those that the placement puts there, by local rank."""
@@ -130,6 +132,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         run=run,
         hang=hang,
         program=isinstance(attempt.spec, ProgramSpec),
+        of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
     )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
-import subprocess
 import time
 from contextlib import suppress
 from typing import Literal
@@ -27,22 +27,45 @@ STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
-def silence_of(attempt: AttemptContext, spec: ProgramSpec) -> SilenceWatch:
-    """The watch over the ranks of an attempt that begins now, which is written down."""
-    record = attempt.record
-    say_begun(attempt.run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
-    return SilenceWatch(spec.program.silent_limit, spec.ranks, node_files(attempt.run, attempt.placement, record.hosts))
+class ProgramWatch:
+    """What the supervisor does while the tasks of a program run.
+
+    Attributes:
+        silence: notices that they hang.
+    """
+
+    def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
+        """Writes down that the attempt begins now."""
+        run, record = attempt.run, attempt.record
+        say_begun(run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
+        self._attempt = attempt
+        self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
+        self.silence = SilenceWatch(spec.program.silent_limit, len(attempt.placement.ranks),
+                                    node_files(run, attempt.placement, record.hosts))
+
+    def poll(self) -> bool:
+        """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
+        if time.time() >= self._due:
+            self._due = math.inf
+            self._send()
+        return self.silence.noticed()
+
+    def warn(self, signals: Signals) -> None:
+        """Pass on, once, that they are to stop; a signal that reached the whole job has reached them already."""
+        if signals.number == signal.SIGUSR2:
+            signals.number = None
+            self._send()
+
+    def _send(self) -> None:
+        said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
+        with suppress(RunFailed):  # the step may have ended just now
+            for name in STEP.findall(said)[-1:]:
+                cancel(name, SIGNAL)
 
 
-def warn_ranks(attempt: AttemptContext, signals: Signals, step: subprocess.Popen[bytes]) -> None:
-    """Have Slurm send the signal to the ranks, once; a signal that reached the whole job has reached them already."""
-    if signals.number != signal.SIGUSR2 or attempt.allocation is None:
-        return
-    signals.number = None
-    said = attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
-    with suppress(RunFailed):  # the step may have ended just now
-        for name in STEP.findall(said)[-1:]:
-            cancel(name, SIGNAL)
+def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
+    """Whether Slurm sends the signal before the end of the job: not to a short one (slurm/job.sbatch.j2)."""
+    return end - record.time - record.grace >= EARLY_S + START_S
 
 
 def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool,
@@ -73,5 +96,4 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
 
 def _warned_from(record: AttemptRecord, end: float) -> float:
     """The earliest time at which Slurm may have sent the signal, for the end of the job."""
-    early = EARLY_S if end - record.time - record.grace >= EARLY_S + START_S else 0.0
-    return end - record.grace - early
+    return end - record.grace - (EARLY_S if sent_by_slurm(record, end) else 0.0)

@@ -24,7 +24,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.number: int | None = None
-        self.warn: Callable[[subprocess.Popen[bytes]], None] | None = None
+        self.warn: Callable[[], None] | None = None
         self.asked = os.environ.get(ASKED) == "1"
         self._ended = False
         self._sent = 0.0
@@ -43,7 +43,7 @@ class Signals:
             if self._ended or self.warn is None:
                 step.send_signal(signal.SIGTERM if self._ended else signal.SIGUSR2)
             else:
-                self.warn(step)
+                self.warn()
 
     def close(self) -> None:
         """From here on nothing may interrupt."""

@@ -16,6 +16,7 @@ from slurm_jobs import until
 from slurm_lab.cluster import wait_until
 from slurm_lab.lab import Lab
 
+from hpc_mp.launch.program.launchers import MEET
 from hpc_mp.rundir import RunDirectory, history, read_json, read_lines
 from hpc_mp.rundir.outcome import verdict
 
@@ -209,6 +210,31 @@ def test_cancel_reaches_the_program_as_sigterm(lab: Lab, here: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: verdict(found) is not None, "the verdict", 60)
     assert len(list(here.glob("saved-*"))) == 4 and found.attempt() == 1, logs(found)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fails", [False, True])
+def test_torchrun_on_every_node(lab: Lab, here: Path, fails: bool) -> None:
+    command = program(here, f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(float(rank))
+        dist.all_reduce(total)
+        open(f"said-{{rank}}", "w").write(f"{{os.environ['WORLD_SIZE']}} {{os.environ['LOCAL_RANK']}} {{total.item()}}")
+        if {fails} and rank == 3:
+            raise ValueError("boom")
+        dist.destroy_process_group()
+        """)
+    start = [command[0], "-m", "torch.distributed.run", *MEET.split(), command[1]]
+    done, found = run(lab, here, start, "--set", "program.start=node", "--set", 'environment.set={ GLOO_SOCKET_IFNAME = "eth0" }')
+    assert [(here / f"said-{rank}").read_text() for rank in range(4)] == ["4 0 6.0", "4 1 6.0"] * 2, done.stderr + logs(found)
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    if fails:
+        assert cause is not None and (cause.kind, cause.node) == ("error", "n2"), f"{cause}\n{logs(found)}"
+        assert cause.message == "node n2 failed: ValueError: boom (program.py:9), said by its rank 3"
+    else:
+        assert done.returncode == 0 and cause is None, done.stderr
 
 
 @pytest.mark.prove

@@ -22,7 +22,7 @@ from hpc_mp.cluster.slurm.allocation import allocated_tasks
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.job import ProgramSpec, resolve_any
 from hpc_mp.launch.facts import ClusterFacts
-from hpc_mp.launch.program.launchers import check_command, launcher
+from hpc_mp.launch.program.launchers import MEET, check_command, launcher
 from hpc_mp.launch.program.sizes import size_of
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import read_failures
@@ -243,6 +243,50 @@ def test_a_command_that_starts_ranks_by_itself(command: str, found: str | None) 
     with pytest.raises(HpcMpError) as refused:
         check_command(spec)
     assert f"starts ranks by itself ({found})" in refused.value.rule and "hpc-mp run --nodes" in refused.value.remedy
+
+
+@pytest.mark.parametrize(("command", "nodes", "words"), [
+    ("torchrun train.py", 1, None),
+    ("torchrun train.py", 2, "each would train alone"),
+    ("torchrun --rdzv-endpoint {master_addr}:{master_port} train.py", 2, None),
+    ("python -m torch.distributed.run train.py", 2, "each would train alone"),
+    ("accelerate launch train.py", 2, None),
+    ("srun ./solve", 1, "starts tasks on all nodes itself"),
+    ("bash start.sh", 2, None),
+])
+def test_a_command_that_is_started_on_every_node(command: str, nodes: int, words: str | None) -> None:
+    spec = resolve_any({"job": {"nodes": nodes}, "program": {"command": command.split(), "start": "node"}}, Path("/"))
+    assert isinstance(spec, ProgramSpec)
+    if words is None:
+        check_command(spec)
+    else:
+        with pytest.raises(HpcMpError, match=words):
+            check_command(spec)
+
+
+@pytest.mark.timeout(200)
+def test_torchrun_on_every_node(here: Path) -> None:
+    """The real one, on two emulated nodes with two ranks each."""
+    pytest.importorskip("torch")
+    program(here, """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(float(rank))
+        dist.all_reduce(total)
+        print(os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], total.item())
+        if len(sys.argv) > 1 and rank == 3:
+            raise ValueError("boom")
+        dist.destroy_process_group()
+        """)
+    start = [sys.executable, "-m", "torch.distributed.run", *MEET.split(), "program.py"]
+    done, found = local(here, start, "--set", "program.start=node", "--name", "well")
+    assert done.exit_code == 0, done.output + found.rank_log(0).read_text()
+    said = sorted(line for node in range(2) for line in found.rank_log(node).read_text().splitlines() if line.startswith("4 "))
+    assert said == ["4 0 0 6.0", "4 0 1 6.0", "4 1 0 6.0", "4 1 1 6.0"]
+    done, found = local(here, [*start, "fail"], "--set", "program.start=node", "--name", "fails")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.node) == ("error", "node1"), cause
+    assert cause.message == "node node1 failed: ValueError: boom (program.py:10), said by its rank 3"
 
 
 # --- sizes ------------------------------------------------------------------------------------------------------------

@@ -34,11 +34,11 @@ def run(tmp_path: Path) -> RunDirectory:
     return made
 
 
-def give(run: RunDirectory, command: Sequence[str], environment: dict[str, str] | None = None) -> None:
+def give(run: RunDirectory, command: Sequence[str], environment: dict[str, str] | None = None, start: str = "rank") -> None:
     directory = run.path.parent / "a directory"
     directory.mkdir(exist_ok=True)
-    spec = resolve_any({"program": {"command": list(command), "directory": str(directory), "environment": environment or {}}},
-                       run.path)
+    spec = resolve_any({"job": {"ranks_per_node": 2}, "program": {
+        "command": list(command), "directory": str(directory), "environment": environment or {}, "start": start}}, run.path)
     assert isinstance(spec, ProgramSpec)
     write_program(run.program, spec)
 
@@ -134,6 +134,21 @@ def test_a_directory_that_is_not_there(run: RunDirectory) -> None:
     done = start(run)
     assert done.returncode == 2 and "cannot be entered (No such file or directory)" in done.stderr
     assert [failure.kind for failure in read_failures(run)] == ["user"]
+
+
+def test_a_command_of_a_node_is_filled_in(run: RunDirectory) -> None:
+    """Its own ranks it numbers itself; braces that are no placeholder stay."""
+    write_json(run.placement, to_dict(place(Degrees(data=2), "cluster", 1)))
+    own = ["{nodes}:{node_rank}", "{ranks_per_node}", "{master_addr}:{master_port}", "{run}/x", '{"a": {nodes}}', "{", "{}",
+           "{node}"]
+    give(run, [sys.executable, "-c", SHOW, *own], start="node")
+    done = start(run, RANK="1", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="n1", MASTER_PORT="4711")
+    arguments, environ, _ = json.loads(done.stdout)
+    assert arguments == ["2:1", "2", "n1:4711", f"{run.path}/x", '{"a": 2}', "{", "{}", "{node}"]
+    assert (environ["NODE_RANK"], environ["NNODES"], environ["MASTER_ADDR"]) == ("1", "2", "n1")
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"} & environ.keys()
+    give(run, [sys.executable, "-c", SHOW, *own])
+    assert json.loads(start(run, RANK="1", WORLD_SIZE="2", LOCAL_RANK="0").stdout)[0] == own, "of every rank: byte for byte"
 
 
 def test_what_goes_before_what_in_the_environment() -> None:

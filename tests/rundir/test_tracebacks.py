@@ -50,6 +50,24 @@ def test_of_two_the_last_one_and_of_a_broken_last_one_the_first() -> None:
     assert str(last_error([*first, *first[:2]])) == "OSError: gone (x.py:1)"
 
 
+TORCHRUN = [  # recorded, shortened: torch 2.13
+    "[rank3]: Traceback (most recent call last):", '[rank3]:   File "/home/ann/train.py", line 9, in <module>',
+    '[rank3]:     raise ValueError("boom")', "[rank3]: ValueError: boom",
+    "Traceback (most recent call last):",
+    '  File "/opt/py/lib/python3.11/site-packages/torch/distributed/run.py", line 896, in run',
+    "    elastic_launch(", "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    "============================================================", "train.py FAILED", "Root Cause (first observed failure):",
+    "[0]:", "  rank      : 3 (local_rank: 1)", "  exitcode  : 1 (pid: 4711)"]
+
+
+def test_that_a_launcher_has_lost_a_rank_says_nothing_of_why() -> None:
+    found = last_error(TORCHRUN)
+    assert found is not None and found.words == "ValueError: boom (train.py:9), said by its rank 3"
+    before_they_met = last_error([line.removeprefix("[rank3]: ") for line in TORCHRUN])
+    assert before_they_met is not None and before_they_met.words == found.words
+    assert last_error(TORCHRUN[4:]) is None
+
+
 @given(st.lists(st.text(max_size=40), max_size=20))
 def test_any_lines(lines: list[str]) -> None:
     last_error(["Traceback (most recent call last):", *lines])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.supervisor import program
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
-from hpc_mp.supervisor.program import ending_of, silence_of, warn_ranks
+from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import decide
 from hpc_mp.supervisor.signals import Signals
 
@@ -93,24 +94,40 @@ def test_a_program_that_resumes_is_queued_again_for_as_many_time_limits_as_it_ta
 def test_what_is_said_for_the_ranks_as_they_begin(tmp_path: Path) -> None:
     begun = attempt(tmp_path)
     assert isinstance(begun.spec, ProgramSpec)
-    watch = silence_of(begun, begun.spec)
-    assert not watch.noticed()
+    assert not ProgramWatch(begun, begun.spec).poll()
     starts = read_records(begun.run.ranks, RankStart)
     assert [(each.rank, each.node, each.local_rank, each.task, each.token) for each in starts] == [
         (0, "n1", 0, 0, "7.0.1"), (1, "n1", 1, 1, "7.0.1"), (2, "n2", 0, 2, "7.0.1"), (3, "n2", 1, 3, "7.0.1")]
     assert read_json(begun.run.status)["phase"] == "running"
 
 
-def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import signal
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What scancel would be asked."""
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(program, "cancel", lambda name, number: asked.append((name, number)))
+    return asked
 
-    sent: list[tuple[str, str]] = []
-    monkeypatch.setattr(program, "cancel", lambda name, number: sent.append((name, number)))
-    begun = attempt(tmp_path)
+
+def watched(begun: AttemptContext) -> ProgramWatch:
     begun.run.srun_log.write_text("srun: launching StepId=7.0 on host n1\nsrun: launching StepId=7.1 on host n1, 2 tasks: [0-1]")
-    signals = Signals.__new__(Signals)  # without handlers in the process of the tests
+    assert isinstance(begun.spec, ProgramSpec)
+    return ProgramWatch(begun, begun.spec)
+
+
+def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(tmp_path: Path, sent: list[tuple[str, str]]) -> None:
+    watch, signals = watched(attempt(tmp_path)), Signals.__new__(Signals)  # without handlers in the process of the tests
     for number, expected in ((signal.SIGTERM, []), (signal.SIGUSR2, [("7.1", "TERM")]), (None, [("7.1", "TERM")])):
-        if number is not None:
-            signals.number = number
-        warn_ranks(begun, signals, None)  # type: ignore[arg-type]
+        signals.number = number or signals.number
+        watch.warn(signals)
         assert sent == expected
+
+
+@pytest.mark.parametrize(("left", "lasts", "times"), [(100.0, 200.0, 1), (130.0, 200.0, 0), (100.0, HOUR, 0), (None, HOUR, 0)])
+def test_a_short_job_is_warned_by_us(tmp_path: Path, sent: list[tuple[str, str]], left: float | None, lasts: float,
+                                     times: int) -> None:
+    """Slurm warns the others."""
+    watch = watched(attempt(tmp_path, left=left, lasts=lasts))
+    for _ in range(3):
+        watch.poll()
+    assert sent == [("7.1", "TERM")] * times

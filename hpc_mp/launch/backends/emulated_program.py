@@ -50,15 +50,16 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         run, number, lock = stack.enter_context(begin(plan, launch.resumed))
         listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
         attempt = AttemptReader(run, number)
+        tasks = len(plan.placement.ranks)
         names = [node_name(node) for node in range(plan.placement.nodes)]
         say_begun(run, number, plan.placement, names, spec.job.device)
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patient=True)
-        silence = SilenceWatch(spec.program.silent_limit, spec.ranks, rank_files(run, spec.ranks))
+        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
     hang = silence.hang
     alone = _alone(ended, attempt, plan, names, hang)
-    state, cause = judge(ended, attempt, plan.placement, alone)
+    state, cause = judge(ended, attempt, plan.placement, alone, spec.program.start)
     if cause is not None and cause.kind == "hang" and hang is not None and hang.rank is None:
         cause = Cause("hang", sentence("the job", "hang", str(hang)), time=cause.time)
     elif cause is not None:
@@ -82,7 +83,8 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
 
     def failure(rank: int, kind: str, message: str, moment: float) -> RankFailure:
         place: RankPlace = plan.placement.ranks[rank]
-        return RankFailure(rank, names[place.node], kind, message, moment, attempt.number)
+        return RankFailure(rank, names[place.node], kind, message, moment, attempt.number,
+                           of_node=plan.spec.program.start == "node")
 
     found = []
     first_bad = min(bad, key=lambda end: end.time)

@@ -67,25 +67,25 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
 
 
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
-          more: Sequence[RankFailure] | None = None) -> tuple[State, Cause | None]:
+          more: Sequence[RankFailure] = (), start: str | None = None) -> tuple[State, Cause | None]:
     """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record.
 
     Args:
-        more: of a program, failures that no end of a single rank shows. Its ranks have no coordinates worth a word.
+        more: failures that no end of a single rank shows.
+        start: of a program, whether it is started per "rank", which have no coordinates then, or per "node".
     """
     bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
-    others = {failure.rank for failure in more or ()}
+    others = {failure.rank for failure in more}
     failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in others}
     for end in bad:
         if end.rank not in failures:
-            known = coordinates(placement.ranks[end.rank]) if more is None else ()
-            failures[end.rank] = _silent(end, attempt, placement, known, program=more is not None)
+            failures[end.rank] = _silent(end, attempt, placement, start)
             if end.rank not in others:
                 with suppress(OSError):  # a full disk is no reason to hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
-    ends = [*(failures[end.rank] for end in bad), *(more or ())]
+    ends = [*(failures[end.rank] for end in bad), *more]
     failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
                          [node_name(node) for node in range(placement.nodes)])
     if failure is not None and not (ended.asked and failure.kind == "peer"):
@@ -93,16 +93,17 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: AttemptReader, placement: Placement, at: tuple[tuple[str, int], ...],
-            program: bool) -> RankFailure:
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement, start: str | None) -> RankFailure:
     """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
-    place = placement.ranks[end.rank]
+    place, of_node = placement.ranks[end.rank], start == "node"
+    at = coordinates(place) if start is None else ()
     error = last_error(attempt.last_lines(end.rank)) if end.code > 0 else None
     if error is not None:
-        return RankFailure(end.rank, node_name(place.node), kind_of(error.text) or "error", str(error), end.time, attempt.number,
-                           place=at, traceback=error.traceback)
-    words = attempt.last_words(end.rank)
-    said = "" if end.ours else ending(end.code)
-    return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code, program),
-                       "; ".join(filter(None, (said, words and f"its last words: {words}"))), end.time, attempt.number,
-                       place=at)
+        kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
+    else:
+        words = attempt.last_words(end.rank)
+        said = "" if end.ours else ending(end.code)
+        kind = "straggled" if end.ours else kind_of_end(end.code, start is not None)
+        text, traceback = "; ".join(filter(None, (said, words and f"its last words: {words}"))), ""
+    return RankFailure(end.rank, node_name(place.node), kind, text, end.time, attempt.number, place=at, traceback=traceback,
+                       of_node=of_node)

@@ -27,18 +27,32 @@ BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "se
 SCRIPT = re.compile(r".+\.(py|pyz)")
 
 
+# What a launcher of torch must be given on each of several nodes, or each node trains alone.
+MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_node} --master-addr {master_addr} "
+        "--master-port {master_port}")
+
+
 def check_command(spec: ProgramSpec) -> None:
-    """Refuse a command that is a launcher itself, as every rank would start all of them again. Raises HpcMpError."""
+    """Refuse a launcher as the command of every rank, which would start all of them again; and on every node one of Slurm's, or
+    one that does not say where the nodes meet. Raises HpcMpError."""
     command = spec.program.command
     found = launcher(command)
     if found is None:
         return
+    value = f"program.command = {shlex.join(command)}"
+    if spec.program.start == "node":
+        if found in STARTERS:
+            raise HpcMpError(value, f"starts tasks on all nodes itself ({found}), and is started on each of them",
+                             f"leave {found} out: hpc-mp starts the command once on every node")
+        if spec.job.nodes > 1 and "torch" in found and not any("{master_addr}" in word for word in command):
+            raise HpcMpError(value, f"does not say where the {spec.job.nodes} nodes meet, so that each would train alone",
+                             f"write {found} {MEET} and then the program")
+        return
     at = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
     inner = shlex.join(["python", *command[at:]]) if at is not None else "and then the program that it starts"
-    raise HpcMpError(f"program.command = {shlex.join(command)}",
-                     f"starts ranks by itself ({found}), and every rank would start all of them again",
+    raise HpcMpError(value, f"starts ranks by itself ({found}), and every rank would start all of them again",
                      f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {spec.job.nodes} --ranks-per-node "
-                     f"{spec.job.ranks_per_node} -- {inner}")
+                     f'{spec.job.ranks_per_node} -- {inner}; or set program.start = "node"')
 
 
 def launcher(command: Sequence[str]) -> str | None:

@@ -1,4 +1,4 @@
-"""From the job file of a program to a plan. Its ranks are alike: all of them lie along the data axis, in the order of tasks."""
+"""From the job file of a program to a plan. Its tasks are alike: all of them lie along the data axis, in their order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     choices = machine_choices(given, target, facts, bad, gpus, measured)
     exclude = fitting(given, choices, target, facts, bad)
     choices = replace(choices, exclude=exclude)
-    placement = place(Degrees(data=given.ranks), "cluster", given.job.ranks_per_node, "block")
+    placement = place(Degrees(data=given.job.nodes * given.tasks_per_node), "cluster", given.tasks_per_node, "block")
     record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why))
     return ProgramPlan(
         given=given, resolution=choices, spec=resolved(given, choices.keys), where=where, placement=placement, device=gpus.device,

@@ -18,7 +18,8 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
     rows = {
         "where": where_row(plan, title),
         "device": f"{plan.device.kind} ({plan.device.why})",
-        "program": f"{shlex.join(program.command)}, in {program.directory}",
+        "program": f"{shlex.join(program.command)}, in {program.directory}"
+                   f"{', once for every node, where it starts its ranks itself' if program.start == 'node' else ''}",
         "hang": f"when no rank has printed a line for {limit} s (program.silent_limit)" if limit else
                 "never noticed (program.silent_limit = 0)",
     }
