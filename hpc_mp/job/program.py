@@ -38,8 +38,14 @@ class Program(Section):
     `{master_port}` and `{run}` in it are replaced. Example: `"node"`."""
     resumes: bool = False
     """Whether a later attempt goes on from what an earlier one has saved (`HPC_MP_RESUME` is 1 there). With `true` the job is
-    queued again after the time limit; else that ends it, unless the first rank to end does so with exit code 75. Example:
-    `true`."""
+    queued again after the time limit, whatever its ranks end with; else that ends it, unless the first rank to end does so with
+    one of `stop_codes`. Example: `true`."""
+    signal: Literal["TERM", "INT", "HUP", "USR1", "USR2"] = "TERM"
+    """What every rank gets `slurm.grace` seconds before the time limit, and by `hpc-mp cancel`. In preemption Slurm sends
+    SIGTERM. Example: `"USR1"`."""
+    stop_codes: tuple[Annotated[int, Field(ge=1, le=125, strict=True)], ...] = (75,)
+    """Exit codes by which a program says that it has saved and is to be queued again. Ranks that end with them at different times
+    wait for each other before: the first of them ends the others. Example: `[3, 75]`."""
     silent_limit: NonNegative = 3600
     """Seconds in which no rank prints a line until they count as hung; 0 = never. Example: `600`."""
 

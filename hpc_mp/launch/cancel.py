@@ -19,7 +19,6 @@ from hpc_mp.job import ProgramSpec, load_any
 from hpc_mp.launch.status import RunStatus, held, job_ids, overviews, seen
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.supervisor.exclusions import end_watch
-from hpc_mp.supervisor.program import SIGNAL
 
 POLL_S = 0.5  # between two polls of the run directory
 KILL_S = 10.0  # until what was killed is gone
@@ -97,7 +96,8 @@ def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJo
     found: dict[str, list[str]] = {}
     for run in runs:
         if (job := jobs[run]) is not None:
-            found.setdefault(SIGNAL if isinstance(load_any(run.job), ProgramSpec) else "USR2", []).append(job.id)
+            spec = load_any(run.job)
+            found.setdefault(spec.program.signal if isinstance(spec, ProgramSpec) else "USR2", []).append(job.id)
     return found
 
 

@@ -14,17 +14,15 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.rundir import AttemptRecord
-from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import SilenceWatch, node_files
 
-SIGNAL = "TERM"  # what tells ranks of the time limit and of a wish to stop; job.sbatch.j2 has Slurm send it
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
-BY_SIGNAL = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 class ProgramWatch:
@@ -38,7 +36,7 @@ class ProgramWatch:
         """Writes down that the attempt begins now."""
         run, record = attempt.run, attempt.record
         say_begun(run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
-        self._attempt = attempt
+        self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self.silence = SilenceWatch(spec.program.silent_limit, len(attempt.placement.ranks),
                                     node_files(run, attempt.placement, record.hosts))
@@ -60,7 +58,7 @@ class ProgramWatch:
         said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
         with suppress(RunFailed):  # the step may have ended just now
             for name in STEP.findall(said)[-1:]:
-                cancel(name, SIGNAL)
+                cancel(name, self._spec.program.signal)
 
 
 def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
@@ -84,14 +82,21 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
     warned = asked or late
     if code == 0:
         return "stopped" if warned and spec.program.resumes and not cancelled else "completed"
-    if code == STOPPED or cancelled or (warned and spec.program.resumes and (code > 0 or code in BY_SIGNAL)):
+    by_signal = code in ends_by(spec)
+    if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
         return "stopped"
-    if not warned or code not in BY_SIGNAL:
+    if not warned or not by_signal:
         return None
     limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
-    why = f"{limit}SIG{SIGNAL} ended its ranks"
+    why = f"{limit}SIG{spec.program.signal} ended its ranks"
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
                      retry=False)
+
+
+def ends_by(spec: ProgramSpec) -> frozenset[int]:
+    """The codes, as ``subprocess`` gives them, of ranks that a warning has ended: ours, or Slurm's own in preemption."""
+    numbers = {signal.SIGTERM, signal.Signals[f"SIG{spec.program.signal}"]}
+    return frozenset({code for number in numbers for code in (-number, 128 + number)})
 
 
 def _warned_from(record: AttemptRecord, end: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -157,17 +158,18 @@ def test_a_failed_run_is_resumed_by_its_own_job_file(here: Path) -> None:
     assert "nothing is left to do: the run is complete" in third.output and found.attempt() == 2
 
 
-def test_an_interrupt_reaches_the_program_as_sigterm(here: Path) -> None:
-    import subprocess
-
-    command = program(here, """
-        signal.signal(signal.SIGTERM, lambda *_: (print("saves"), sys.exit(75)))
+@pytest.mark.parametrize(("name", "code", "options"), [
+    ("TERM", 75, ()), ("USR1", 3, ("--set", "program.signal=USR1", "--set", "program.stop_codes=[3]"))])
+def test_an_interrupt_reaches_the_program_as_its_signal(here: Path, name: str, code: int, options: tuple[str, ...]) -> None:
+    """A rank that takes longer to save than another is waited for."""
+    command = program(here, f"""
+        signal.signal(signal.SIG{name}, lambda *_: (time.sleep(3.5 * rank), print("saves"), sys.exit({code})))
         print("begins")
-        open(f"ready-{rank}", "w").close()
+        open(f"ready-{{rank}}", "w").close()
         time.sleep(60)
         """)
-    child = subprocess.Popen([sys.executable, "-m", "hpc_mp", "run", "--on", "local", "--ranks-per-node", "2", "--", *command],
-                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    child = subprocess.Popen([sys.executable, "-m", "hpc_mp", "run", "--on", "local", "--ranks-per-node", "2", *options, "--",
+                              *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     until(lambda: len(list(here.glob("ready-*"))) == 2, 60)
     child.send_signal(signal.SIGINT)
     said, _ = child.communicate(timeout=60)

@@ -26,9 +26,10 @@ from hpc_mp.supervisor.signals import Signals
 HOUR = 3600.0
 
 
-def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, resumes: bool = False) -> AttemptContext:
+def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, resumes: bool = False,
+            **program: Any) -> AttemptContext:
     """One of two hosts whose job ends in so many seconds, after as many as it lasts."""
-    spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes})
+    spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes, **program})
     now = time.time()
     end = None if left is None else now + left
     record = AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", end, 120.0, 0.0 if end is None else end - lasts)
@@ -69,6 +70,14 @@ def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, as
                 means: str | None) -> None:
     found = ended(attempt(tmp_path, left=left, resumes=resumes), code, asked=asked, cancelled=cancelled)
     assert found == means if means is None or " " not in means else means in found
+
+
+def test_signals_and_codes_of_its_own(tmp_path: Path) -> None:
+    begun = attempt(tmp_path, left=10, signal="USR1", stop_codes=[3])
+    assert ended(begun, 3) == "stopped" and ended(begun, 75) is None
+    for code in (-10, 138, -15, 143):  # preemption sends SIGTERM all the same
+        assert "SIGUSR1 ended its ranks" in ended(begun, code)
+    assert ended(begun, -12) is None
 
 
 def test_a_short_job_is_not_always_at_its_end(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
-from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Patience
 from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, node_name
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
@@ -23,7 +23,7 @@ from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
-from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
+from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.supervisor.begun import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
@@ -53,13 +53,14 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         tasks = len(plan.placement.ranks)
         names = [node_name(node) for node in range(plan.placement.nodes)]
         say_begun(run, number, plan.placement, names, spec.job.device)
-        emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patient=True)
+        patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
+        emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
         silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
     hang = silence.hang
     alone = _alone(ended, attempt, plan, names, hang)
-    state, cause = judge(ended, attempt, plan.placement, alone, spec.program.start)
+    state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
     if cause is not None and cause.kind == "hang" and hang is not None and hang.rank is None:
         cause = Cause("hang", sentence("the job", "hang", str(hang)), time=cause.time)
     elif cause is not None:
@@ -77,7 +78,7 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
 def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
            hang: Hang | None) -> list[RankFailure]:
     """What no single end of a process shows: that all hung, and who had ended well before the others failed."""
-    bad = [end for end in ended.exits if end.code not in (0, STOPPED)]
+    bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
     if not bad or (ended.asked and hang is None):
         return []
 

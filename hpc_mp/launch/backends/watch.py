@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.job.program import Program
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
@@ -67,21 +68,22 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
 
 
 def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
-          more: Sequence[RankFailure] = (), start: str | None = None) -> tuple[State, Cause | None]:
+          more: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
     """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record.
 
     Args:
         more: failures that no end of a single rank shows.
-        start: of a program, whether it is started per "rank", which have no coordinates then, or per "node".
+        program: that ranks are, which have no coordinates then; None: our own engine's.
     """
-    bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
+    orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
+    bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.asked)]
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
     others = {failure.rank for failure in more}
     failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in others}
     for end in bad:
         if end.rank not in failures:
-            failures[end.rank] = _silent(end, attempt, placement, start)
+            failures[end.rank] = _silent(end, attempt, placement, program)
             if end.rank not in others:
                 with suppress(OSError):  # a full disk is no reason to hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
@@ -93,17 +95,17 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: AttemptReader, placement: Placement, start: str | None) -> RankFailure:
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
     """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
-    place, of_node = placement.ranks[end.rank], start == "node"
-    at = coordinates(place) if start is None else ()
+    place, of_node = placement.ranks[end.rank], program is not None and program.start == "node"
+    at = coordinates(place) if program is None else ()
     error = last_error(attempt.last_lines(end.rank)) if end.code > 0 else None
     if error is not None:
         kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
     else:
         words = attempt.last_words(end.rank)
         said = "" if end.ours else ending(end.code)
-        kind = "straggled" if end.ours else kind_of_end(end.code, start is not None)
+        kind = "straggled" if end.ours else kind_of_end(end.code, program is not None)
         text, traceback = "; ".join(filter(None, (said, words and f"its last words: {words}"))), ""
     return RankFailure(end.rank, node_name(place.node), kind, text, end.time, attempt.number, place=at, traceback=traceback,
                        of_node=of_node)

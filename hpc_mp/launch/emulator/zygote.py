@@ -12,10 +12,10 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
 It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
-It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "patient"}``, carrying the lock on the run
-and, where there is one, rank 0's listening socket; later ``{"command": "stop"}`` (SIGTERM to every rank) or
-``{"command": "kill"}``. When the channel closes, the launcher is dead and every rank is killed; when this process dies, the
-kernel kills them.
+It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
+``emulator.Patience``), carrying the lock on the run and, where there is one, rank 0's listening socket; later
+``{"command": "stop"}`` (that signal to every rank) or ``{"command": "kill"}``. When the channel closes, the launcher is dead
+and every rank is killed; when this process dies, the kernel kills them.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
-ORDERLY = (os.EX_OK, os.EX_TEMPFAIL)  # done, and stopped by a signal after saving
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-COMMANDS = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 GRACE_S = 2.0  # after an abnormal exit in which the others end by themselves: their exits are its echoes
 LAG_S = 60.0  # after an orderly exit until the others are thought to hang, as with srun's --wait=60
 ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
@@ -75,8 +73,7 @@ def main(modules: Sequence[str]) -> int:
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     order, *commands = messages
     listener = next(iter(channel.files[1:]), None)
-    lag = math.inf if order["patient"] else LAG_S
-    ranks = Ranks(channel, [fork_rank(rank, order, listener) for rank in range(len(order["ranks"]))], lag)
+    ranks = Ranks(channel, [fork_rank(rank, order, listener) for rank in range(len(order["ranks"]))], order)
     if listener is not None:
         os.close(listener)  # rank 0 has it; the lock stays open here and in every rank as long as one lives
     ranks.watch(commands)
@@ -155,8 +152,10 @@ def redirect(log: Path) -> None:
 class Ranks:
     """The living ranks: reports their ends, passes commands on, and ends the others after an abnormal exit."""
 
-    def __init__(self, channel: EventChannel, pids: Sequence[int], lag: float) -> None:
-        self.channel, self.lag = channel, lag
+    def __init__(self, channel: EventChannel, pids: Sequence[int], order: dict[str, Any]) -> None:
+        self.channel, self.orderly = channel, order["orderly"]
+        self.lag = math.inf if order["patient"] else LAG_S
+        self.commands = {"stop": signal.Signals[order["stop"]], "kill": signal.SIGKILL}
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()
         self.ending = deque(ENDING)
@@ -193,7 +192,7 @@ class Ranks:
             code = os.waitstatus_to_exitcode(status)
             self._say(event="exit", rank=self.alive.pop(pid), code=code, time=time.time(), ours=-code in self.sent)
             if self.ending:
-                self.due = min(self.due, time.monotonic() + (self.lag if code in ORDERLY else GRACE_S))
+                self.due = min(self.due, time.monotonic() + (self.lag if code in self.orderly else GRACE_S))
 
     def _listen(self) -> None:
         try:
@@ -204,7 +203,7 @@ class Ranks:
 
     def _obey(self, commands: Sequence[dict[str, Any]]) -> None:
         for message in commands:
-            self._signal(COMMANDS[message["command"]])
+            self._signal(self.commands[message["command"]])
 
     def _signal(self, number: int) -> None:
         self.sent.add(number)
