@@ -232,7 +232,7 @@ def test_torchrun_on_every_node(lab: Lab, here: Path, fails: bool) -> None:
     cause = verdict(found).cause  # type: ignore[union-attr]
     if fails:
         assert cause is not None and (cause.kind, cause.node) == ("error", "n2"), f"{cause}\n{logs(found)}"
-        assert cause.message == "node n2 failed: ValueError: boom (program.py:9), said by its rank 3"
+        assert cause.message == "node n2 failed: ValueError: boom (program.py:10), said by its rank 3"
     else:
         assert done.returncode == 0 and cause is None, done.stderr
 

@@ -213,7 +213,7 @@ class _QueueWatcher:
 
 def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
     """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
-    if figures(attempt.run, attempt.number)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
+    if steps in (0, figures(attempt.run, attempt.number)["steps"]) and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
