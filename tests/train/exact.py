@@ -9,6 +9,7 @@ import layouts
 import pytest
 from layouts import Result, layout
 
+from hpc_mp.layout.models import FAMILIES
 from hpc_mp.rundir import RunDirectory
 
 Engine = Callable[..., tuple[Result, RunDirectory]]  # (model, *overrides): a run of forked ranks
@@ -143,7 +144,9 @@ EXPERT: dict[str, list[str]] = {
 LAYOUTS = TENSOR | PIPELINE | ZERO | ONCE | PRODUCTS | CONTEXT | SEQUENCE | ENDS | EXPERT
 
 GPT2, LLAMA, TIED = FIRST = ("gpt2", "llama", "llama-tied")
-GPTJ, MIXTRAL = WHOLE_SAMPLES = "gptj", "mixtral"  # its own attention, and a window: no context layouts
+GPTJ, MIXTRAL = "gptj", "mixtral"
+OWN_ATTENTION = tuple(name for name, family in FAMILIES.items() if family.own_attention)
+WHOLE_SAMPLES = (*OWN_ATTENTION, MIXTRAL)  # which has a window: no context layouts
 UNTIED = "gpt2-untied"
 MODELS = tuple(model for model in layouts.MODELS if model != UNTIED)  # the untied gpt2 has tests of its own
 # The models that a layout runs with in ``make test``: every kind of cut, schedule and ZeRO stage once or twice, ties where

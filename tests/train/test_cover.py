@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from allpairspy import AllPairs
-from exact import EXACT, Engine, Reference
+from exact import EXACT, OWN_ATTENTION, WHOLE_SAMPLES, Engine, Reference
 from layouts import MODELS, job, layout
 
 from hpc_mp.base.errors import HpcMpError
@@ -42,14 +42,14 @@ def possible(values: Sequence[Any]) -> bool:
     return not any((
         world > 8,
         c.get("sequence") == "true" and c["tensor"] == 1,
-        c.get("context", 1) > 1 and c["model"] in ("gptj", "mixtral"),
+        c.get("context", 1) > 1 and c["model"] in WHOLE_SAMPLES,
         c.get("context_method") == "ulysses" and c["context"] == 1,
         c.get("expert", 1) > 1 and c["model"] != "mixtral",
         c.get("expert", 1) > 1 and "data" in c and c["data"] * c["context"] < 2,
         c.get("shards") == "half" and (c["zero"] == 0 or c["data"] < 4),
         c.get("reduce") == "microbatch" and c["zero"] < 2,
         "parameters" in OFFLOADS[c.get("offload", "none")] and c["zero"] < 3,
-        c.get("recompute") == "selective" and c["model"] == "gptj",
+        c.get("recompute") == "selective" and c["model"] in OWN_ATTENTION,
         c.get("capacity", 0.0) > 0 and c["model"] != "mixtral",
     ))
 

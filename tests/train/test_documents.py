@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from exact import EXACT, GPT2, GPTJ, LAYOUTS, LLAMA, MIXTRAL, TIED, WHOLE_SAMPLES, WRONG
+from exact import EXACT, GPT2, GPTJ, LAYOUTS, LLAMA, MIXTRAL, OWN_ATTENTION, TIED, WHOLE_SAMPLES, WRONG
 from layouts import Result, job, layout, plain_model, run_engine, run_plain, start
 from ranks import run_ranks
 from token_files import words
@@ -108,7 +108,7 @@ QUICK = {
 @pytest.mark.parametrize(("model", "name"), [
     pytest.param(model, name, marks=() if (model, name) in QUICK else pytest.mark.prove)
     for model in (GPT2, GPTJ, LLAMA, TIED, MIXTRAL, "qwen2") for name in LAID_OUT
-    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model == GPTJ and "selective" in name)
+    if not (model in WHOLE_SAMPLES and "cp" in name) and not (model in OWN_ATTENTION and "selective" in name)
     and (model == MIXTRAL or "ep2" not in name)])
 def test_separate_documents_equal_plain_transformers(
     separate: Separate, plain: Callable[[str], Result], model: str, name: str,

@@ -18,7 +18,7 @@ from hpc_mp.layout.models.model_profile import ModelProfile, UnitProfile, condit
 from hpc_mp.layout.models.qwen2 import QWEN2
 from hpc_mp.layout.models.shape import ModelShape, chunk_sizes, read_config
 from hpc_mp.layout.models.stages import LayerCosts, StageCut, check_stages, cut_stages, layer_costs
-from hpc_mp.layout.models.tensor import TensorCut, check_context, check_tensor, kv_copies, left_whole
+from hpc_mp.layout.models.tensor import TensorCut, check_attention, check_tensor, kv_copies, left_whole
 from hpc_mp.layout.models.weight_files import check_weights
 
 __all__ = [
@@ -88,7 +88,7 @@ def check_layout(shape: ModelShape, spec: JobSpec) -> None:
     check_stages(family, shape, spec)
     check_tensor(family, shape, spec)
     check_experts(shape, spec)
-    check_context(family, shape, spec)
+    check_attention(family, shape, spec)
 
 
 def stage_cut(spec: JobSpec, shape: ModelShape) -> StageCut:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from packaging.version import Version
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models.family import Family, Weight
@@ -66,6 +69,16 @@ def block_weights(s: ModelShape) -> tuple[Weight, ...]:
     )
 
 
+def _own_attention() -> bool:
+    """Before transformers 5.24 its attention did not use transformers' table of attention functions, and looked its positions up.
+    Where no rank runs there may be no transformers; it is taken for a new one."""
+    try:
+        return Version(version("transformers")) < Version("5.24")
+    except PackageNotFoundError:
+        return False
+
+
+OWN_ATTENTION = _own_attention()
 GPTJ = Family(
     model_type="gptj",
     architecture="GPTJForCausalLM",
@@ -77,17 +90,17 @@ GPTJ = Family(
     blocks="transformer.h",
     norm="transformer.ln_f",
     head="lm_head",
-    rotary=None,
+    rotary=None if OWN_ATTENTION else "transformer.rotary_emb",
     embedding_dropout="transformer.drop",
     attention="attn",
-    attention_dropout="attn_dropout",
+    attention_dropout="attn_dropout" if OWN_ATTENTION else None,
     projections={
         "attn.q_proj": "column", "attn.k_proj": "column", "attn.v_proj": "column", "attn.out_proj": "row",
         "mlp.fc_in": "column", "mlp.fc_out": "row",
     },
     transposed=False,
     enters=("attn", "mlp"),
-    own_attention=True,
+    own_attention=OWN_ATTENTION,
     block_weights=block_weights,
     embedding_weights=lambda s: (Weight("transformer.wte.weight", (s.vocabulary, s.hidden), cut=0),),
     norm_weights=lambda s: (

@@ -110,14 +110,18 @@ def check_tensor(family: Family, shape: ModelShape, spec: JobSpec) -> None:
                              "get no token", "use fewer tensor ranks, or parallel.sequence = false")
 
 
-def check_context(family: Family, shape: ModelShape, spec: JobSpec) -> None:
-    """Raises HpcMpError when ``spec.parallel.context`` ranks cannot attend to each other's tokens as the model does."""
+def check_attention(family: Family, shape: ModelShape, spec: JobSpec) -> None:
+    """Raises HpcMpError when the model's attention cannot be what ``spec.parallel`` asks for: computed again by itself, or over
+    the tokens of ``context`` ranks."""
     p, length = spec.parallel, spec.data.sequence_length
+    own = f"is not built for {family.model_type} with transformers before 5.24, where its attention is its own code"
+    if family.own_attention and p.recompute == "selective":
+        raise HpcMpError('parallel.recompute = "selective"', own, 'install transformers>=5.24, or use "full" or "every-N"')
     if p.context == 1:
         return
     if family.own_attention:
-        raise HpcMpError(f"parallel.context = {p.context}", f"is not built for {family.model_type}, whose attention is its own "
-                         "code, which sees the tokens of one rank alone", "leave parallel.context = 1, or use another model")
+        raise HpcMpError(f"parallel.context = {p.context}", f"{own}, which sees the tokens of one rank alone",
+                         "install transformers>=5.24, or leave parallel.context = 1")
     if shape.window is not None and shape.window < length:
         raise HpcMpError(f"parallel.context = {p.context}", f"is not built for a window of {shape.window} tokens within "
                          f"data.sequence_length({length})", f"leave parallel.context = 1, or use a sequence_length of at most "

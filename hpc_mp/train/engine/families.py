@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from hpc_mp.layout.models import Family, ModelShape
+from hpc_mp.layout.models import FAMILIES, Family, ModelShape
 from hpc_mp.train.engine.context import ContextAxis
 from hpc_mp.train.engine.masks import added_mask, first_seen, restarted
 from hpc_mp.train.engine.projection import TensorAxis
@@ -118,7 +118,8 @@ def _fewer_heads(stage: Surroundings, block: nn.Module) -> None:
 
 LLAMA = TorchHalf(_rows, _rotary, _grouped)
 HALVES: Mapping[str, TorchHalf] = {
-    "gptj": TorchHalf(_dropped_rows, _masked_positions, _fewer_heads, _sines_and_cosines),
+    "gptj": (TorchHalf(_dropped_rows, _masked_positions, _fewer_heads, _sines_and_cosines) if FAMILIES["gptj"].own_attention
+             else TorchHalf(_dropped_rows, _rotary)),
     "mixtral": LLAMA,
     "gpt2": TorchHalf(_rows_and_positions, _masked, _split_fused),
     "llama": LLAMA,
