@@ -86,7 +86,7 @@ def side_by_side(name: str, size: int, ranks: int, rounds: int, rank: int) -> li
     from hpc_mp.doctor.bench.ranks.torch_network import TorchNetwork
     from hpc_mp.doctor.bench.spec import BenchSpec
     from hpc_mp.planner.collectives import COLLECTIVES
-    from hpc_mp.train.rank.rank_env import RankEnv
+    from hpc_mp.rundir.rank_env import RankEnv
     from hpc_mp.train.rank.rendezvous import Rendezvous
 
     spec = BenchSpec(name, "gloo", 1, ranks, (tuple(range(ranks)),), (size,))

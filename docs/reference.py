@@ -28,7 +28,7 @@ from hpc_mp.doctor.container_diff import ITEMS  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
 from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
-from hpc_mp.job import spec  # noqa: E402
+from hpc_mp.job import program, spec  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
@@ -97,7 +97,7 @@ def default(field: Any) -> str:
 
 def job_file() -> str:
     text = []
-    for name, section in spec.JobSpec.model_fields.items():
+    for name, section in (spec.JobSpec.model_fields | {"program": program.ProgramSpec.model_fields["program"]}).items():
         model = section.annotation
         assert isinstance(model, type)
         texts = documented(model)

@@ -6,14 +6,15 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "run_job", "submit"]
+__all__ = ["__version__", "log", "run_job", "submit"]
 
 # Imported when they are first asked for, so that ``import hpc_mp`` costs nothing.
-LAZY = {"run_job": "hpc_mp.launch.launch", "submit": "hpc_mp.launch.submit.api"}
+LAZY = {"log": "hpc_mp.program.log", "run_job": "hpc_mp.launch.launch", "submit": "hpc_mp.launch.submit.api"}
 
 
 def __getattr__(name: str) -> Any:
-    """``hpc_mp.run_job`` starts a job file or a ``JobSpec``, ``hpc_mp.submit`` a Python callable."""
+    """``hpc_mp.run_job`` starts a job file or a ``JobSpec``, ``hpc_mp.submit`` a Python callable; a program that was started says
+    with ``hpc_mp.log`` how far it is."""
     if name in LAZY:
         return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module 'hpc_mp' has no attribute {name!r}")

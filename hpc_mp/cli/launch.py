@@ -50,7 +50,7 @@ def command(
     request = LaunchRequest(job, on, overrides, wait, resume, slurm_version)
     listener = TerminalListener(aside=as_json or dry_run or explain)
     if dry_run or explain:
-        _print(preview(request, listener), explain, as_json)
+        print_preview(preview(request, listener), explain, as_json)
         return 0
     return launch_and_report(request, listener, as_json)
 
@@ -72,7 +72,8 @@ def _watched(outcome: Outcome) -> str:
     return (outcome.job_id or "").partition("_")[0] if outcome.elements else str(outcome.run)
 
 
-def _print(shown: Preview, explain: bool, as_json: bool) -> None:
+def print_preview(shown: Preview, explain: bool, as_json: bool) -> None:
+    """The job script, its explanation, or the document of a launch that was not made."""
     if as_json:
         click.echo(json.dumps(shown.document()))
     elif explain:
@@ -130,10 +131,12 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.report is not None:
         listener.say(f"report    {outcome.report}")
     cause = outcome.cause
-    if outcome.state == "completed":
+    if outcome.state == "completed" and outcome.checkpoint is not None:
         listener.say(f"export    {shlex.join(['hpc-mp', 'export', str(outcome.run), '--output'])} DIRECTORY")
     if outcome.state == "stopped":
-        raise RunFailed(f"stopped after step {outcome.steps}{_lost(outcome)}. Go on with: {go_on}")
+        program = RunDirectory(outcome.run).program.exists()  # nobody knows its steps
+        where = "" if program else f" after step {outcome.steps}{_lost(outcome)}"
+        raise RunFailed(f"stopped{where}. Go on with: {go_on}")
     if cause is not None and cause.kind == "user":
         listener.note(f"hpc-mp: {cause.message}")
         return 2

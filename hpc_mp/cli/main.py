@@ -23,6 +23,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "init": ("init", "Find what is here and write a job file that runs."),
         "data": ("data", "Make a job's tokens before it runs."),
         "launch": ("launch", "Plan, place, render and start a job."),
+        "run": ("run", "Start any distributed program: hpc-mp run -- python train.py …"),
         "status": ("status", "Show what a run is doing, why it waits or failed."),
         "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
         "cancel": ("cancel", "End a run, after its ranks have saved."),

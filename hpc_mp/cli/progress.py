@@ -78,8 +78,8 @@ class _StepLines:
         if self._recent:
             last = self._recent[-1]
             left = statistics.median(step.step_time_s for step in self._recent) * (self._steps - last.step)
-            eta = f", about {duration(left)} left" if left else ""
-            return f"step {last.step}/{self._steps}: {_figures(last)}{eta}"
+            eta = f", about {duration(left)} left" if left > 0 else ""
+            return f"{_step_words(last, self._steps)}: {_figures(last)}{eta}"
         if status is None:
             return "nothing is said yet"
         done = f", {data_size(status.done)} of {data_size(status.total)}" if status.total else ""
@@ -116,12 +116,17 @@ class _StepBar:
     def _step(self, last: StepMetrics) -> None:
         if not self._training:  # from here on the speed is that of the steps
             self._training = True
-            self._progress.reset(self._task, total=self._steps, completed=last.step)
-        self._progress.update(self._task, completed=last.step, description=f"step {last.step}/{self._steps}",
+            self._progress.reset(self._task, total=self._steps or None, completed=last.step)
+        self._progress.update(self._task, completed=last.step, description=_step_words(last, self._steps),
                               figures=_figures(last))
 
     def print(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
+
+
+def _step_words(step: StepMetrics, steps: int) -> str:
+    """Of a program nobody knows how many there are."""
+    return f"step {step.step}/{steps}" if steps else f"step {step.step}"
 
 
 def _figures(step: StepMetrics) -> str:

@@ -86,7 +86,7 @@ def table(seen: Sequence[RunStatus]) -> str:
 
 
 def _row(seen: RunStatus) -> dict[str, str]:
-    used, steps = seen.usage, f"{seen.step}/{seen.steps}" if seen.steps else "–"
+    used, steps = seen.usage, f"{seen.step}/{seen.steps}" if seen.steps else str(seen.step or "–")
     cells = (_shown(seen.run), seen.state, job_of(RunDirectory(seen.run)) or "–", steps,
              "–" if seen.loss is None else f"{seen.loss:.4f}", _age(seen),
              "–" if used is None else f"{used.node_hours:.2f}", data_size(size(seen.run)))
@@ -176,7 +176,7 @@ def _job(job: SlurmJob) -> str:
 
 def steps_words(seen: RunStatus) -> str:
     """``2/5, loss 7.0000, 50 tokens/s, the last 3 s ago, about 6 s left``."""
-    words = f"{seen.step}/{seen.steps}"
+    words = f"{seen.step}/{seen.steps}" if seen.steps else f"{seen.step}"
     if seen.loss is not None:
         words += f", loss {seen.loss:.4f}"
     if seen.tokens_per_s is not None:

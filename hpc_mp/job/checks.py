@@ -6,6 +6,7 @@ from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.errors import shown
+from hpc_mp.job.program import ProgramSpec
 from hpc_mp.job.schedules import check_sizes, stages_per_rank
 from hpc_mp.job.spec import UNCOUNTED, JobSpec, LossScale
 from hpc_mp.job.sweep import runs_of
@@ -17,9 +18,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     p, t = spec.parallel, spec.train
     degree = p.tensor * p.pipeline * p.context
     product = f"tensor({p.tensor}) × pipeline({p.pipeline}) × context({p.context}) = {degree}"
-    ranks = f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks}"
-    if spec.ranks > MOST_RANKS:
-        raise HpcMpError(ranks, f"is more than {MOST_RANKS} ranks", "lower job.nodes or job.ranks_per_node")
+    ranks = _number_of_ranks(spec)
     if spec.ranks % degree:
         raise HpcMpError(product, f"does not divide {spec.ranks} ranks ({ranks})",
                          f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as ranks")
@@ -49,10 +48,7 @@ def check_arithmetic(spec: JobSpec) -> None:
         raise HpcMpError(f"parallel.offload_horizon = {p.offload_horizon}", "has no effect where activations are not offloaded",
                          'set parallel.offload = ["activations"], or leave offload_horizon out')
     _check_rank_map(spec)
-    if runs_of(spec.sweep) and spec.slurm.chain:
-        raise HpcMpError(f"slurm.chain = {spec.slurm.chain}", "cannot follow the runs of a sweep one by one",
-                         "leave out one of slurm.chain and [sweep]")
-    _check_staged_environment(spec)
+    check_together(spec)
     for key in ("profile", "memory_weight"):
         if (value := getattr(p, key)) is not None and p.partition != "profile":
             raise HpcMpError(f"parallel.{key} = {shown(value)}", f"has no effect with parallel.partition = {shown(p.partition)}",
@@ -79,6 +75,23 @@ def check_arithmetic(spec: JobSpec) -> None:
     if t.steps != UNCOUNTED and t.warmup_steps > t.steps:
         raise HpcMpError(f"train.warmup_steps = {t.warmup_steps}", f"is more than train.steps = {t.steps}, so that the "
                          "learning rate would never be reached", "lower warmup_steps")
+
+
+def check_together(spec: JobSpec | ProgramSpec) -> None:
+    """What a training and a program have in common. Raises HpcMpError."""
+    _number_of_ranks(spec)
+    if runs_of(spec.sweep) and spec.slurm.chain:
+        raise HpcMpError(f"slurm.chain = {spec.slurm.chain}", "cannot follow the runs of a sweep one by one",
+                         "leave out one of slurm.chain and [sweep]")
+    _check_staged_environment(spec)
+
+
+def _number_of_ranks(spec: JobSpec | ProgramSpec) -> str:
+    """Its arithmetic in words. Raises HpcMpError for too many."""
+    ranks = f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks}"
+    if spec.ranks > MOST_RANKS:
+        raise HpcMpError(ranks, f"is more than {MOST_RANKS} ranks", "lower job.nodes or job.ranks_per_node")
+    return ranks
 
 
 def _check_context(spec: JobSpec) -> None:
@@ -129,7 +142,7 @@ def _check_loss_scale(spec: JobSpec) -> None:
                          "lower minimum or raise initial")
 
 
-def _check_staged_environment(spec: JobSpec) -> None:
+def _check_staged_environment(spec: JobSpec | ProgramSpec) -> None:
     """There is one, and the login node can tell where it lies."""
     slurm = spec.slurm
     if not spec.environment.stage:

@@ -1,4 +1,4 @@
-"""From a job file to a ``JobSpec`` and back: TOML, ``--set`` overrides, absolute paths, and every check of values.
+"""From a job file to a ``JobSpec`` or a ``ProgramSpec`` and back: TOML, ``--set`` overrides, absolute paths, and all checks.
 
 ``load_job`` checks everything that needs neither the model's shape nor the machine. ``dump_job`` writes the resolved job: a file
 that reproduces the run.
@@ -6,19 +6,21 @@ that reproduces the run.
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Any, TypeGuard, Union, get_args, get_origin
+from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.checks import check_arithmetic
+from hpc_mp.job.checks import check_arithmetic, check_together
 from hpc_mp.job.errors import explain
+from hpc_mp.job.program import ProgramSpec, check_program
 from hpc_mp.job.schedules import is_table
 from hpc_mp.job.spec import JobSpec
 from hpc_mp.job.sweep import Values, runs_of
@@ -31,12 +33,16 @@ OTHERS = {  # what people give in place of a job file, by its suffix
     ".py": f"{_TOML}, with the model and the data in it",
 }
 
+AnySpec = JobSpec | ProgramSpec
+Spec = TypeVar("Spec", JobSpec, ProgramSpec)
+OWN = ("model", "data", "parallel", "train", "evaluate", "checkpoint")  # tables of a training, which a program knows nothing of
+
 # What an override takes the place of beside its own key: a job says one of the two.
 INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained": "config"}
 
 
-def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
-    """Read a job file.
+def load_any(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> AnySpec:
+    """Read a job file, of a training or of a program.
 
     Args:
         overrides: ``"a.b=value"`` strings, the value TOML or else a plain string.
@@ -45,13 +51,18 @@ def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, A
     Raises:
         HpcMpError: with the value, the rule and the remedy for whatever is wrong with it.
     """
-    return resolve(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
+    return resolve_any(reduce(_override, overrides, under(defaults, _parse(path))), path.resolve().parent)
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})) -> JobSpec:
+    """Read the job file of a training; raises HpcMpError as ``load_any``, and for that of a program."""
+    return _training(load_any(path, overrides, defaults), f"job file {path}")
 
 
 def load_sweep(
-    job: Path | JobSpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
-    before_arithmetic: Callable[[JobSpec], None] = lambda _: None,
-) -> tuple[JobSpec, ...]:
+    job: Path | AnySpec, overrides: Sequence[str] = (), defaults: Mapping[str, Any] = MappingProxyType({}),
+    before_arithmetic: Callable[[AnySpec], None] = lambda _: None,
+) -> tuple[AnySpec, ...]:
     """The job of each run of ``[sweep]``, in their order: the file with that run's values. Without a sweep the one job.
 
     Args:
@@ -59,13 +70,13 @@ def load_sweep(
         before_arithmetic: called with the job once each of its values is known to be right by itself.
 
     Raises:
-        HpcMpError: as ``load_job``, ``runs_of`` and ``before_arithmetic`` do, for each run; and for an override of a key that
+        HpcMpError: as ``load_any``, ``runs_of`` and ``before_arithmetic`` do, for each run; and for an override of a key that
             every run has its own value of.
     """
-    written = job.model_dump(mode="json", exclude_unset=True, exclude_none=True) if isinstance(job, JobSpec) else _parse(job)
-    base = Path.cwd() if isinstance(job, JobSpec) else job.resolve().parent
+    written = _parse(job) if isinstance(job, Path) else job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+    base = job.resolve().parent if isinstance(job, Path) else Path.cwd()
     tree = reduce(_override, overrides, dict(under(defaults, written)))
-    spec = resolve(tree, base, before_arithmetic)
+    spec = resolve_any(tree, base, before_arithmetic)
     runs = runs_of(spec.sweep)
     swept = {key for values in runs for key in values}
     for text in overrides:
@@ -75,25 +86,49 @@ def load_sweep(
     return tuple(_run_of(tree, base, number, values) for number, values in enumerate(runs)) or (spec,)
 
 
-def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> JobSpec:
+def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> AnySpec:
     """The job of one run of a sweep."""
     try:
-        return resolve(reduce(lambda changed, item: _put(changed, *item), values.items(), dict(tree)), base)
+        return resolve_any(reduce(lambda changed, item: _put(changed, *item), values.items(), dict(tree)), base)
     except HpcMpError as error:
         raise HpcMpError(f"{error.value} in run {number + 1} of the sweep", error.rule, error.remedy) from None
 
 
-def resolve(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[JobSpec], None] = lambda _: None) -> JobSpec:
+def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[AnySpec], None] = lambda _: None) -> AnySpec:
     """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
     check_values(tree)
+    if "program" not in tree:
+        training = _absolute(_validated(tree, JobSpec), base)
+        before_arithmetic(training)
+        check_arithmetic(training)
+        return training
+    if foreign := [f"[{name}]" for name in OWN if name in tree]:
+        raise HpcMpError(f"{' '.join(foreign)} beside [program]", "is of a training by hpc-mp's own engine, which a program "
+                         "knows nothing of", "leave one of the two out")
+    program = _absolute(_validated(tree, ProgramSpec), base)
+    check_program(program)
+    before_arithmetic(program)
+    check_together(program)
+    return program
+
+
+def resolve(tree: dict[str, Any], base: Path) -> JobSpec:
+    """As ``resolve_any``, of a training."""
+    return _training(resolve_any(tree, base), "[program]")
+
+
+def _training(spec: AnySpec, value: str) -> JobSpec:
+    if isinstance(spec, JobSpec):
+        return spec
+    raise HpcMpError(value, "is of a program ([program]), and this is for trainings by hpc-mp's own engine",
+                     "`hpc-mp launch` starts it; name the job file of a training here")
+
+
+def _validated(tree: dict[str, Any], kind: type[Spec]) -> Spec:
     try:
-        spec = JobSpec.model_validate(tree)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise explain(error, JobSpec) from None
-    spec = _absolute(spec, base)
-    before_arithmetic(spec)
-    check_arithmetic(spec)
-    return spec
+        raise explain(error, kind) from None
 
 
 def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,11 +138,11 @@ def under(defaults: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any
                      if isinstance(defaults[name], dict) and isinstance(tree[name], dict)}
 
 
-def dump_job(spec: JobSpec) -> str:
+def dump_job(spec: AnySpec) -> str:
     """The resolved job as TOML: every default explicit, every path absolute. It is that of one run, so it has no sweep."""
-    parallel = spec.parallel.model_copy(update={"microbatches": spec.microbatches})
-    tree = spec.model_copy(update={"parallel": parallel}).model_dump(mode="json", exclude_none=True, exclude={"sweep"})
-    return tomli_w.dumps(tree)
+    if isinstance(spec, JobSpec):
+        spec = spec.model_copy(update={"parallel": spec.parallel.model_copy(update={"microbatches": spec.microbatches})})
+    return tomli_w.dumps(spec.model_dump(mode="json", exclude_none=True, exclude={"sweep"}))
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -171,7 +206,7 @@ def _put(tree: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def _is_text(key: Sequence[str]) -> bool:
     """Whether a key takes text alone, so that ``00:30:00`` and ``7`` need no quotes, which a shell would take away."""
-    fields = JobSpec.model_fields
+    fields = {**ProgramSpec.model_fields, **JobSpec.model_fields}
     for part in key[:-1]:
         inner = fields[part].annotation if part in fields else None
         if get_origin(inner) is dict:  # environment.set
@@ -188,12 +223,12 @@ def is_image(container: str | None) -> TypeGuard[str]:
     return container is not None and "://" not in container and container.endswith((".sif", ".img", ".sqsh"))
 
 
-def _program(command: tuple[str, ...], at: Callable[[str], str]) -> tuple[str, ...]:
+def _on_path(command: tuple[str, ...], at: Callable[[str], str]) -> tuple[str, ...]:
     """A command whose program is absolute where it is given by a path, and looked up on PATH where by a name."""
     return (at(command[0]), *command[1:]) if command and "/" in command[0] else command
 
 
-def _absolute(spec: JobSpec, base: Path) -> JobSpec:
+def _absolute(spec: Spec, base: Path) -> Spec:
     def at(path: str) -> str:
         try:
             return str(base / Path(path).expanduser())
@@ -214,20 +249,25 @@ def _absolute(spec: JobSpec, base: Path) -> JobSpec:
         assert found is not None  # a value that was checked
         return word if JOB_ID.fullmatch(found[2]) else word[:found.start(2)] + at(found[2])
 
-    job, model, data, checkpoint, slurm = spec.job, spec.model, spec.data, spec.checkpoint, spec.slurm
-    parallel, held_out = spec.parallel, tuple(map(at, spec.evaluate.files))
-    return spec.model_copy(update={
-        "job": job.model_copy(update={"directory": at(job.directory)}),
+    slurm = spec.slurm
+    shared = {
+        "job": spec.job.model_copy(update={"directory": at(spec.job.directory)}),
+        "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
+                                          "venv": maybe(slurm.venv), "python": within(slurm.python),
+                                          "conda": within(slurm.conda), "depends": tuple(map(behind, slurm.depends))}),
+        "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
+        "notify": spec.notify.model_copy(update={"command": _on_path(spec.notify.command, at)}),
+    }
+    if isinstance(spec, ProgramSpec):
+        directory = os.path.normpath(at(spec.program.directory))  # "." by default, which would stand at the end of it
+        return spec.model_copy(update=shared | {"program": spec.program.model_copy(update={"directory": directory})})
+    model, data, parallel, checkpoint = spec.model, spec.data, spec.parallel, spec.checkpoint
+    return spec.model_copy(update=shared | {
         "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),
         "data": data.model_copy(update={"files": tuple(map(at, data.files)), "tokenizer": maybe(data.tokenizer)}),
         "parallel": parallel.model_copy(update={
             "schedule": at(parallel.schedule) if is_table(parallel.schedule) else parallel.schedule,
             "offload_directory": maybe(parallel.offload_directory), "profile": maybe(parallel.profile)}),
-        "evaluate": spec.evaluate.model_copy(update={"files": held_out}),
+        "evaluate": spec.evaluate.model_copy(update={"files": tuple(map(at, spec.evaluate.files))}),
         "checkpoint": checkpoint.model_copy(update={"resume": maybe(checkpoint.resume)}),
-        "slurm": slurm.model_copy(update={"container": at(slurm.container) if is_image(slurm.container) else slurm.container,
-                                          "venv": maybe(slurm.venv), "python": within(slurm.python),
-                                          "conda": within(slurm.conda), "depends": tuple(map(behind, slurm.depends))}),
-        "environment": spec.environment.model_copy(update={"local": maybe(spec.environment.local)}),
-        "notify": spec.notify.model_copy(update={"command": _program(spec.notify.command, at)}),
     })

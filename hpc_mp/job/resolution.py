@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import Any, Generic, TypeVar
 
-from hpc_mp.job.spec import JobSpec
+from hpc_mp.job.load import Spec
 
 Value = TypeVar("Value")
 
@@ -22,19 +22,14 @@ class ResolvedKey(Generic[Value]):
 
 
 @dataclass(frozen=True, slots=True)
-class Resolution:
-    """All choices of a launch, in the order in which they depend on each other.
+class MachineChoices:
+    """The choices of a launch that the machine or the cluster decides, whatever runs there.
 
     Attributes:
         device: "cpu" or "cuda"; "auto" where nobody can tell before the ranks start.
         gpu_request, gpu_type: in which form, and as which type, GPUs are asked for.
         exclude: the nodes that Slurm must not give, in its own notation; None: the job's own list, if it has one.
         profile: the environment profile; None: none.
-        layers: how many layers each stage of the pipeline has.
-        tensor_modules: what tensor ranks cut; the reason says what of the model they hold alike, and why.
-        reduce: after what data ranks sum gradients.
-        order: the letters in whose order ranks are laid out.
-        schedule: how the learning rate goes, with a reason where it jumps as a run is gone on with.
     """
 
     device: ResolvedKey[str]
@@ -42,6 +37,28 @@ class Resolution:
     gpu_type: ResolvedKey[str | None]
     exclude: ResolvedKey[str | None]
     profile: ResolvedKey[str | None]
+
+    @property
+    def keys(self) -> tuple[ResolvedKey[Any], ...]:
+        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile)
+
+    def document(self) -> list[dict[str, Any]]:
+        """``[{"key", "value", "why"}, …]`` of all that was chosen, for JSON."""
+        return [asdict(each) for each in self.keys if each.why]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution(MachineChoices):
+    """All choices of the launch of a training, in the order in which they depend on each other.
+
+    Attributes:
+        layers: how many layers each stage of the pipeline has.
+        tensor_modules: what tensor ranks cut; the reason says what of the model they hold alike, and why.
+        reduce: after what data ranks sum gradients.
+        order: the letters in whose order ranks are laid out.
+        schedule: how the learning rate goes, with a reason where it jumps as a run is gone on with.
+    """
+
     layers: ResolvedKey[tuple[int, ...]]
     tensor_modules: ResolvedKey[tuple[str, ...]]
     reduce: ResolvedKey[str]
@@ -50,12 +67,8 @@ class Resolution:
 
     @property
     def keys(self) -> tuple[ResolvedKey[Any], ...]:
-        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, *cut(self.layers), self.tensor_modules,
-                self.reduce, self.order, self.schedule)
-
-    def document(self) -> list[dict[str, Any]]:
-        """``[{"key", "value", "why"}, …]`` of all that was chosen, for JSON."""
-        return [asdict(each) for each in self.keys if each.why]
+        machine = (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile)
+        return (*machine, *cut(self.layers), self.tensor_modules, self.reduce, self.order, self.schedule)
 
 
 def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:
@@ -63,7 +76,7 @@ def cut(layers: ResolvedKey[tuple[int, ...]]) -> tuple[ResolvedKey[Any], ...]:
     return layers, ResolvedKey("parallel.profile", None), ResolvedKey("parallel.memory_weight", None)
 
 
-def resolved(spec: JobSpec, keys: Iterable[ResolvedKey[Any]]) -> JobSpec:
+def resolved(spec: Spec, keys: Iterable[ResolvedKey[Any]]) -> Spec:
     """The job with these values in place of its own."""
     return reduce(lambda job, each: _with(job, each.key.split("."), each.value), keys, spec)
 

@@ -78,6 +78,12 @@ class Job(Section):
     """Seconds that saving a checkpoint may take; 0 = any time. Example: `14400`."""
 
 
+def grace_of(slurm: Slurm, job: Job) -> int:
+    """``slurm.grace``, at most a quarter of ``job.time_limit``; in seconds."""
+    limit = seconds_of(job.time_limit)
+    return slurm.grace if limit is None else max(1, min(slurm.grace, limit // 4))
+
+
 class Model(Section):
     """Which model: a Hugging Face checkpoint directory, or a config to start from random weights."""
 
@@ -325,9 +331,8 @@ class JobSpec(Section):
 
     @property
     def grace(self) -> int:
-        """Seconds before the time limit at which ranks save and stop: ``slurm.grace``, at most a quarter of the limit."""
-        limit = seconds_of(self.job.time_limit)
-        return self.slurm.grace if limit is None else max(1, min(self.slurm.grace, limit // 4))
+        """Seconds before the time limit at which ranks save and stop."""
+        return grace_of(self.slurm, self.job)
 
     @property
     def data_degree(self) -> int:

@@ -15,6 +15,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.cluster.slurm.submit import cancel
+from hpc_mp.job import ProgramSpec, load_any
 from hpc_mp.launch.status import RunStatus, held, job_ids, overviews, seen
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.supervisor.exclusions import end_watch
@@ -57,7 +58,8 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
     if grace and live:
         if running:
             with suppress(RunFailed):  # they may have ended just now
-                cancel(running, "USR2")
+                for number, ids in _by_signal(live, jobs).items():
+                    cancel(ids, number)
         say(f"asked the ranks to save at the next step and to stop; at the latest in {grace:g} s they are ended")
         ended = _within(live, jobs, grace)
     if late := [run for run in live if run not in ended]:
@@ -87,6 +89,16 @@ def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob
         if len(ended) < len(runs):
             time.sleep(POLL_S)
     return ended
+
+
+def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None]) -> dict[str, list[str]]:
+    """The signal that tells ranks to stop, and the jobs whose ranks it tells."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        if (job := jobs[run]) is not None:
+            spec = load_any(run.job)
+            found.setdefault(spec.program.signal if isinstance(spec, ProgramSpec) else "USR2", []).append(job.id)
+    return found
 
 
 def _kill(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None], say: Callable[[str], None]) -> None:

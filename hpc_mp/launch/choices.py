@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.nodes import NodeState
 from hpc_mp.cluster.slurm.query import SlurmPartition
 from hpc_mp.environment.profiles import load_profile
 from hpc_mp.environment.view import AUTO, NONE
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.planner.device import Asked, Device
@@ -46,12 +46,12 @@ class GpuRequest:
     type: ResolvedKey[str | None]
 
 
-def as_given(spec: JobSpec, device: Device) -> GpuRequest:
+def as_given(spec: AnySpec, device: Device) -> GpuRequest:
     """The request where Slurm is asked for nothing, or tells nothing: the job's own."""
     return GpuRequest(device, ResolvedKey(FORM, spec.slurm.gpu_request), ResolvedKey(TYPE, spec.slurm.gpu_type))
 
 
-def slurm_gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
     """``device``, ``gpu_request`` and ``gpu_type`` decided by the job's partition; the job's own where it is not known.
 
     A partition whose nodes list GPUs gives ``cuda`` and the form that the site's Slurm knows, with the type where the
@@ -83,7 +83,7 @@ def slurm_gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
     return GpuRequest(Device(device, why), form, chosen)
 
 
-def _form(spec: JobSpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]:
+def _form(spec: AnySpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]:
     if spec.slurm.gpu_request != "auto":
         return ResolvedKey(FORM, spec.slurm.gpu_request)
     if not counted:
@@ -93,7 +93,7 @@ def _form(spec: JobSpec, facts: ClusterFacts, counted: bool) -> ResolvedKey[str]
     return ResolvedKey(FORM, "gpus-per-node", "the nodes of the partition list GPUs")
 
 
-def _check_uncounted(spec: JobSpec, facts: ClusterFacts, partition: SlurmPartition) -> None:
+def _check_uncounted(spec: AnySpec, facts: ClusterFacts, partition: SlurmPartition) -> None:
     """Refuse GPUs of a partition that lists none, unless the whole site counts none. Raises HpcMpError."""
     slurm, where = spec.slurm, f"partition {partition.name} lists no GPU"
     elsewhere = ", ".join(facts.gpu_partitions)
@@ -108,13 +108,13 @@ def _check_uncounted(spec: JobSpec, facts: ClusterFacts, partition: SlurmPartiti
                          'slurm.gpu_request = "none"')
 
 
-def _no_partition(spec: JobSpec, name: str, known: tuple[str, ...]) -> HpcMpError:
+def _no_partition(spec: AnySpec, name: str, known: tuple[str, ...]) -> HpcMpError:
     key = "slurm.partition" if name in (spec.slurm.partition or "").split(",") else "slurm.components: partition"
     return HpcMpError(f"{key} = {name!r}", f"is no partition of this cluster, which shows {', '.join(known) or 'none'}",
                       did_you_mean(name, known, "choose one of these"))
 
 
-def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
+def _gpu_type(spec: AnySpec, partition: SlurmPartition) -> str | None:
     """The type to ask for; None where the site names none, or the job's constraint or nodes choose."""
     most: dict[str | None, int] = {}
     for kind in partition.kinds:
@@ -141,7 +141,7 @@ def _gpu_type(spec: JobSpec, partition: SlurmPartition) -> str | None:
     return wanted or (next(iter(whole)) if len(whole) == 1 else None)
 
 
-def avoid(spec: JobSpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
+def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
     """``slurm.extra.exclude`` with the nodes that have failed lately, where enough others are there; None: the job's own stands.
 
     Nodes of other partitions than the job's do not matter, and those that its user names are not for us to leave out.
@@ -172,13 +172,13 @@ def _against(nodes: Sequence[BadNode]) -> str:
     return "; ".join(f"{each.node} ({each.code}: {each.evidence})" for each in nodes)
 
 
-def avoided(given: JobSpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:
+def avoided(given: AnySpec, chosen: ResolvedKey[str | None], bad: Mapping[str, BadNode]) -> tuple[BadNode, ...]:
     """What is held against the nodes that ``avoid`` has added to those that the user excludes."""
     users = expand(str(given.slurm.extra.get("exclude", "")))
     return tuple(bad[node] for node in expand(chosen.value or "") if node not in users)
 
 
-def choose_profile(spec: JobSpec, noted: str | None) -> ResolvedKey[str | None]:
+def choose_profile(spec: AnySpec, noted: str | None) -> ResolvedKey[str | None]:
     """The environment profile; without a reason where the job does not speak of one.
 
     Args:

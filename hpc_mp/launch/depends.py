@@ -15,7 +15,7 @@ from hpc_mp.base.command import Runner
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, SlurmJob
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.values import DEPENDENCY, JOB_ID
 from hpc_mp.launch.status import RunStatus, overview
 from hpc_mp.rundir import find_run
@@ -40,7 +40,7 @@ class Dependencies:
 NONE = Dependencies(None, ())
 
 
-def dependencies(spec: JobSpec, ask: Runner = queue.patient) -> Dependencies:
+def dependencies(spec: AnySpec, ask: Runner = queue.patient) -> Dependencies:
     """What the runs and jobs of ``slurm.depends`` are, and what is still to be waited for.
 
     Raises:

@@ -12,7 +12,7 @@ from hpc_mp.cluster.slurm.query import SlurmPartition, last_line, partition_name
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import srun_options
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class ClusterFacts:
         return self.srun_options is not None and "container-image" in self.srun_options
 
 
-def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
+def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask) -> ClusterFacts:
     """Ask Slurm; nothing that it leaves unanswered is an error. A controller that is silent is asked once.
 
     Args:
@@ -98,12 +98,12 @@ def ask_cluster(spec: JobSpec, release: Version | None = None, ask: Runner = ask
     )
 
 
-def outside(spec: JobSpec, release: Version | None) -> ClusterFacts:
+def outside(spec: AnySpec, release: Version | None) -> ClusterFacts:
     """The facts where Slurm starts no ranks: it is not asked."""
     return ClusterFacts(release)
 
 
-def _wanted(spec: JobSpec, known: Iterable[SlurmPartition]) -> SlurmPartition | None:
+def _wanted(spec: AnySpec, known: Iterable[SlurmPartition]) -> SlurmPartition | None:
     """The job's partition, else the default one."""
     name = spec.slurm.partition
     return next((one for one in known if one.name == name or (name is None and one.default)), None)
@@ -117,7 +117,7 @@ def _out_of_service(partition: SlurmPartition, ask: Runner) -> frozenset[str]:
     return frozenset(node for node, found in states.items() if not found.in_service)
 
 
-def _unknown(spec: JobSpec, seen: Sequence[str], ask: Runner) -> str | None:
+def _unknown(spec: AnySpec, seen: Sequence[str], ask: Runner) -> str | None:
     """The first name in the job's lists of partitions that there is not. Sites hide partitions that take jobs all the same.
 
     Raises:
@@ -130,6 +130,6 @@ def _unknown(spec: JobSpec, seen: Sequence[str], ask: Runner) -> str | None:
     return next((name for name in unseen if name not in hidden), None)
 
 
-def _lists(spec: JobSpec) -> list[str]:
+def _lists(spec: AnySpec) -> list[str]:
     """The lists of partitions that the job and its components name."""
     return list(filter(None, (spec.slurm.partition, *(component.partition for component in spec.slurm.components))))

@@ -18,7 +18,7 @@ from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.partition import PartitionLimits
 from hpc_mp.cluster.slurm.query import NodeKind
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.job.values import seconds_of
@@ -52,7 +52,7 @@ class NodeNeed:
     sum: str = ""
 
 
-def check_fit(spec: JobSpec, facts: ClusterFacts) -> None:
+def check_fit(spec: AnySpec, facts: ClusterFacts) -> None:
     """Refuse a job that Slurm would never start.
 
     Where a job names several partitions, one that could run it is enough. GPUs count once it is known that ranks compute on them.
@@ -76,7 +76,7 @@ def check_fit(spec: JobSpec, facts: ClusterFacts) -> None:
             raise next(filter(None, refusals))
 
 
-def never_starts(job: SlurmJob, spec: JobSpec, ask: Runner = ask) -> SlurmJob:
+def never_starts(job: SlurmJob, spec: AnySpec, ask: Runner = ask) -> SlurmJob:
     """A job that waits because its partition can never run it, with the one thing that it asks too much of.
 
     Args:
@@ -92,7 +92,7 @@ def never_starts(job: SlurmJob, spec: JobSpec, ask: Runner = ask) -> SlurmJob:
     return job
 
 
-def with_node_memory(device: Device, spec: JobSpec, facts: ClusterFacts, nodes: Sequence[int]) -> Device:
+def with_node_memory(device: Device, spec: AnySpec, facts: ClusterFacts, nodes: Sequence[int]) -> Device:
     """A device whose memory is that of its nodes, where these are of one partition and Slurm counts their memory.
 
     Args:
@@ -124,7 +124,7 @@ def _hidden(limits: PartitionLimits) -> bool:
     return limits.total > sum(len(kind.nodes) for kind in limits.partition.kinds)
 
 
-def _refusal(spec: JobSpec, part: JobComponent, number: int, limits: PartitionLimits) -> HpcMpError | None:
+def _refusal(spec: AnySpec, part: JobComponent, number: int, limits: PartitionLimits) -> HpcMpError | None:
     """Why this partition can never run a part of the job; None where it can."""
     value = f"slurm.components[{number}].nodes = {part.nodes}" if spec.slurm.components else f"job.nodes = {part.nodes}"
     found = _count_refusal(value, spec, part, limits) or _time_refusal(spec, part, limits)
@@ -133,7 +133,7 @@ def _refusal(spec: JobSpec, part: JobComponent, number: int, limits: PartitionLi
     return next(_need_refusals(value, _needs(spec, part, limits), part, limits), None)
 
 
-def _count_refusal(value: str, spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
+def _count_refusal(value: str, spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
     name, asked = limits.partition.name, f"{counted(part.nodes, 'node')} asked, the partition"
     own = _with_own_qos(spec)
     if part.nodes > limits.total:
@@ -152,7 +152,7 @@ def _count_refusal(value: str, spec: JobSpec, part: JobComponent, limits: Partit
     return None
 
 
-def _time_refusal(spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
+def _time_refusal(spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> HpcMpError | None:
     most, asked = limits.partition.time_limit, seconds_of(spec.job.time_limit)
     if most is None or _with_own_qos(spec) or "time-min" in part.extra or (asked is not None and asked <= seconds(most)):
         return None
@@ -184,7 +184,7 @@ def _need_refusals(
                          else "ask less of each node, or use another slurm.partition")
 
 
-def _needs(spec: JobSpec, part: JobComponent, limits: PartitionLimits) -> list[NodeNeed]:
+def _needs(spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> list[NodeNeed]:
     ranks, elsewhere = spec.job.ranks_per_node, "or use another slurm.partition"
     ranks_value = f"job.ranks_per_node = {ranks}"
     given = any("cpus-per-task" in extra for extra in (spec.slurm.extra, *(one.extra for one in spec.slurm.components)))
@@ -241,6 +241,6 @@ def _excluded(part: JobComponent, limits: PartitionLimits) -> set[str]:
     return {node for kind in limits.partition.kinds for node in kind.nodes} & set(expand(text))
 
 
-def _with_own_qos(spec: JobSpec) -> bool:
+def _with_own_qos(spec: AnySpec) -> bool:
     """A quality of service may lift a partition's limits of nodes and time, which only Slurm can tell."""
     return spec.slurm.qos is not None

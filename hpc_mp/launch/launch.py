@@ -13,7 +13,7 @@ from typing import Any
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.job import JobSpec, load_sweep
+from hpc_mp.job import AnySpec, JobSpec, load_sweep
 from hpc_mp.job.inputs import find_program
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.launch import sweep
@@ -21,7 +21,9 @@ from hpc_mp.launch.backends import BACKENDS, Launch, Launcher
 from hpc_mp.launch.depends import NONE, row
 from hpc_mp.launch.listener import Listener, Teller
 from hpc_mp.launch.model_check import ModelChecker, check_model
-from hpc_mp.launch.plan import JobPlan, asked_once, compose, origin_of
+from hpc_mp.launch.plan import JobPlan, TrainingPlan, asked_once, compose, origin_of
+from hpc_mp.launch.program.plan import ProgramPlan, compose_program
+from hpc_mp.launch.program.summary import describe_program
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_runs, script
@@ -50,7 +52,7 @@ class LaunchRequest:
         slurm_version: the release to write the job script for, in place of the one found.
     """
 
-    job: Path | JobSpec
+    job: Path | AnySpec
     on: str = "auto"
     overrides: tuple[str, ...] = ()
     wait: bool = True
@@ -60,23 +62,25 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script and what it trains on."""
+    """What a launch would start: a plan for every run of a sweep, the first run's directory, its script and what it trains on
+    (None: it is a program that knows itself)."""
 
     plans: tuple[JobPlan, ...]
     run: Path
     script: JobScript
-    text: TrainingText
+    text: TrainingText | None
 
     def document(self) -> dict[str, Any]:
         """For ``--json``."""
         return {"run": str(self.run), "state": "planned", "job_id": None, "where": self.plans[0].where.place,
                 "template": self.script.template, "script": self.script.text, "explanations": self.script.explanations,
-                "choices": self.plans[0].resolution.document(), "data": self.text.document(),
+                "choices": self.plans[0].resolution.document(),
+                "data": self.text.document() if self.text is not None else None,
                 "sweep": [plan.member.values for plan in self.plans if plan.member is not None]}
 
 
 def run_job(
-    job: Path | str | JobSpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
+    job: Path | str | AnySpec, *, on: str = "auto", overrides: Sequence[str] = (), wait: bool = True, resume: bool = False,
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
     """Launch a job and return what became of it; nothing is printed.
@@ -93,8 +97,8 @@ def run_job(
     and stop ("stopped"), a second one kills them; while a Slurm job is waited for it ends the waiting ("submitted").
 
     Args:
-        job: a job file, or a job made in Python (``hpc_mp.job.JobSpec``), whose relative paths are seen from the current
-            directory.
+        job: a job file, or a job made in Python (``JobSpec`` or ``ProgramSpec`` of ``hpc_mp.job``), whose relative paths are seen
+            from the current directory.
         on: where, as ``hpc-mp launch --on`` takes it: "auto", "slurm", "local" (emulated nodes of this machine) or another.
         overrides: ``"train.steps=20"`` strings, as ``hpc-mp launch --set`` takes them.
         wait: whether to wait for the end of a Slurm job; all others are always waited for.
@@ -119,7 +123,8 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
             if words is not None:
                 listener.say(words)
             if resumed is not None and not resumed.left:
-                listener.say(f"nothing is left to do: the run has its {plan.spec.train.steps} steps and their checkpoint")
+                listener.say(f"nothing is left to do: the run has its {plan.steps} steps and their checkpoint"
+                             if isinstance(plan, TrainingPlan) else "nothing is left to do: the run is complete")
                 done, known = resumed.run.attempt(), verdict(resumed.run)
                 outcome = Outcome(resumed.run.path, "completed", **figures(resumed.run, done))
                 if known is not None and known.state == "completed":  # It ended then, and not now.
@@ -178,15 +183,16 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     runs = load_sweep(request.job, request.overrides, site_defaults(project),
                       lambda spec: target.fits(spec, target.facts(spec, request.slurm_version)))
     placed, together = sweep.places(runs[0]), backend.arrays and len(runs) > 1
-    runs = tuple(map(count, runs))
+    runs = tuple(count(run) if isinstance(run, JobSpec) else run for run in runs)
     found = sweep.resumable(request.job, runs[0], placed) if request.resume else [None] * len(runs)
     if request.resume and placed != [None]:
         sweep.check_resumable(found, runs[0], together)
     depends = backend.depends(runs[0]) if backend.depends is not None else NONE
-    plans = []
+    plans: list[JobPlan] = []
     for given, member, resumed in zip(runs, placed, found, strict=True):
         earlier = read_plan(resumed) if resumed is not None else None
-        plan = compose(given, where, target, request.slurm_version, earlier, resumed)
+        plan: JobPlan = (compose(given, where, target, request.slurm_version, earlier, resumed) if isinstance(given, JobSpec)
+                         else compose_program(given, where, target, request.slurm_version, resumed))
         own = plan.spec if together else plan.spec.model_copy(update={"sweep": Sweep()})
         plans.append(replace(plan, spec=own, template=template, member=member, depends=depends))
         find_program(given.notify.command)
@@ -194,18 +200,25 @@ def plan_job(request: LaunchRequest, count: Callable[[JobSpec], JobSpec] = estim
     return tuple(plans)
 
 
-def launched_text(plans: Sequence[JobPlan]) -> TrainingText:
-    """What the first plan trains on; the text of the others, which are runs of its sweep, is checked too. Raises HpcMpError."""
+def launched_text(plans: Sequence[JobPlan]) -> TrainingText | None:
+    """What the first plan trains on, None for programs; the text of the others, which are runs of its sweep, is checked too.
+
+    Raises:
+        HpcMpError: it cannot be read, or is not what the model takes.
+    """
+    trained = [plan for plan in plans if isinstance(plan, TrainingPlan)]
+    if not trained:
+        return None
     texts = {(plan.spec.data, plan.spec.evaluate.files, plan.spec.model.pretrained, plan.shape.vocabulary): plan
-             for plan in plans}
+             for plan in trained}
     for plan in list(texts.values())[1:]:
         check_text(plan.spec, plan.shape.vocabulary)
-    return report_text(plans[0].spec, plans[0].shape.vocabulary)
+    return report_text(trained[0].spec, trained[0].shape.vocabulary)
 
 
 def again(request: LaunchRequest, run: Path) -> str:
     """The command that goes on with a run of this request. Values of variables are left out: they may be passwords."""
-    if isinstance(request.job, JobSpec):
+    if isinstance(request.job, AnySpec):
         return again_alone(request, run)
     return shlex.join(["hpc-mp", "launch", str(request.job), *_on(request),
                        *(f"--set={_shown(text)}" for text in request.overrides), "--resume"])
@@ -237,7 +250,12 @@ def _resumed(plan: JobPlan, request: LaunchRequest) -> Iterator[Resumed | None]:
 
 def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | None = None) -> str:
     """The plan in words; of a sweep the first run's, and the values of all."""
-    words = describe(plans[0], backend.target.title, text or launched_text(plans))
+    first, title = plans[0], backend.target.title
+    if isinstance(first, ProgramPlan):
+        words = describe_program(first, title)
+    else:
+        assert isinstance(first, TrainingPlan)
+        words = describe(first, title, text or launched_text(plans))
     swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
     return "\n".join((words, *row(plans[0].depends), *swept))
 
@@ -257,7 +275,7 @@ def _check_models(plans: Sequence[JobPlan], listener: Listener) -> Callable[[Mod
     """What asks transformers about the models."""
 
     def check(ask: ModelChecker) -> None:
-        for plan in plans:
+        for plan in (plan for plan in plans if isinstance(plan, TrainingPlan)):
             config = read_config(plan.given)
             resume = plan.given.checkpoint.resume
             origin = str(origin_of(Path(resume))) if resume is not None else None

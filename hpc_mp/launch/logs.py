@@ -15,12 +15,15 @@ from hpc_mp.rundir.records import RankStart, read_records
 
 LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
 SUPERVISOR = re.compile(r"hpc-mp: (\d\d:\d\d:\d\d .*)")  # in the log of the job script; it says the same into the main log
+# What srun --verbose says beside the ends of tasks, for which alone it is asked.
+CHATTER = re.compile(r"srun: (defined options$|-{20} -{20}$|[\w()-]+ +: |end of defined options|jobid \d+: nodes|Implicitly |"
+                     r"launch/\w+: |launching StepId=|route/|Complete StepId=|Consumable Resources|topology/|\S+: task)")
 
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
     """A log file; of a node's only the lines of one task, where ``task`` is given. ``mark`` goes before each line. What the
-    supervisor says in it is left out where the log ``echo`` has it too."""
+    supervisor says in it is left out where the log ``echo`` has it too, and what srun says of itself alone."""
 
     path: Path
     task: int | None = None
@@ -30,7 +33,7 @@ class LogSource:
     def lines(self, lines: Sequence[str]) -> Iterator[str]:
         echoed = self._echoed() if self.echo is not None and any(map(SUPERVISOR.match, lines)) else frozenset()
         for line in lines:
-            if (said := SUPERVISOR.match(line)) and said[1] in echoed:
+            if ((said := SUPERVISOR.match(line)) and said[1] in echoed) or CHATTER.match(line):
                 continue
             label = LABEL.match(line) if self.task is not None else None
             if self.task is None or (label and int(label[1]) == self.task):
@@ -61,7 +64,8 @@ class Logs:
     def main(self) -> list[LogSource]:
         """What rank 0 and the launcher say, and what Slurm and srun say; what the supervisor says into both logs only once."""
         slurm = [LogSource(path, echo=self.files.main_log) for path in self._slurm_logs()]
-        return [*slurm, *self._there([self.files.srun_log, self.files.main_log])]
+        first = self.rank(0) if self.run.program.exists() else []  # our engine's says it into the main log
+        return [*slurm, *self._there([self.files.srun_log]), *first, *self._there([self.files.main_log])]
 
     def _slurm_logs(self) -> list[Path]:
         """Those of the run's own jobs: all elements of an array write theirs into the directory of the first one."""

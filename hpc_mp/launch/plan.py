@@ -11,8 +11,8 @@ from hpc_mp.cluster.bad_nodes import BadNode, bad_nodes, ledger
 from hpc_mp.cluster.bandwidth import LinkRates, noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.job import JobSpec
-from hpc_mp.job.resolution import Resolution, ResolvedKey, cut, resolved
+from hpc_mp.job import AnySpec, JobSpec, Spec
+from hpc_mp.job.resolution import MachineChoices, Resolution, ResolvedKey, cut, resolved
 from hpc_mp.launch.choices import GpuRequest, avoid, avoided, choose_profile, spare
 from hpc_mp.launch.depends import NONE, Dependencies
 from hpc_mp.launch.facts import ClusterFacts
@@ -55,17 +55,17 @@ class Target:
     """
 
     title: str
-    facts: Callable[[JobSpec, Version | None], ClusterFacts]
-    gpus: Callable[[JobSpec, ClusterFacts], GpuRequest]
+    facts: Callable[[AnySpec, Version | None], ClusterFacts]
+    gpus: Callable[[AnySpec, ClusterFacts], GpuRequest]
     in_script: bool
-    fits: Callable[[JobSpec, ClusterFacts], None] = lambda _spec, _facts: None
+    fits: Callable[[AnySpec, ClusterFacts], None] = lambda _spec, _facts: None
 
 
 def asked_once(target: Target) -> Target:
     """The same target, which asks the cluster once for all jobs that say the same to Slurm: the runs of a sweep."""
     known: dict[tuple[str, Version | None], ClusterFacts] = {}
 
-    def facts(spec: JobSpec, release: Version | None) -> ClusterFacts:
+    def facts(spec: AnySpec, release: Version | None) -> ClusterFacts:
         key = (spec.slurm.model_dump_json(), release)
         if key not in known:
             known[key] = target.facts(spec, release)
@@ -82,6 +82,8 @@ class JobPlan:
         given: the job as its author wrote it.
         resolution: every choice, with its reason.
         spec: the job with these choices: what the run directory gets.
+        where: it runs.
+        placement: which rank sits where.
         device: what the ranks compute on, with the memories that are known.
         record: what ``plan.json`` holds.
         facts: what Slurm says of itself; nothing on emulated nodes.
@@ -93,11 +95,10 @@ class JobPlan:
         depends: what it waits for in Slurm's queue.
     """
 
-    given: JobSpec
-    resolution: Resolution
-    spec: JobSpec
+    given: AnySpec
+    resolution: MachineChoices
+    spec: AnySpec
     where: Where
-    shape: ModelShape
     placement: Placement
     device: Device
     record: RunPlan
@@ -109,11 +110,26 @@ class JobPlan:
     resumes: RunDirectory | None = None
     depends: Dependencies = NONE
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps in all; 0 where nobody knows of any."""
+        return self.spec.train.steps if isinstance(self.spec, JobSpec) else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan(JobPlan):
+    """That of a training by our own engine; ``shape``: of its model."""
+
+    given: JobSpec
+    resolution: Resolution
+    spec: JobSpec
+    shape: ModelShape
+
 
 def compose(
     given: JobSpec, where: Where, target: Target, slurm_version: Version | None = None, earlier: RunPlan | None = None,
     resumed: RunDirectory | None = None,
-) -> JobPlan:
+) -> TrainingPlan:
     """Make all choices and all checks that need neither transformers nor the data.
 
     Args:
@@ -139,14 +155,9 @@ def compose(
     known = resolved(given, (device, *cut(layers)))  # gloo and NCCL do not send the same
     traffic = traffic_of(known, shape, layers.value)
     order = choose_rank_order(known, traffic, measured)
-    resolution = _resolution(given, shape, target, facts, bad, gpus, measured, layers, order, resumed)
-    try:
-        target.fits(resolved(given, resolution.keys), facts)
-    except HpcMpError:
-        if not avoided(given, resolution.exclude, bad):
-            raise
-        resolution = replace(resolution, exclude=spare(avoided(given, resolution.exclude, bad)))
-        target.fits(resolved(given, resolution.keys), facts)
+    resolution = _resolution(given, shape, machine_choices(given, target, facts, bad, gpus, measured), measured, layers, order,
+                             resumed)
+    resolution = replace(resolution, exclude=fitting(given, resolution, target, facts, bad))
     spec = resolved(given, resolution.keys)
     placement = place(degrees_of(spec), resolution.order.value, spec.job.ranks_per_node, spec.parallel.rank_map)
     held = state_bytes(shape, spec, layers.value)
@@ -157,18 +168,52 @@ def compose(
     check_memory([each.total + on_cpu * each.host for each in state], computes_on)
     record = RunPlan(layers.value, traffic, state, order.seconds, tuple(key for key in resolution.keys if key.why),
                      chunk_counts(spec))
-    return JobPlan(given, resolution, spec, where, shape, placement, computes_on, record, facts, measured=measured,
-                   avoided=avoided(given, resolution.exclude, bad), resumes=resumed)
+    return TrainingPlan(
+        given=given, resolution=resolution, spec=spec, where=where, shape=shape, placement=placement, device=computes_on,
+        record=record, facts=facts, measured=measured, avoided=avoided(given, resolution.exclude, bad), resumes=resumed)
+
+
+def machine_choices(given: AnySpec, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,
+                    measured: LinkRates | None) -> MachineChoices:
+    """What the machine or the cluster decides, whatever runs there. Raises HpcMpError for a profile that there is not."""
+    profile = choose_profile(given, measured.platform if measured else None)
+    return MachineChoices(
+        ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type, exclude=avoid(given, facts, bad),
+        profile=profile if target.in_script else ResolvedKey(profile.key, profile.value))
+
+
+def fitting(given: Spec, choices: MachineChoices, target: Target, facts: ClusterFacts,
+            bad: Mapping[str, BadNode]) -> ResolvedKey[str | None]:
+    """The nodes to exclude: those of ``choices``, or fewer where the job could not start without them.
+
+    Raises:
+        HpcMpError: it could not start at all.
+    """
+    spec = resolved(given, choices.keys)
+    try:
+        target.fits(spec, facts)
+    except HpcMpError:
+        if not avoided(given, choices.exclude, bad):
+            raise
+        spared = spare(avoided(given, choices.exclude, bad))
+        target.fits(resolved(given, replace(choices, exclude=spared).keys), facts)
+        return spared
+    return choices.exclude
 
 
 def without_avoiding(plan: JobPlan) -> JobPlan:
     """The plan of a job that gets the nodes that we would have kept it off, as it cannot start on the others."""
     resolution = replace(plan.resolution, exclude=spare(plan.avoided)) if plan.avoided else plan.resolution
     record = replace(plan.record, choices=tuple(key for key in resolution.keys if key.why))
-    return replace(plan, resolution=resolution, spec=resolved(plan.given, resolution.keys), record=record, avoided=())
+    spec: AnySpec  # each by its own kind, which ``resolved`` keeps
+    if isinstance(plan.given, JobSpec):
+        spec = resolved(plan.given, resolution.keys)
+    else:
+        spec = resolved(plan.given, resolution.keys)
+    return replace(plan, resolution=resolution, spec=spec, record=record, avoided=())
 
 
-def newest_run(given: JobSpec) -> RunDirectory | None:
+def newest_run(given: AnySpec) -> RunDirectory | None:
     """The newest run of this job's name; None where there is none."""
     try:
         return find_run(Path(given.job.directory) / given.job.name)
@@ -185,17 +230,14 @@ def _layers(given: JobSpec, shape: ModelShape, earlier: RunPlan | None) -> Resol
 
 
 def _resolution(
-    given: JobSpec, shape: ModelShape, target: Target, facts: ClusterFacts, bad: Mapping[str, BadNode], gpus: GpuRequest,
-    measured: LinkRates | None, layers: ResolvedKey[tuple[int, ...]], order: RankOrder, resumed: RunDirectory | None,
+    given: JobSpec, shape: ModelShape, machine: MachineChoices, measured: LinkRates | None, layers: ResolvedKey[tuple[int, ...]],
+    order: RankOrder, resumed: RunDirectory | None,
 ) -> Resolution:
     slow = expected_slow_links(given.parallel.rank_map, given.job.nodes, measured)
     whole = left_whole(family_of(shape.model_type), shape, cut_of(given))
     held_alike = f"on every tensor rank: {whole}" if whole else ""
-    profile = choose_profile(given, measured.platform if measured else None)
     return Resolution(
-        ResolvedKey("job.device", gpus.device.kind, gpus.device.why), gpus.form, gpus.type,
-        exclude=avoid(given, facts, bad),
-        profile=profile if target.in_script else ResolvedKey(profile.key, profile.value),
+        machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
         layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
         reduce=reduce_choice(given, shape, layers.value),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),

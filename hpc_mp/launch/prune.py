@@ -170,7 +170,8 @@ def _parts(
     """Old checkpoints, and what crashed saves and damaged checkpoints have left. A checkpoint that is not sound is not counted
     among the newest, and stays, for a file system may be to blame."""
     if spec is None:
-        yield Spared(run.path, "its job.toml is not understood")
+        if not run.program.exists():  # what a program saves lies where it likes
+            yield Spared(run.path, "its job.toml is not understood")
         return
     saved = complete_steps(run.checkpoints)
     reasons = {path: reason for path in saved if (reason := problem(path, hashes=False)) is not None}

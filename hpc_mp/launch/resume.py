@@ -16,7 +16,7 @@ from hpc_mp.base.command import Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import COMPLETING, FINAL, UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.jobs import job_states
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any, load_job
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.layout.learning_rate import leap
@@ -45,7 +45,7 @@ class Resumed:
 
 
 @contextmanager
-def resuming(spec: JobSpec, run: RunDirectory | None, ask: Runner = ask) -> Iterator[Resumed]:
+def resuming(spec: AnySpec, run: RunDirectory | None, ask: Runner = ask) -> Iterator[Resumed]:
     """The run that the job goes on with, held.
 
     Raises:
@@ -123,19 +123,31 @@ def _live(job_ids: Sequence[str], ask: Runner) -> list[SlurmJob]:
     return [job for job in job_states(job_ids, ask).values() if job.state not in FINAL | {UNKNOWN}]
 
 
-def _check_fixed(run: RunDirectory, spec: JobSpec) -> None:
-    old, new = (leaves("", job.model_dump()) for job in (load_job(run.job), spec))
+def _check_fixed(run: RunDirectory, spec: AnySpec) -> None:
+    old, new = (leaves("", job.model_dump()) for job in (_as_launched(run, spec), spec))
     for key in sorted(old.keys() | new.keys()):
         if key.startswith(FIXED) and key not in FREE and old.get(key) != new.get(key):
             raise HpcMpError(f"{key} = {_said(new.get(key))}", f"was {_said(old.get(key))} when {run.path} was launched",
                              "put the old value back, or launch a new run without --resume")
 
 
+def _as_launched(run: RunDirectory, spec: AnySpec) -> AnySpec:
+    """The run's own job. Raises HpcMpError where one of the two is a program's and the other is not."""
+    launched = load_any(run.job)
+    if type(launched) is not type(spec):
+        raise HpcMpError(f"--resume of {run.path}", f"was launched {'with' if isinstance(launched, ProgramSpec) else 'without'} "
+                         "[program]", "launch a new run without --resume, or give it another job.name")
+    return launched
+
+
 def _said(value: object) -> str:
     return "left out" if value is None else toml_value(value)
 
 
-def _steps_left(run: RunDirectory, spec: JobSpec) -> bool:
+def _steps_left(run: RunDirectory, spec: AnySpec) -> bool:
+    if isinstance(spec, ProgramSpec):  # another command may have more to do
+        ended = verdict(run)
+        return ended is None or ended.state != "completed" or load_any(run.job) != spec
     saved = complete_steps(run.checkpoints)
     done = step_of(saved[-1]) if saved else 0
     if spec.train.steps < done:

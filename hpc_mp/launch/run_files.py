@@ -15,7 +15,7 @@ from typing import NamedTuple
 from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.exclusions import write_exclusions
-from hpc_mp.job import JobSpec, dump_job
+from hpc_mp.job import AnySpec, ProgramSpec, dump_job
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan
 from hpc_mp.launch.render import JobScript, render
@@ -24,17 +24,18 @@ from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
 from hpc_mp.rundir.history import AttemptEnd, record, saved_step
 from hpc_mp.rundir.plan import write_plan
+from hpc_mp.rundir.program import write_program
 from hpc_mp.rundir.sweep import write_member
 
 
-def next_run(spec: JobSpec) -> Path:
+def next_run(spec: AnySpec) -> Path:
     """Where a new run will probably lie; nothing is made."""
     base = Path(spec.job.directory) / spec.job.name
     taken = (int(path.name) for path in base.glob("[0-9]*") if path.name.isdigit())
     return base / f"{max(taken, default=0) + 1:04d}"
 
 
-def check_writable(spec: JobSpec) -> None:
+def check_writable(spec: AnySpec) -> None:
     """Raises HpcMpError when no run can be made in ``job.directory``: its nearest directory that is there says so."""
     given = Path(spec.job.directory)
     there = next(path for path in (given / spec.job.name, given, *given.parents) if os.path.lexists(path))
@@ -122,6 +123,8 @@ def _write(plan: JobPlan, run: RunDirectory, *all_runs: RunDirectory) -> None:
         write_text(run.job, dump_job(plan.spec))
         write_json(run.placement, to_dict(plan.placement))
         write_plan(run, plan.record)
+        if isinstance(plan.spec, ProgramSpec):
+            write_program(run.program, plan.spec)
         if plan.member is not None:
             write_member(run, replace(plan.member, first=plan.member.first or all_runs[0].path.name))
         write_text(run.script, text)

@@ -18,7 +18,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
-from hpc_mp.job import load_job
+from hpc_mp.job import JobSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
@@ -52,7 +52,7 @@ class RunStatus:
         job: of Slurm: that which runs, or comes next; None for emulated nodes and for a step of an allocation.
         successors: the jobs that carry on after it, in their order.
         phase: what rank 0 says it is doing.
-        step, steps: finished, and to do in all.
+        step, steps: finished, and to do in all; 0 where nobody knows it.
         evaluation: the newest one on held-out text. best: the checkpoint with the least loss on it.
         tokens_per_s: of the last step; eta, step_age: seconds until the last step ends, and since one did.
         checkpoint: the newest one.
@@ -102,7 +102,7 @@ def overview(run: RunDirectory, ask: Runner = queue.patient) -> RunStatus:
     """Look at the run directory, and ask Slurm once about its job and the jobs behind it."""
     ids = job_ids(run)
     jobs = queue.job_states(ids, ask) if ids else {}
-    return seen(run, [never_starts(jobs[job_id], load_job(run.job), ask) for job_id in ids])
+    return seen(run, [never_starts(jobs[job_id], load_any(run.job), ask) for job_id in ids])
 
 
 def overviews(runs: Sequence[RunDirectory], ask: Runner = queue.patient) -> list[RunStatus]:
@@ -134,8 +134,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     """The overview that goes with what Slurm has said of the run's jobs, in their order; asks nobody."""
     job = next((job for job in jobs if not job.ended), jobs[0] if jobs else None)
     behind = tuple(each for each in jobs[jobs.index(job) + 1:] if not each.ended) if job else ()
-    attempt, spec = run.attempt(), load_job(run.job)
-    steps = spec.train.steps
+    attempt, spec = run.attempt(), load_any(run.job)
+    steps = spec.train.steps if isinstance(spec, JobSpec) else 0
     status = AttemptReader(run, attempt).status()
     phase = status.phase if status else None
     found = verdict(run, attempt)
@@ -143,7 +143,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     recent = [record for record in records if record.attempt == attempt]
     last = records[-1] if records else None
     step = last.step if last else 0
-    recorded = _recorded(phase, found, done=step == steps)
+    recorded = _recorded(phase, found, done=steps in (0, step))
     state = _state(job, recorded, held(run), run.stop.exists())
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
     step_age = max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None
@@ -156,7 +156,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         run.path, state, attempt, job, behind, phase, step, steps, loss,
         next(reversed(read_records(run.evaluations, Evaluation)), None),
         last.tokens_per_s if last else None,
-        eta=pace * (steps - step) if pace is not None and state == "running" and not late else None,
+        eta=pace * (steps - step) if pace is not None and steps and state == "running" and not late else None,
         step_age=step_age,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,

@@ -4,12 +4,13 @@ who asks, the defaults."""
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.values import toml_value
-from hpc_mp.launch.plan import JobPlan
+from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
 from hpc_mp.planner.activations import kept_inputs
 
@@ -32,7 +33,7 @@ PLACES: dict[str, tuple[str, ...]] = {
 }
 
 
-def describe(plan: JobPlan, title: str, text: TrainingText | None = None) -> str:
+def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -> str:
     """Where it runs and why, how the ranks are laid out and why, and what the model's state takes.
 
     Args:
@@ -43,8 +44,7 @@ def describe(plan: JobPlan, title: str, text: TrainingText | None = None) -> str
     context = "" if p.context == 1 else f"context({p.context}, {p.context_method}) × "
     experts = "" if p.expert == 1 else f" with expert({p.expert})"  # no factor: these ranks are among data × context
     rows = {
-        "where": f"nodes({spec.job.nodes}) × ranks_per_node({spec.job.ranks_per_node}) = {spec.ranks} ranks, "
-                 f"{title} ({plan.where.why})",
+        "where": where_row(plan, title),
         "device": f"{plan.device.kind} ({plan.device.why})",
         "model": f"{shape.model_type}, {shape.layers} layers, hidden {shape.hidden}, vocabulary {shape.vocabulary}",
         "layout": f"tensor({p.tensor}){' with sequence' if p.sequence else ''} × pipeline({p.pipeline}) × "
@@ -70,22 +70,33 @@ def describe(plan: JobPlan, title: str, text: TrainingText | None = None) -> str
     note = without_effect(plan.given, plan.where.place)
     if note is not None:
         rows["note"] = note
+    return table(rows)
+
+
+def where_row(plan: JobPlan, title: str) -> str:
+    """``nodes(2) × ranks_per_node(4) = 8 ranks``, and where."""
+    job, ranks = plan.spec.job, plan.spec.ranks
+    return f"nodes({job.nodes}) × ranks_per_node({job.ranks_per_node}) = {ranks} ranks, {title} ({plan.where.why})"
+
+
+def table(rows: Mapping[str, str]) -> str:
+    """Each text behind its name, in lines of one width."""
     return "\n".join(_row(name, text) for name, text in rows.items())
 
 
-def defaults(spec: JobSpec) -> dict[str, str]:
+def defaults(spec: AnySpec) -> dict[str, str]:
     """Every key that the job file leaves out and that has a value all the same: by section, ``key = value, key = value``."""
     sections = {}
     for section in type(spec).model_fields:
-        table = getattr(spec, section)
-        values = {key: getattr(table, key) for key in type(table).model_fields if key not in table.model_fields_set}
+        keys = getattr(spec, section)
+        values = {key: getattr(keys, key) for key in type(keys).model_fields if key not in keys.model_fields_set}
         shown = [f"{key} = {toml_value(value)}" for key, value in values.items() if value not in (None, (), {})]
         if shown:
             sections[section] = ", ".join(shown)
     return sections
 
 
-def _state(plan: JobPlan) -> str:
+def _state(plan: TrainingPlan) -> str:
     state = [each.total for each in plan.record.state]
     low, high = memory_size(min(state)), memory_size(max(state))
     each = f"{low} per rank" if low == high else f"{low} to {high} per rank"
@@ -100,7 +111,7 @@ def _state(plan: JobPlan) -> str:
     return f"{each}, {total} of {limit} on {tightest.name}"
 
 
-def _backwards(plan: JobPlan) -> str:
+def _backwards(plan: TrainingPlan) -> str:
     """What ranks keep for their backwards, as far as it can be told before the start."""
     spec, chunks = plan.spec, plan.record.chunks
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
@@ -118,7 +129,7 @@ def _row(name: str, text: str) -> str:
                          break_long_words=False)
 
 
-def without_effect(spec: JobSpec, place: str) -> str | None:
+def without_effect(spec: AnySpec, place: str) -> str | None:
     """One sentence on the keys that the job gives other values than the defaults, and that do nothing there; None without any.
 
     Args:
@@ -131,7 +142,7 @@ def without_effect(spec: JobSpec, place: str) -> str | None:
     return f"{', '.join(vain)} {'has' if len(vain) == 1 else 'have'} no effect here" if vain else None
 
 
-def _given(spec: JobSpec, key: str) -> bool:
+def _given(spec: AnySpec, key: str) -> bool:
     section, name = key.split(".")
-    table = getattr(spec, section)
-    return bool(getattr(table, name) != type(table).model_fields[name].get_default())
+    given = getattr(spec, section, None)  # a program has no model and no data
+    return given is not None and bool(getattr(given, name) != type(given).model_fields[name].get_default())

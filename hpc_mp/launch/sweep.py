@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import counted, loss_words
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import runs_of, summary_of, words_of
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import JobPlan, newest_run
@@ -24,14 +24,14 @@ MOST_SHOWN = 20  # runs that a summary lists
 IN_TURN = "one after the other here"
 
 
-def places(spec: JobSpec) -> list[SweepMember | None]:
+def places(spec: AnySpec) -> list[SweepMember | None]:
     """The place of each run in the sweep that a job file means, in its order; ``[None]`` for a job without one. ``first`` is not
     known before the first run has a directory."""
     runs = runs_of(spec.sweep)
     return [SweepMember("", number, len(runs), values) for number, values in enumerate(runs)] or [None]
 
 
-def resumable(job: Path | JobSpec, spec: JobSpec, placed: Sequence[SweepMember | None]) -> list[RunDirectory | None]:
+def resumable(job: Path | AnySpec, spec: AnySpec, placed: Sequence[SweepMember | None]) -> list[RunDirectory | None]:
     """For each run of a launch with ``--resume`` the run to go on with; None where there is none.
 
     The job file of a run means that run; another one the newest run of its name, or of a sweep those of its newest sweep that
@@ -48,7 +48,7 @@ def resumable(job: Path | JobSpec, spec: JobSpec, placed: Sequence[SweepMember |
             for place in placed]
 
 
-def check_resumable(found: Sequence[RunDirectory | None], spec: JobSpec, together: bool) -> None:
+def check_resumable(found: Sequence[RunDirectory | None], spec: AnySpec, together: bool) -> None:
     """Refuse to go on with a sweep of which there is nothing, or, where runs are started ``together`` by one script, with any."""
     base = Path(spec.job.directory) / spec.job.name
     if not any(found):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.rundir import RunDirectory, read_json
 from hpc_mp.rundir.failures import RankFailure, read_failure, read_failures
@@ -35,6 +35,7 @@ class RunFacts:
     Attributes:
         attempt: the current one, from 1; ``starts`` and ``failures`` hold all of them, ``traces`` (by rank), ``status``
             and ``verdict`` this one alone. The failure of a rank that was started again in the same attempt is left out.
+        spec: of a training; program: of a program. None of the two for a job file that is not understood.
         plan: what the current attempt was predicted to need, and how its layers were divided; None where nobody wrote it.
         causes: attempt → why it failed, as far as anybody says.
         earlier: attempt → its placement, of those before the current one.
@@ -65,6 +66,7 @@ class RunFacts:
     log: tuple[LogLine, ...]
     problems: tuple[str, ...]
     sweep: SweepMember | None = None
+    program: ProgramSpec | None = None
 
 
 def read_facts(run: RunDirectory) -> RunFacts:
@@ -76,10 +78,11 @@ def read_facts(run: RunDirectory) -> RunFacts:
                for number in range(1, attempt)}
     status = reader.one(run.status, RankStatus)
     starts = reader.lines(run.ranks, RankStart)
+    job = reader.job()
     return RunFacts(
         path=run.path,
         attempt=attempt,
-        spec=reader.job(),
+        spec=job if isinstance(job, JobSpec) else None,
         placement=reader.placement(run.placement),
         plan=read_plan(run),
         earlier={number: placement for number, placement in earlier.items() if placement is not None},
@@ -97,6 +100,7 @@ def read_facts(run: RunDirectory) -> RunFacts:
         log=tuple(_log_line(line) for line in reader.text(run.main_log).splitlines() if line.strip()),
         problems=tuple(reader.problems),
         sweep=read_member(run),
+        program=job if isinstance(job, ProgramSpec) else None,
     )
 
 
@@ -119,9 +123,9 @@ class _RunReader:
             self._problem(path, error)
             return ""
 
-    def job(self) -> JobSpec | None:
+    def job(self) -> AnySpec | None:
         try:
-            return load_job(self.run.job)
+            return load_any(self.run.job)
         except HpcMpError as error:
             self.problems.append(f"job.toml is not understood: {error}")
             return None

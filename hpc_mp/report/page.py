@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from pathlib import Path
 
-from hpc_mp.job import JobSpec, dump_job
+from hpc_mp.job import Spec, dump_job
 from hpc_mp.layout.placement import Placement, reach_of
 from hpc_mp.report import curves, gantt, grid, memory
 from hpc_mp.report.facts import RunFacts, read_facts
@@ -44,13 +45,23 @@ def render(facts: RunFacts, now: float) -> str:
         ranks=_ranks(placement, _newest(facts)) if placement else (),
         groups=_groups(placement) if placement else (),
         attempts=attempts(facts, summary.state),
-        job_text=dump_job(without_secrets(spec)) if spec else "",
+        job_text=_job_text(facts),
         unreadable=facts.problems,
         size={"curves": curves, "gantt": gantt, "memory": memory},
     )
 
 
-def without_secrets(spec: JobSpec) -> JobSpec:
+def _job_text(facts: RunFacts) -> str:
+    if facts.spec is not None:
+        return dump_job(without_secrets(facts.spec))
+    if facts.program is None:
+        return ""
+    own = facts.program.program
+    hidden = own.model_copy(update={"environment": dict.fromkeys(own.environment, HIDDEN)})
+    return dump_job(without_secrets(facts.program).model_copy(update={"program": hidden}))
+
+
+def without_secrets(spec: Spec) -> Spec:
     """Variables may be passwords, and pages are passed around: their values are left out."""
     hidden = spec.environment.model_copy(update={"set": dict.fromkeys(spec.environment.set, HIDDEN)})
     return spec.model_copy(update={"environment": hidden})
@@ -62,6 +73,8 @@ def _newest(facts: RunFacts) -> dict[int, RankStart]:
 
 
 def _model(facts: RunFacts) -> str:
+    if facts.program is not None:
+        return shlex.join(facts.program.program.command)
     if facts.spec is None:
         return ""
     model = facts.spec.model

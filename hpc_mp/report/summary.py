@@ -116,7 +116,8 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
         Number("Step time", duration(median(metric.step_time_s for metric in steady)), span),
         *_used(facts.usage),
-        Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank"),
+        *([Number("Peak memory", memory_size(peak), f"fullest rank, of {memory_size(min(limits))}" if limits else "fullest rank")]
+          if peak else []),  # a program does not say it
     )
 
 

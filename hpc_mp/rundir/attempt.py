@@ -8,6 +8,7 @@ start may live on, on a node that was cut off and came back. They carry another 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -61,7 +62,12 @@ def read_attempt(path: Path) -> AttemptRecord:
         raise ValueError(f"{path} is no record of an attempt ({error})") from None
 
 
-TAIL = 4096  # bytes of a log in which its last line is looked for
+def last_words(lines: Sequence[str]) -> str:
+    """The last of these lines that is more than a rule of dashes."""
+    return next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
+
+
+TAIL = 1 << 16  # bytes of a log in which its last lines are looked for
 
 
 class AttemptReader:
@@ -92,12 +98,14 @@ class AttemptReader:
         return status if status.attempt >= self.number else None
 
     def last_words(self, rank: int) -> str:
-        """The last line in the log of a rank; empty when it has said nothing in this attempt."""
-        log = self.run.rank_log(rank)
+        """The last line of words in the log of a rank; empty when it has said nothing in this attempt."""
+        return last_words(self.last_lines(rank))
+
+    def last_lines(self, rank: int) -> list[str]:
+        """The last lines in the log of a rank, the first of them perhaps in part; none when it has said nothing."""
         try:
-            with open(log, "rb") as file:
+            with open(self.run.rank_log(rank), "rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-                lines = file.read().decode(errors="replace").split("\n")
+                return file.read().decode(errors="replace").split("\n")
         except FileNotFoundError:
-            return ""
-        return next((line.strip() for line in reversed(lines) if line.strip()), "")
+            return []

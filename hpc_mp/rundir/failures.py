@@ -43,11 +43,13 @@ KINDS: dict[str, FailureKind] = {
     "error": FailureKind(5, "failed"),
     "removed": FailureKind(5),
     "space": FailureKind(5, "found no space"),
+    "crash": FailureKind(5),
     "signal": FailureKind(5),
     "exit": FailureKind(5),
     "ended": FailureKind(6),
     "launcher": FailureKind(7),
     "cancelled": FailureKind(8, "was ended by Slurm"),
+    "early": FailureKind(ECHO - 1, "ended before the others"),
     "lost": FailureKind(ECHO, "lost contact"),
     "hang": FailureKind(ECHO + 1, "made no progress"),
     "silent": FailureKind(ECHO + 2, "gave no sign of life"),
@@ -58,6 +60,8 @@ KINDS: dict[str, FailureKind] = {
     "unknown": FailureKind(ECHO + 7),
 }
 BY_SOMEBODY = frozenset({-1, -2, -10, -12, -15, -24, -25})  # HUP, INT, USR1, USR2, TERM, and limits on CPU time and file size
+
+BY_ITSELF = frozenset({-4, -6, -8, -11})  # what code does to itself: ILL, ABRT, FPE, SEGV
 
 # (kind, what a text looks like that speaks of it). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
 # recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL, gloo and torch: their sources.
@@ -77,6 +81,7 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
     ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm"),
     ("network", r"Got completion from peer \S+ with status="),
     ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
+    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients"),
     ("peer", r"Watchdog caught collective operation timeout|Timed out waiting|Application timeout caused pair closure"),
     ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (closed|reset) by peer"),
     ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|Read error"),
@@ -98,6 +103,7 @@ class RankFailure:
         nodes: those that it found lost; ``silent``: their beats stopped, else connections broke; ``ambiguous``: this node
             may be the lost one as well.
         standing: where it stood; None: nobody knows.
+        of_node: whether it is the one command of a node, which numbers its ranks itself.
     """
 
     rank: int
@@ -114,12 +120,13 @@ class RankFailure:
     silent: bool = False
     ambiguous: bool = False
     standing: Standing | None = None
+    of_node: bool = False
 
     def __str__(self) -> str:
         """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
         if self.kind == "user":
             return one_line(self.message)
-        return sentence(who(self.rank, self.place, self.node), self.kind, self.message)
+        return sentence(f"node {self.node}" if self.of_node else who(self.rank, self.place, self.node), self.kind, self.message)
 
 
 YEAR_3000 = 32_503_680_000  # unix seconds: what calendars can show
@@ -153,8 +160,15 @@ def precedence(kind: str, time: float) -> tuple[int, float]:
     return KINDS[kind].level, time
 
 
-def kind_of_end(code: int) -> str:
-    """The kind of failure of a process that ended without a word; ``code`` as ``subprocess`` gives it."""
+def kind_of_end(code: int, program: bool = False) -> str:
+    """The kind of failure of a process that ended without a word; ``code`` as ``subprocess`` gives it.
+
+    Args:
+        program: whether it is somebody's program: a crash in its own native code, which in our engine speaks of the machine, is
+            then the program's.
+    """
+    if program and code in BY_ITSELF:
+        return "crash"
     return "exit" if code >= 0 else "ended" if code in BY_SOMEBODY else "signal"
 
 
@@ -180,7 +194,7 @@ def read_failure(path: Path) -> RankFailure:
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
             tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
-            standing_of(standing) if standing else None)
+            standing_of(standing) if standing else None, bool(tree.get("of_node")))
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no record of a rank's end ({error})") from None
     if not 0 <= found.time < YEAR_3000:

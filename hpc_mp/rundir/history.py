@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import takewhile
 
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory, problem, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.records import Evaluation, read_records
@@ -87,8 +87,11 @@ def returned(ends: Sequence[AttemptEnd], hosts: Sequence[str]) -> tuple[str, ...
     return tuple(host for host in hosts if host in doubtful)
 
 
-def complete(run: RunDirectory, spec: JobSpec) -> bool:
-    """Whether the run has a sound checkpoint of its last step and, where the job evaluates, the evaluation after it."""
+def complete(run: RunDirectory, spec: AnySpec) -> bool:
+    """Whether the run has a sound checkpoint of its last step and, where the job evaluates, the evaluation after it; of a
+    program, whether its last attempt has ended well."""
+    if isinstance(spec, ProgramSpec):
+        return any(end.kind == "completed" for end in history(run)[-1:])
     saved = complete_steps(run.checkpoints)
     if not saved or saved_step(run) != spec.train.steps or problem(saved[-1]) is not None:
         return False

@@ -106,6 +106,8 @@ class RunDirectory:
         "which rank sits on which node, its coordinates, all groups")
     plan = RunFile("plan.json", "launch", "supervisor, status, report, resume",
         "the layers of every stage, bytes per axis and per rank, every choice with its reason")
+    program = RunFile("program.json", "launch", "every rank",
+        "with `[program]`: the command that ranks become, its directory and its variables, byte for byte")
     script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
     clean_environment = RunFile("clean-environment.sh", "launch", "job.sbatch",
         "which variables of the submitting shell the job script unsets, and why")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -18,21 +19,24 @@ from hpc_mp.cluster.slurm.allocation import allocation
 from hpc_mp.cluster.slurm.mail import mail_at_end
 from hpc_mp.cluster.slurm.requeue import queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
-from hpc_mp.job import load_job
+from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
+from hpc_mp.supervisor.begun import say_ended
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
+from hpc_mp.supervisor.program import ProgramWatch, ending_of
 from hpc_mp.supervisor.restart_policy import Decision, decide
 from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.silence import Hang
 from hpc_mp.supervisor.srun import StepCommand, follow
 
 SHOWN_BY_THE_NODE = ("hardware", "unfit")  # kinds of failure that say more than that a node was gone
@@ -49,7 +53,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     Returns the exit code of the job. Raises HpcMpError and OSError for a run directory or an allocation without use.
     """
     run = RunDirectory(path)
-    waiting = SupervisedRun(run, load_job(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
+    waiting = SupervisedRun(run, load_any(run.job), from_dict(read_json(run.placement)), allocation(os.environ), command)
     script = script_log()
     if run.stop.exists() or history.complete(run, waiting.spec):
         return _nothing_to_do(waiting)
@@ -76,18 +80,21 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     code = node_setup.start(attempt, signals)
     if code == 0 and signals.asked:
         code = STOPPED
+    watch = ProgramWatch(attempt, attempt.spec) if code == 0 and isinstance(attempt.spec, ProgramSpec) else None
     if code == 0:
-        code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, attempt.has_failed).code
+        signals.warn = None if watch is None else partial(watch.warn, signals)
+        hung = never if watch is None else watch.poll
+        code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, lambda: attempt.has_failed() or hung()).code
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
-    ending = _ending(attempt, code, script, signals.asked)
+    cancelled = run.stop.exists() or user_cancelled(script)
+    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.silence.hang if watch is not None else None)
 
     signals.close()
-    cancelled = run.stop.exists() or user_cancelled(script)
-    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run), saved=history.saved_step(run),
-                      returned=_returned(attempt))
+    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),
+                      saved=history.saved_step(run) if isinstance(attempt.spec, JobSpec) else None, returned=_returned(attempt))
     return _act(attempt, ending, decision, code)
 
 
@@ -111,8 +118,18 @@ def _first_code(run: RunDirectory, code: int) -> int:
     return code and (first_code(said) or code)
 
 
-def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool) -> Ending:
-    if code == 0 and not interrupted(attempt):
+def never() -> bool:
+    """Ranks of our own engine notice by themselves that they hang."""
+    return False
+
+
+def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
+            hang: Hang | None) -> Ending:
+    again = code == 0 and interrupted(attempt)
+    if isinstance(attempt.spec, ProgramSpec):
+        found = None if again or hang is not None else ending_of(attempt, attempt.spec, code, asked, cancelled)
+        return found or classify(gather(attempt, code, script, hang=hang))
+    if code == 0 and not again:
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
         return "stopped"
@@ -198,6 +215,8 @@ def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending) -> None:
     run, job_id = supervised.run, supervised.job_id
     cause = ending.cause if isinstance(ending, RootCause) else None
     state = "failed" if isinstance(ending, RootCause) else ending
+    if isinstance(supervised.spec, ProgramSpec):
+        say_ended(run, attempt, state)
     conclude(Outcome(run.path, state, job_id, cause=cause, **figures(run, attempt)), attempt)
     if supervised.spec.notify.mail is not None and job_id is not None:
         refused = mail_at_end(job_id, run.script, supervised.spec.notify.mail)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 
@@ -24,7 +24,7 @@ class SupervisedRun:
     """
 
     run: RunDirectory
-    spec: JobSpec
+    spec: AnySpec
     placement: Placement
     allocation: Allocation | None
     command: Sequence[str] = ()

@@ -16,6 +16,7 @@ from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
+from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.failures import (
     ECHO,
     KINDS,
@@ -29,6 +30,7 @@ from hpc_mp.rundir.failures import (
     who,
 )
 from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.rundir.tracebacks import last_error
 from hpc_mp.supervisor.evidence import Evidence
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
@@ -40,6 +42,7 @@ from hpc_mp.supervisor.log_patterns import (
     PYTHON_ERROR,
     TaskEnd,
     all_ends,
+    completed_first,
     sign,
     task_ends,
     xid,
@@ -70,11 +73,13 @@ FAILURE_CLASSES: dict[str, FailureClass] = {
     "user": FailureClass(retry=False),
     "error": FailureClass(retry=False),
     "space": FailureClass(retry=False),
+    "crash": FailureClass(retry=False),
     "signal": FailureClass(retry=True),
     "exit": FailureClass(retry=False),
     "ended": FailureClass(retry=False),
     "launcher": FailureClass(retry=False),
     "cancelled": FailureClass(retry=False),
+    "early": FailureClass(retry=False),
     "lost": FailureClass(retry=True, blame_node=True),
     "hang": FailureClass(retry=True),
     "silent": FailureClass(retry=True),
@@ -90,7 +95,8 @@ MORE_EXACT = frozenset({"memory", "hardware", "space", "network"})
 KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
-LABEL = re.compile(r"^\s*(\d+): (.*)$")
+LAST_LINES = 100  # of a node's log in which a program's words are about its end
+LABEL = re.compile(r"^ *(\d+): (.*)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +127,8 @@ class Symptom:
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    found = chain(_records(evidence), _srun(evidence), _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
+    found = chain(_records(evidence), _hang(evidence), _early(evidence), _srun(evidence), _nodes(evidence), _said(evidence),
+                  _unfit(evidence), _missing(evidence))
     symptoms = list(found) or [_last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
@@ -193,9 +200,12 @@ def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
 
 
 def _who(symptom: Symptom, evidence: Evidence) -> str:
+    if evidence.of_node and symptom.host is not None:
+        return f"node {symptom.host}"
     if symptom.rank is not None:
         place = evidence.places.get(symptom.rank)
-        return who(symptom.rank, coordinates(place) if place else (), symptom.host)
+        shown = coordinates(place) if place and not evidence.program else ()  # a program's ranks are all alike
+        return who(symptom.rank, shown, symptom.host)
     if symptom.task is not None:
         return f"task {symptom.task}" + (f" on {symptom.host}" if symptom.host else "")
     if symptom.host is None:
@@ -210,6 +220,21 @@ def _records(evidence: Evidence) -> Iterator[Symptom]:
         found = sign(failure.message) if failure.kind == "error" else None
         kind = found if found in MORE_EXACT else failure.kind
         yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
+
+
+def _hang(evidence: Evidence) -> Iterator[Symptom]:
+    """Ranks that were ended for their silence."""
+    if evidence.hang is not None:
+        place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
+        yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
+
+
+def _early(evidence: Evidence) -> Iterator[Symptom]:
+    """A task that had ended well by itself when the others failed or hung."""
+    end = completed_first(evidence.srun)
+    if end is not None:
+        yield Symptom("early", "with exit code 0, while others went on", end.host, evidence.rank_of(end.host, end.tasks[0]),
+                      end.tasks[0])
 
 
 def _srun(evidence: Evidence) -> Iterator[Symptom]:
@@ -232,9 +257,17 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
         elif end.code < 0:
             text = _with_last_words(ending(end.code), end.host, task, evidence)
-            yield Symptom(kind_of_end(end.code), text, end.host, rank, task)
+            yield Symptom(kind_of_end(end.code, evidence.program), text, end.host, rank, task)
         elif _is_silent(end, rank, evidence):
-            yield Symptom("exit", _with_last_words(ending(end.code), end.host, task, evidence), end.host, rank, task)
+            yield _given_up(end.code, end.host, task, rank, evidence)
+
+
+def _given_up(code: int, host: str, task: int, rank: int | None, evidence: Evidence) -> Symptom:
+    """An exit code, in the words of the traceback before it if there is one."""
+    error = last_error(_own_lines(host, task, evidence))
+    if error is None:
+        return Symptom("exit", _with_last_words(ending(code), host, task, evidence), host, rank, task)
+    return Symptom(sign(error.text) or "error", error.words if evidence.of_node else str(error), host, rank, task)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
@@ -253,9 +286,13 @@ def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str
 
 
 def _last_words(host: str, task: int, evidence: Evidence) -> str:
-    own = (found[2].strip() for line in reversed(evidence.logs.get(host, ()))
-           if (found := LABEL.match(line)) and int(found[1]) == task and not found[2].startswith("slurmstepd"))
-    return next(filter(None, own), "")
+    return last_words(_own_lines(host, task, evidence))
+
+
+def _own_lines(host: str, task: int, evidence: Evidence) -> list[str]:
+    """What a task has said, without the numbers before its lines."""
+    return [found[2] for line in evidence.logs.get(host, ())
+            if (found := LABEL.match(line)) and int(found[1]) == task and not found[2].startswith("slurmstepd")]
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
@@ -288,7 +325,7 @@ def _said(evidence: Evidence) -> Iterator[Symptom]:
         if (kind := sign(line)) is not None:
             yield _line(kind, line, None, evidence)
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
-        for line in lines:
+        for line in lines[-LAST_LINES:] if evidence.program and lines is evidence.logs.get(host) else lines:
             if (kind := sign(line)) is not None:
                 yield _line(kind, line, host, evidence)
 
@@ -309,8 +346,11 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
 def _missing(evidence: Evidence) -> Iterator[Symptom]:
     """Nodes without the ranks' Python, or without a package; when all are, it is not the nodes.
 
-    Ends that srun had asked for count too: it stops at the first, and whoever has no Python ends so all the same.
+    Ends that srun had asked for count too: it stops at the first, and whoever has no Python ends so all the same. What another
+    program lacks it may lack on one rank alone, on all nodes, and its own rank has said whether it could be started.
     """
+    if evidence.program:
+        return
     found: dict[str, str] = {}
     for end in all_ends(evidence.srun):
         for task in end.tasks:

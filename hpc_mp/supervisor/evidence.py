@@ -12,6 +12,7 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
+from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import RankPlace
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import RankFailure, read_failures
@@ -20,6 +21,7 @@ from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
+from hpc_mp.supervisor.silence import Hang
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
 OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
@@ -44,6 +46,9 @@ class Evidence:
         largest: the task of greatest memory, where Slurm's accounting knows it.
         resident: bytes of memory by rank, as each wrote last.
         run: whose logs they are.
+        hang: of a program whose ranks were ended for their silence.
+        program: whether ranks are somebody's program, whose words may speak of anything.
+        of_node: whether each of them is the one command of a node, which numbers its ranks itself.
     """
 
     code: int = 1
@@ -60,6 +65,9 @@ class Evidence:
     largest: int | None = None
     resident: Mapping[int, int] = field(default_factory=dict)
     run: RunDirectory | None = None
+    hang: Hang | None = None
+    program: bool = False
+    of_node: bool = False
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Those that the placement puts there, by local rank."""
@@ -94,12 +102,14 @@ def user_cancelled(script: ScriptLog | None) -> bool:
     return script is not None and any(JOB_CANCELLED.search(line) for line in _tail(script.path, script.begin))
 
 
-def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask) -> Evidence:
+def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
+           hang: Hang | None = None) -> Evidence:
     """Read what there is; whatever is absent, broken or refused is left out.
 
     Args:
         code: srun's.
         script: the log of the job's script.
+        hang: that was noticed.
     """
     run, number, hosts = attempt.run, attempt.record.attempt, attempt.record.hosts
     srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
@@ -120,6 +130,9 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         resident=_resident(run),
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
         run=run,
+        hang=hang,
+        program=isinstance(attempt.spec, ProgramSpec),
+        of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
     )
 
 

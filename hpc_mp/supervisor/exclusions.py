@@ -30,7 +30,7 @@ from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.cluster.slurm.requeue import exclude, held_back, start_soon
 from hpc_mp.cluster.slurm.submit import sbatch, withdraw
-from hpc_mp.job import JobSpec, load_job
+from hpc_mp.job import AnySpec, load_any
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.runs import successors
 
@@ -61,12 +61,12 @@ def reconsider(run: RunDirectory, job_id: str, blamed: Sequence[BadNode] = (), s
     if not ours:
         return Keeping((), ())
     write_exclusions(run.excluded, tuple(ours.values()))  # first: the rest of Slurm's list is the user's
-    keeping = exclude(job_id, tuple(ours.values()), recorded, load_job(run.job).job.nodes + spare)
+    keeping = exclude(job_id, tuple(ours.values()), recorded, load_any(run.job).job.nodes + spare)
     write_exclusions(run.excluded, keeping.kept)
     return keeping
 
 
-def leave_out(run: RunDirectory, spec: JobSpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
+def leave_out(run: RunDirectory, spec: AnySpec, job_id: str, blamed: Sequence[BadNode]) -> tuple[Keeping, str | None]:
     """Keep a job that has just been queued again off the nodes to blame, with a watch beside it; why there is no watch.
 
     Without one the job keeps a node to spare, so that it starts though one more is lost.
@@ -82,12 +82,12 @@ def leave_out(run: RunDirectory, spec: JobSpec, job_id: str, blamed: Sequence[Ba
     return keeping, refused
 
 
-def watch_waiting(run: RunDirectory, spec: JobSpec, nodes: Collection[str]) -> str | None:
+def watch_waiting(run: RunDirectory, spec: AnySpec, nodes: Collection[str]) -> str | None:
     """Have a watch come to one of the excluded ``nodes`` soon; why there is none."""
     return _replace(run, spec, nodes, [f"--begin=now+{AGAIN_S}"])
 
 
-def watch_running(run: RunDirectory, spec: JobSpec, hosts: Sequence[str]) -> str | None:
+def watch_running(run: RunDirectory, spec: AnySpec, hosts: Sequence[str]) -> str | None:
     """Have a watch come to one of the job's ``hosts`` when the job has left them; why there is none. Nothing is done for a job
     without exclusions."""
     ours = read_exclusions(run.excluded)
@@ -126,7 +126,7 @@ def poll(run: RunDirectory, own: str, ask: Runner = queue.patient) -> str:
     hastened = job.waits and _hastened(job, ask)
     left = read_exclusions(run.excluded)
     if left:
-        _queue(run, load_job(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
+        _queue(run, load_any(run.job), [finding.node for finding in left], [f"--begin=now+{AGAIN_S}"])
     else:
         run.watch_id.unlink(missing_ok=True)
     back = ", ".join(finding.node for finding in taken)
@@ -147,14 +147,14 @@ def _hastened(job: SlurmJob, ask: Runner) -> bool:
     return True
 
 
-def _replace(run: RunDirectory, spec: JobSpec, places: Collection[str], options: Sequence[str]) -> str | None:
+def _replace(run: RunDirectory, spec: AnySpec, places: Collection[str], options: Sequence[str]) -> str | None:
     old = run.watch_id.read_text(encoding="utf-8").strip() if run.watch_id.exists() else ""
     refused = _queue(run, spec, places, options)
     withdraw([old] if old else [])
     return refused
 
 
-def _queue(run: RunDirectory, spec: JobSpec, places: Collection[str], options: Sequence[str]) -> str | None:
+def _queue(run: RunDirectory, spec: AnySpec, places: Collection[str], options: Sequence[str]) -> str | None:
     """Submit a watch for one of the ``places``; why it could not be."""
     slurm, log = spec.slurm, str(run.watch_log).replace("%", "%%")
     site = {"partition": slurm.partition, "account": slurm.account, "qos": slurm.qos, "reservation": slurm.reservation}

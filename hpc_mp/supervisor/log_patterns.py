@@ -23,6 +23,7 @@ JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
+_COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated")
 _EXIT = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
@@ -61,6 +62,16 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
             continue
         code = None if how == "Out Of Memory" else int(exited[1]) if exited else -_SIGNALS[how]
         yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted)
+
+
+def completed_first(lines: Iterable[str]) -> TaskEnd | None:
+    """The first tasks that ended well, where srun tells of it (``--verbose``) and others had not ended by then."""
+    for line in lines:
+        if _ABORTED.search(line) or ((found := _END.search(line)) is not None and found[3] != "Completed"):
+            return None
+        if (done := _COMPLETED.search(line)) is not None:
+            return TaskEnd(done[1], _numbers(done[2]), 0, line)
+    return None
 
 
 def first_code(lines: Iterable[str]) -> int | None:

@@ -11,7 +11,7 @@ import sys
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec, JobSpec
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.records import StagedEnvironment, read_record
@@ -35,15 +35,16 @@ def end(attempt: AttemptContext, failed: bool) -> None:
         follow(step, None, at_most=END_S)
 
 
-def _wanted(run: RunDirectory, spec: JobSpec) -> list[str]:
+def _wanted(run: RunDirectory, spec: AnySpec) -> list[str]:
     """What ``node-start.sh`` is to look at and to stage."""
     words = ["--health", sys.executable] if spec.environment.health else []
     words += ["--gpus"] if spec.job.device == "cuda" else []
     if spec.environment.stage:
         packed = read_record(run.environment, StagedEnvironment)
         words += ["--environment", packed.archive, packed.prefix]
-    if spec.model.stage and spec.model.pretrained is not None and saved_step(run) == 0:  # later state is in checkpoints
-        words += ["--copy", spec.model.pretrained]
+    model = spec.model if isinstance(spec, JobSpec) else None
+    if model is not None and model.stage and model.pretrained is not None and saved_step(run) == 0:  # else it is in checkpoints
+        words += ["--copy", model.pretrained]
     return words
 
 

@@ -20,7 +20,7 @@ from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
 from hpc_mp.environment.job import of_interpreter, profile_job
 from hpc_mp.environment.versions import Installed, distribution
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
 from hpc_mp.rundir.history import AttemptEnd, history, record, returned, saved_step
@@ -87,6 +87,8 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
         raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
     hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
+    if isinstance(waiting.spec, ProgramSpec):
+        return hosts, "rank map: in Slurm's order of hosts, so that a rank is the task of its number"
     plan, rank_map = read_plan(run), waiting.spec.parallel.rank_map
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
@@ -102,7 +104,7 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
 PYXIS_NAMES = "--container-env="  # srun's option: else the values of the image win over these
 
 
-def apply_profile(run: RunDirectory, spec: JobSpec, command: Sequence[str], environ: Mapping[str, str],
+def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], environ: Mapping[str, str],
                   source: NodeSource | None = None) -> tuple[list[str], dict[str, str], str | None]:
     """The ranks' command and environment, and a sentence for the main log; both unchanged for a job without a profile.
 

@@ -23,7 +23,7 @@ class Decision:
 
 
 def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
-           stalled: Sequence[AttemptEnd], saved: int, returned: Sequence[str] = ()) -> Decision:
+           stalled: Sequence[AttemptEnd], saved: int | None, returned: Sequence[str] = ()) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
@@ -34,7 +34,7 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         cancelled: whether the user wants the run to stop.
         retries: slurm.retries.
         stalled: earlier ends since which no checkpoint has come, this one not among them.
-        saved: the step of the newest checkpoint; 0 without any.
+        saved: the step of the newest checkpoint; 0 without any, None where nobody knows what is saved.
         returned: nodes of this attempt that had failed before and come back: its failure is not counted.
     """
     if ending == "completed":
@@ -42,6 +42,8 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     if cancelled:
         return Decision("done", (), "stopped as its user wished; `hpc-mp launch --resume` goes on")
     if ending == "stopped":
+        if saved is None:
+            return Decision("requeue", (), "it goes on from what it has saved")
         if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
             return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times without a new checkpoint: raise job.time_limit")
         return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from types import FrameType
 
 ASKED = "HPC_MP_ASKED"  # "1": the job script was asked to stop before this program was there
@@ -17,9 +18,13 @@ class Signals:
 
     Attributes:
         asked: whether ranks are to save and stop.
+        number: the signal that came last; None before any.
+        warn: what warns them, in place of SIGUSR2 through srun.
     """
 
     def __init__(self) -> None:
+        self.number: int | None = None
+        self.warn: Callable[[], None] | None = None
         self.asked = os.environ.get(ASKED) == "1"
         self._ended = False
         self._sent = 0.0
@@ -28,14 +33,17 @@ class Signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR2, signal.SIGTERM))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.asked, self.number = True, number
         self._ended = self._ended or number == signal.SIGINT
 
     def pass_on(self, step: subprocess.Popen[bytes]) -> None:
         """Pass the signal on to the step; sent again while the step runs."""
         if self.asked and time.monotonic() - self._sent > REPEAT_S:
             self._sent = time.monotonic()
-            step.send_signal(signal.SIGTERM if self._ended else signal.SIGUSR2)
+            if self._ended or self.warn is None:
+                step.send_signal(signal.SIGTERM if self._ended else signal.SIGUSR2)
+            else:
+                self.warn()
 
     def close(self) -> None:
         """From here on nothing may interrupt."""

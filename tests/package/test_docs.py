@@ -106,7 +106,8 @@ def unknown_options(text: str) -> list[str]:
         command = cli.get_command(context, verb)
         commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())] if command else []
         known = {name for each in commands for parameter in each.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        if command is None or not set(re.findall(r"--[a-z-]+", rest)) <= known:
+        own = re.split(r" --(?= |$)", rest)[0]  # behind two dashes stand the words of another command
+        if command is None or not set(re.findall(r"--[a-z-]+", own)) <= known:
             unknown.append(call)
     return unknown
 

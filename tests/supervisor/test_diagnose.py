@@ -21,6 +21,7 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import FAILURE_CLASSES, classify
 from hpc_mp.supervisor.evidence import Evidence, ScriptLog, gather
 from hpc_mp.supervisor.log_patterns import first_code, sign, task_ends, xid
+from hpc_mp.supervisor.silence import Hang
 
 HOSTS = ("n1", "n2", "n3", "n4")
 PLACES = {place_.rank: place_ for place_ in place(Degrees(tensor=2, pipeline=2, data=2), "DPT", 2).ranks}
@@ -89,6 +90,10 @@ RANK_5 = "rank 5 (dp 1, pp 0, tp 1) on n3"
 
 NO_PYTHON = "2: env: ‘/no/python’: No such file or directory"
 NO_PACKAGE = "3: ModuleNotFoundError: No module named 'torch'"
+DONE = "srun: launch/slurm: _task_finish: n2: task 3: Completed"
+BOOM = ("4: step 1", "5: Traceback (most recent call last):", '5:   File "/home/ann/train.py", line 7, in <module>',
+        '5:   File "/opt/py/lib/python3.11/site-packages/x.py", line 99, in f', "5:     raise ValueError('boom')",
+        "5: ValueError: boom", "4: step 2")
 
 
 def everywhere(code: int) -> tuple[str, ...]:
@@ -197,6 +202,28 @@ ENDINGS = [
     ("a rank that stood elsewhere", replace(JOB, srun=ENDS_OTHERS, failures=(
         said(0, "n1", "hang", "Hung: no step", 50.0, standing=stands(0, 5)),), standings=(stands(5, passed=6),)),
      "hang", (), f"{RANK_5} made no progress: it stands in forward (stage.py:7) of step 4 and waits for nobody; rank 0 waited"),
+    ("a traceback of nobody's", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), logs={"n3": BOOM}),
+     "error", (), f"{RANK_5} failed: ValueError: boom (train.py:7)"),
+    ("a traceback that speaks of a peer", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), logs={
+        "n3": (*BOOM[:-2], "5: [rank5]: RuntimeError: Connection closed by peer [10.77.0.13]:4711")}), "peer", (),
+     "lost another"),
+    ("out of a GPU's memory", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), logs={
+        "n3": (*BOOM[:-2], "5: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")}), "memory", (), RANK_5),
+    ("one that ended alone", srun("srun: error: n3: task 5: Exited with exit code 1", DONE), "exit", (), "exit code 1"),
+    ("one that ended alone, and its peers", replace(JOB, srun=(DONE, *ENDS_OTHERS), failures=(PEER,)), "early", (),
+     "rank 3 (dp 0, pp 1, tp 1) on n2 ended before the others: with exit code 0"),
+    ("one that ended alone, and silence", replace(JOB, srun=(DONE, *ENDS_OTHERS), hang=Hang(61.0, 0)), "early", (), "rank 3"),
+    ("silence", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, 5)), "hang", (),
+     f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
+    ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
+    ("SIGSEGV of a program", replace(srun("srun: error: n3: task 5: Segmentation fault (core dumped)"), program=True),
+     "crash", (), "rank 5 on n3 was killed by SIGSEGV"),
+    ("SIGKILL of a program", replace(srun("srun: error: n3: task 5: Killed"), program=True), "signal", (), "SIGKILL"),
+    ("old words of a program", replace(srun("srun: error: n3: task 5: Exited with exit code 3"), program=True, logs={
+        "n3": ("5: CUDA out of memory, trying a smaller batch", *100 * ("5: step",))}), "exit", (), "its last words: step"),
+    ("what a program's rank misses", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), program=True, logs={
+        "n2": ("3: Traceback (most recent call last):", '3:   File "/home/ann/train.py", line 3, in <module>', NO_PACKAGE)}),
+     "error", (), "rank 3 on n2 failed: ModuleNotFoundError: No module named 'torch' (train.py:3)"),
     ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and nothing says why"),
 ]
 # The same, where a line of a log is all that there is: any finding goes before it.
@@ -250,7 +277,7 @@ def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
     """Records, kernel and states of two ends together; a word from a rank that ended without one is the exception."""
     first, second = (replace(end[1], srun=(), logs={}) for end in (one, other))
     both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
-                   states={**first.states, **second.states})
+                   states={**first.states, **second.states}, hang=first.hang or second.hang)
     strongest = min((classify(first).cause.kind, classify(second).cause.kind), key=list(KINDS).index)
     if not (set(first.kernel) & set(second.kernel) or set(first.states) & set(second.states)):
         assert classify(both).cause.kind == strongest

@@ -14,7 +14,7 @@ from typing import Any
 
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.releases import Version, print_version, releases
-from hpc_mp.job import JobSpec, resolve
+from hpc_mp.job import AnySpec, resolve, resolve_any
 from hpc_mp.job.sweep import runs_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.render import render
@@ -57,6 +57,14 @@ FORMS: dict[str, dict[str, Any]] = {
     "profile-a3-high": {"job": GPUS, "environment": {"profile": "gcp-a3-high"}},
     "profile-pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"},
                       "environment": {"profile": "gcp-a3-mega"}},
+    "program": {"job": GPUS, "program": {"command": ["python", "train.py", "--note", "it's $HOME; rm"],
+                                         "directory": "/home/ann/my code",
+                                         "environment": {"WANDB_API_KEY": "secret"}},
+                "slurm": {"partition": "gpu", "gpu_type": "h100", "modules": ["cuda/12.8"], "conda": "train"}},
+    "program-node": {"job": GPUS, "slurm": {"partition": "gpu"}, "program": {
+        "command": ["torchrun", "--master-addr", "{master_addr}", "train.py"], "start": "node"}},
+    "program-array": {"job": CPU | {"ranks_per_node": 2}, "program": {"command": ["./solve"]},
+                      "sweep": {"grid": {"program.environment.LR": ["1e-3", "3e-4"]}}},
     "all": {"job": CPU | {"nodes": 2, "ranks_per_node": 4}, "slurm": {
         "account": "proj", "qos": "high", "constraint": "a100&ib", "reservation": "monday-9",
         "extra": {"cpus-per-task": 12, "hint": "nomultithread", "exclusive": True, "mem": "0", "comment": "it's #1",
@@ -65,7 +73,9 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-def job(**sections: Any) -> JobSpec:
+def job(**sections: Any) -> AnySpec:
+    if "program" in sections:
+        return resolve_any(sections | {"job": {"directory": "/scratch/runs"} | sections.get("job", {})}, Path("/"))
     tree = {"model": {"config": {"model_type": "gpt2"}}, "data": {"files": ["/scratch/corpus/*.txt"], "sequence_length": 8},
             "train": {"steps": 1, "global_batch": 96}, "job": {}}
     tree |= sections
@@ -78,7 +88,7 @@ def facts(version: Version | None = None, **more: Any) -> ClusterFacts:
     return ClusterFacts(version, **{"cpus": 128, "threads_per_core": 2, "topology": "topology/tree"} | more)
 
 
-def text(spec: JobSpec, run: Path = RUN, known: ClusterFacts | None = None) -> str:
+def text(spec: AnySpec, run: Path = RUN, known: ClusterFacts | None = None) -> str:
     return render(spec, run, known, python=PYTHON).text
 
 

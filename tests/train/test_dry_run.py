@@ -29,6 +29,7 @@ from hpc_mp.layout.models import expert_cut, read_shape, stage_layers
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.planner.memory import state_bytes
 from hpc_mp.planner.traffic import rank_traffic
+from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.checkpoint import checkpoint
 from hpc_mp.train.checkpoint.shard_file import write_shard
 from hpc_mp.train.dry_run.dry_run import DryRun, DryStep, dry_run, stepped
@@ -36,7 +37,6 @@ from hpc_mp.train.engine.data_axis import DataAxis
 from hpc_mp.train.engine.groups import build
 from hpc_mp.train.rank import facts
 from hpc_mp.train.rank.bootstrap import lay_out
-from hpc_mp.train.rank.rank_env import identity
 from hpc_mp.train.rank.rendezvous import meet, rendezvous
 
 CPU = torch.device("cpu")

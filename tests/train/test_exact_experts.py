@@ -17,8 +17,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.models import check_layout, expert_cut, read_shape, stage_layers
 from hpc_mp.planner.memory import state_bytes, units_of
 from hpc_mp.rundir import read_json, read_lines
+from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import expert_axis, gradients, groups, router_loss
-from hpc_mp.train.rank.rank_env import identity
 from hpc_mp.train.rank.rendezvous import meet, rendezvous
 
 QUICK = ("ep2 zero0", "ep2 dp4 zero3 shard2", "tp2 ep2 zero2", "pp2 ep2 zero_bubble")

@@ -32,9 +32,9 @@ from hpc_mp.rundir import (
     write_json,
 )
 from hpc_mp.rundir.checkpoints import complete_steps
+from hpc_mp.rundir.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.engine import groups
 from hpc_mp.train.rank.fencing import Fence, FencedOut, fence
-from hpc_mp.train.rank.rank_env import RankEnv, at_place, check_place
 from hpc_mp.train.rank.signals import STOP_FILE, TIME_LIMIT, Pace, StopConditions, StopFlag
 
 TWO_NODES = ["job.nodes=2", "job.ranks_per_node=2", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=2"]

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.groups import new_group
-from hpc_mp.train.rank.rank_env import identity
 from hpc_mp.train.rank.rendezvous import meet, rendezvous
 
 TASKS = Path("/proc/self/task")

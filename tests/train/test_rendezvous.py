@@ -15,9 +15,9 @@ import torch.distributed as dist
 from ranks import run_ranks
 
 from hpc_mp.rundir import AttemptRecord, read_attempt, write_attempt
+from hpc_mp.rundir.rank_env import identity
 from hpc_mp.train.engine.collectives import known_to_all
 from hpc_mp.train.rank.proof import Intrusion, SignedKeys, digest, proven
-from hpc_mp.train.rank.rank_env import identity
 from hpc_mp.train.rank.rendezvous import Rendezvous, meet, rendezvous
 
 TORCHRUN = {"MASTER_ADDR": "n7", "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True"}

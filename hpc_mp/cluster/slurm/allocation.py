@@ -44,6 +44,27 @@ def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | No
                       environ.get("SLURM_CLUSTER_NAME", "cluster"), _end(environ, job_id, ask))
 
 
+@dataclass(frozen=True, slots=True)
+class AllocatedTasks:
+    """What an allocation was asked for: its nodes, and tasks and GPUs on each of them; 0 where it does not say."""
+
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int
+
+
+def allocated_tasks(environ: Mapping[str, str]) -> AllocatedTasks:
+    """Of the allocation whose shell this is. SLURM_TASKS_PER_NODE is not asked: without a word of tasks it counts CPUs."""
+
+    def number(name: str) -> int:
+        text = environ.get(name, "")
+        return int(text) if text.isdigit() else 0
+
+    nodes = max(1, number("SLURM_JOB_NUM_NODES") or number("SLURM_NNODES"))
+    tasks = number("SLURM_NTASKS_PER_NODE") or (number("SLURM_NTASKS") // nodes if number("SLURM_NTASKS") % nodes == 0 else 0)
+    return AllocatedTasks(nodes, tasks, number("SLURM_GPUS_ON_NODE"))
+
+
 def _end(environ: Mapping[str, str], job_id: str, ask: Runner) -> float | None:
     """``SLURM_JOB_END_TIME`` exists from Slurm 23.02 on; squeue tells it before."""
     given = environ.get("SLURM_JOB_END_TIME", "")

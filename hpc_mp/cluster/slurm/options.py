@@ -11,7 +11,7 @@ from hpc_mp.base.assets import asset
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
 from hpc_mp.cluster.slurm.releases import Version, parse_version, print_version
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 
 TABLE = "slurm/sbatch-options.toml"
 SYNTAX = "slurm/option-syntax.toml"
@@ -19,7 +19,7 @@ DEFAULTS = ("exclusive", "mem")  # the script asks for these by itself; slurm.ex
 Extra = Mapping[str, str | int | bool]
 
 
-def check_options(spec: JobSpec, version: Version | None) -> None:
+def check_options(spec: AnySpec, version: Version | None) -> None:
     """Refuse what sbatch does not know, what the script settles itself, what contradicts itself, and what says nothing.
 
     Raises:
@@ -36,7 +36,7 @@ def check_options(spec: JobSpec, version: Version | None) -> None:
         raise HpcMpError("slurm.extra.requeue", "is set by the script already", 'leave it out, or write "expedite"')
 
 
-def options_of(spec: JobSpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
+def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
     """Those in ``slurm.extra`` that each component has of its own, or that srun must get again."""
     return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.launch.depends import Dependencies
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.model_check import ModelChecker
@@ -105,7 +105,7 @@ class Launcher:
     target: Target
     start: Callable[[Launch], Outcome]
     arrays: bool = False
-    depends: Callable[[JobSpec], Dependencies] | None = None
+    depends: Callable[[AnySpec], Dependencies] | None = None
     named: bool = True
     rehearse: Callable[[tuple[JobPlan, ...], Sequence[Path]], tuple[tuple[JobPlan, ...], str]] | None = None
     submit: Callable[[CallRequest], SubmittedTasks] | None = None

@@ -10,27 +10,34 @@ from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
 
+import psutil
+
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
-from hpc_mp.job import JobSpec
+from hpc_mp.cluster.node.nvidia_smi import find_gpus
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks
+from hpc_mp.launch.backends.emulated_program import start_program
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import judge, watch
 from hpc_mp.launch.choices import GpuRequest, as_given
 from hpc_mp.launch.emulator.emulator import ENTRY, EmulatedRank, Emulator
 from hpc_mp.launch.emulator.slurm_env import EMULATED, TaskPlace, shared_environment, srun_environments
 from hpc_mp.launch.facts import ClusterFacts, outside
-from hpc_mp.launch.plan import JobPlan, Target
+from hpc_mp.launch.plan import JobPlan, Target, TrainingPlan
+from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.models import family_of
-from hpc_mp.planner.device import local_device
+from hpc_mp.planner.device import choose, local_device
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import SECRET, LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
 
 
-def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+def _gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
+    if isinstance(spec, ProgramSpec):  # whose torch, if it has one, may be another than ours
+        return as_given(spec, choose(spec.job.device, spec.ranks, find_gpus(), True, psutil.virtual_memory().total))
     return as_given(spec, local_device(spec.job.device, spec.ranks))
 
 
@@ -49,10 +56,13 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     Raises:
         HpcMpError: what the check finds; the run directory cannot be written; not Linux; a library of the rank half is missing.
     """
+    plan, listener = launch.plan, launch.listener
+    if isinstance(plan, ProgramPlan):
+        return start_program(launch, plan)
+    assert isinstance(plan, TrainingPlan)
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
     need_train("launch --on local")
-    plan, listener = launch.plan, launch.listener
     spec = plan.spec
     modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)

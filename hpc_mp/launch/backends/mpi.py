@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
 from hpc_mp.launch.choices import GpuRequest, as_given
@@ -36,7 +36,7 @@ FAMILIES: tuple[tuple[str, MpirunOptions], ...] = (
 )
 
 
-def _gpus(spec: JobSpec, facts: ClusterFacts) -> GpuRequest:
+def _gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
     return as_given(spec, Device(spec.job.device, "mpirun's hosts are not known here"))
 
 
@@ -58,7 +58,7 @@ def start(launch: Launch) -> Outcome:
         return follow(SupervisorCommand(argv, environ, begun.run.supervisor_log), begun, launch)
 
 
-def mpirun(spec: JobSpec, ask: Runner = patient) -> list[str]:
+def mpirun(spec: AnySpec, ask: Runner = patient) -> list[str]:
     """mpirun's options for this job. Raises HpcMpError when there is none on PATH, or one of an unknown family."""
     words = family(ask, "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml")
     return words(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_identity(spec)])
@@ -84,5 +84,5 @@ def mpirun_environment() -> dict[str, str]:
     return {"HPC_MP_MPI": "1", **root}
 
 
-def _identity(spec: JobSpec) -> list[str]:
+def _identity(spec: AnySpec) -> list[str]:
     return ["OMP_NUM_THREADS", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "TOKENIZERS_PARALLELISM", *spec.environment.set]

@@ -13,7 +13,7 @@ from hpc_mp.cluster.slurm.jobs import wait
 from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
@@ -99,7 +99,7 @@ def _job(launch: Launch) -> Outcome:
     if not launch.wait:
         return Outcome(run.path, "submitted", jobs[0])
     try:
-        with listener.following(plan.spec.train.steps):
+        with listener.following(plan.steps):
             end = wait(jobs, _QueueWatcher([attempt], plan.spec, listener))[jobs[0]]
     except KeyboardInterrupt:
         listener.say(f"no longer waiting: job {jobs[0]} goes on, `hpc-mp cancel {run.path}` ends it")
@@ -133,7 +133,7 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
     ends: Mapping[str, SlurmJob] = {}
     if launch.wait:
         try:
-            with listener.following(plans[0].spec.train.steps):
+            with listener.following(plans[0].steps):
                 ends = wait(ids, _QueueWatcher(attempts, plans[0].spec, listener))
         except KeyboardInterrupt:
             listener.say(f"no longer waiting: job {submission.job_id} goes on, `hpc-mp cancel {runs[0].path} --all` ends it")
@@ -156,7 +156,7 @@ def _ended(launch: Launch, attempt: AttemptReader, job_id: str, end: SlurmJob | 
     """What became of a run; ``end`` is what Slurm said last of its job, None while nobody has waited for that."""
     if end is None:
         return Outcome(attempt.run.path, "submitted", job_id, **figures(attempt.run, attempt.number))
-    return concluded(launch, attempt, job_id, lambda: _guess(end, attempt, launch.plan.spec.train.steps))
+    return concluded(launch, attempt, job_id, lambda: _guess(end, attempt, launch.plan.steps))
 
 
 def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
@@ -188,7 +188,7 @@ def _submit(plan: JobPlan, run: RunDirectory, listener: Listener) -> list[str]:
 class _QueueWatcher:
     """Between two polls of the queue: progress from the run directories, and why a job waits whenever that is new."""
 
-    def __init__(self, attempts: Sequence[AttemptReader], spec: JobSpec, listener: Listener) -> None:
+    def __init__(self, attempts: Sequence[AttemptReader], spec: AnySpec, listener: Listener) -> None:
         self._attempts, self._spec, self._listener = attempts, spec, listener
         self._said = ("", "")
 
@@ -213,7 +213,7 @@ class _QueueWatcher:
 
 def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Cause | None]:
     """The state of a run whose job never said how it ended: from Slurm's word and the steps that were done."""
-    if figures(attempt.run, attempt.number)["steps"] == steps and job.state in ("COMPLETED", "FORGOTTEN"):
+    if steps in (0, figures(attempt.run, attempt.number)["steps"]) and job.state in ("COMPLETED", "FORGOTTEN"):
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import script_command
 from hpc_mp.cluster.slurm.variables import step_environment
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
 from hpc_mp.launch.choices import slurm_gpus
@@ -20,7 +20,7 @@ from hpc_mp.launch.staging.archive import stage_environment
 from hpc_mp.rundir.outcome import Outcome
 
 
-def _facts(spec: JobSpec, release: Version | None) -> ClusterFacts:
+def _facts(spec: AnySpec, release: Version | None) -> ClusterFacts:
     return replace(ask_cluster(spec, release), cpus=None)  # an allocation may have fewer than its nodes
 
 

@@ -38,7 +38,7 @@ def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
     """Run it to its end, with progress; the first interrupt saves and stops, the second kills."""
     launch.listener.say(f"run       {begun.run.path}")
     attempt = AttemptReader(begun.run, begun.attempt)
-    with open(command.log, "ab") as output, Interrupts() as interrupts, launch.listener.following(launch.plan.spec.train.steps):
+    with open(command.log, "ab") as output, Interrupts() as interrupts, launch.listener.following(launch.plan.steps):
         child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                  start_new_session=True, pass_fds=[begun.lock])
         code = _until_its_end(child, attempt, interrupts, launch.listener)

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import selectors
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 from hpc_mp.base.exit_codes import ending
+from hpc_mp.job.program import Program
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.attempt import AttemptReader
-from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of_end, read_failures, root_cause, write_failure
+from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, kind_of_end, read_failures, root_cause, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.tracebacks import last_error
 from hpc_mp.rundir.waits import read_standings
 
+POLL_S = 1.0  # between two questions whether the ranks hang
 COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
 
 
@@ -34,19 +38,28 @@ class RanksEnd:
     broken: str | None = None
 
 
-def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> RanksEnd:
-    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs."""
-    pressed = 0
+def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener,
+          hung: Callable[[], bool] | None = None) -> RanksEnd:
+    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs.
+
+    Args:
+        hung: asked every second whether the ranks hang; then they are killed. None: they notice it themselves.
+    """
+    pressed, killed = 0, False
+    pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
     with selectors.DefaultSelector() as selector:
         selector.register(emulator, selectors.EVENT_READ)
         selector.register(interrupts, selectors.EVENT_READ)
         while emulator.running:
-            selector.select(listener.interval)
+            selector.select(pause)
             for _ in range(interrupts.received()):
                 listener.note(MEANINGS[min(pressed, 1)])
                 emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
             emulator.receive()
+            if hung is not None and not killed and emulator.running and hung():
+                killed = True
+                emulator.command("kill")
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())
@@ -54,18 +67,27 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
 
 
-def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement) -> tuple[State, Cause | None]:
-    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record."""
-    bad = [end for end in ended.exits if end.code not in (0, STOPPED) and not (end.ours and ended.asked)]
+def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
+          more: Sequence[RankFailure] = (), program: Program | None = None) -> tuple[State, Cause | None]:
+    """The state of an emulated attempt, and its cause when it failed. Ranks that ended without a word get a record.
+
+    Args:
+        more: failures that no end of a single rank shows.
+        program: that ranks are, which have no coordinates then; None: our own engine's.
+    """
+    orderly = (0, STOPPED) if program is None else (0, *program.stop_codes)
+    bad = [end for end in ended.exits if end.code not in orderly and not (end.ours and ended.asked)]
     if ended.broken is not None:
         return "failed", Cause("launcher", ended.broken)
-    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number)}
+    others = {failure.rank for failure in more}
+    failures = {failure.rank: failure for failure in read_failures(attempt.run, attempt.number) if failure.rank not in others}
     for end in bad:
         if end.rank not in failures:
-            failures[end.rank] = _silent(end, attempt, placement)
-            with suppress(OSError):  # a full disk is no reason to hide how the run ended
-                write_failure(attempt.run, failures[end.rank])
-    ends = [failures[end.rank] for end in bad]
+            failures[end.rank] = _silent(end, attempt, placement, program)
+            if end.rank not in others:
+                with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                    write_failure(attempt.run, failures[end.rank])
+    ends = [*(failures[end.rank] for end in bad), *more]
     failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
                          [node_name(node) for node in range(placement.nodes)])
     if failure is not None and not (ended.asked and failure.kind == "peer"):
@@ -73,11 +95,17 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement) -> tupl
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
 
 
-def _silent(end: Exit, attempt: AttemptReader, placement: Placement) -> RankFailure:
-    """The end of a rank that wrote nothing about it."""
-    place = placement.ranks[end.rank]
-    words = attempt.last_words(end.rank)
-    said = "" if end.ours else ending(end.code)
-    return RankFailure(end.rank, node_name(place.node), "straggled" if end.ours else kind_of_end(end.code),
-                       "; ".join(filter(None, (said, words and f"its last words: {words}"))), end.time, attempt.number,
-                       place=coordinates(place))
+def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
+    """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
+    place, of_node = placement.ranks[end.rank], program is not None and program.start == "node"
+    at = coordinates(place) if program is None else ()
+    error = last_error(attempt.last_lines(end.rank)) if end.code > 0 else None
+    if error is not None:
+        kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
+    else:
+        words = attempt.last_words(end.rank)
+        said = "" if end.ours else ending(end.code)
+        kind = "straggled" if end.ours else kind_of_end(end.code, program is not None)
+        text, traceback = "; ".join(filter(None, (said, words and f"its last words: {words}"))), ""
+    return RankFailure(end.rank, node_name(place.node), kind, text, end.time, attempt.number, place=at, traceback=traceback,
+                       of_node=of_node)

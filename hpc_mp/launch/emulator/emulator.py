@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,21 @@ class Exit:
     code: int
     time: float
     ours: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When a rank's end is no failure, and what follows.
+
+    Attributes:
+        orderly: codes of ranks that are done, or stopped by a signal after saving.
+        patient: whether the others may then go on for as long as they like.
+        stop: the signal that asks ranks to save and stop.
+    """
+
+    orderly: tuple[int, ...] = (os.EX_OK, os.EX_TEMPFAIL)
+    patient: bool = False
+    stop: str = "SIGTERM"
 
 
 class Emulator:
@@ -103,21 +118,24 @@ class Emulator:
         return event["value"]
 
     def start(
-        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket, lock: int, entry: str = ENTRY
+        self, ranks: Sequence[EmulatedRank], job_file: Path, listener: socket.socket | None, lock: int, entry: str = ENTRY,
+        patience: Patience | None = None,
     ) -> None:
         """Fork the ranks as soon as the imports are done; if they failed, ``broken`` says so.
 
         Args:
             ranks: rank n is the n-th.
             job_file: the entry's one argument.
-            listener: a listening socket for rank 0, which finds its number in ``HPC_MP_LISTEN_FD``.
+            listener: a listening socket for rank 0, which finds its number in ``HPC_MP_LISTEN_FD``; None: it makes one.
             lock: the open lock file of the run, held as long as one rank lives.
             entry: ``"module:function"``, returning the exit code.
+            patience: what is other with somebody's program.
         """
         self._ranks = len(ranks)
         order = [{"log": str(rank.log), "environment": dict(rank.environment)} for rank in ranks]
         with suppress(ConnectionError):
-            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order}, [listener.fileno(), lock])
+            self._channel.send({"entry": entry, "job_file": str(job_file), "ranks": order, **asdict(patience or Patience())},
+                               [lock, *([listener.fileno()] if listener is not None else [])])
 
     def receive(self, seconds: float | None = 0.0) -> None:
         """Take note of the ranks that have ended since; wait for news for so many seconds, None: until there are some."""

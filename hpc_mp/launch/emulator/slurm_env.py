@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.variables import FOREIGN
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 
 # Of ranks that share one machine. torch asks for the name of ::ffff:127.0.0.1 when it connects, which no name server knows; where
 # one is slow to say so, hundreds of ranks wait for 5 s and try again: the defaults of resolv.conf(5).
@@ -35,7 +35,7 @@ def inherited(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not FOREIGN.match(name)}
 
 
-def shared_environment(spec: JobSpec, environ: Mapping[str, str], cores: int, ours: Mapping[str, str]) -> dict[str, str]:
+def shared_environment(spec: AnySpec, environ: Mapping[str, str], cores: int, ours: Mapping[str, str]) -> dict[str, str]:
     """What is the same in every rank of a job outside of Slurm, and read by libraries as they are imported.
 
     Args:

@@ -12,9 +12,10 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
     {"event": "exit", "rank", "code", "time", "ours"}     code -9: killed by signal 9; ours: by a signal sent from here
 
 It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
-It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …]}``, carrying rank 0's listening socket and
-the lock on the run, later ``{"command": "stop"}`` (SIGTERM to every rank) or ``{"command": "kill"}``. When the channel
-closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
+It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
+``emulator.Patience``), carrying the lock on the run and, where there is one, rank 0's listening socket; later
+``{"command": "stop"}`` (that signal to every rank) or ``{"command": "kill"}``. When the channel closes, the launcher is dead
+and every rank is killed; when this process dies, the kernel kills them.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
-ORDERLY = (os.EX_OK, os.EX_TEMPFAIL)  # done, and stopped by a signal after saving
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-COMMANDS = {"stop": signal.SIGTERM, "kill": signal.SIGKILL}
 GRACE_S = 2.0  # after an abnormal exit in which the others end by themselves: their exits are its echoes
 LAG_S = 60.0  # after an orderly exit until the others are thought to hang, as with srun's --wait=60
 ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
@@ -73,8 +72,10 @@ def main(modules: Sequence[str]) -> int:
     # The only threads are those of an idle OpenBLAS pool, which rebuilds itself in a child.
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     order, *commands = messages
-    ranks = Ranks(channel, [fork_rank(rank, order, channel.files[0]) for rank in range(len(order["ranks"]))])
-    os.close(channel.files[0])  # rank 0 has it; the lock stays open here and in every rank as long as one lives
+    listener = next(iter(channel.files[1:]), None)
+    ranks = Ranks(channel, [fork_rank(rank, order, listener) for rank in range(len(order["ranks"]))], order)
+    if listener is not None:
+        os.close(listener)  # rank 0 has it; the lock stays open here and in every rank as long as one lives
     ranks.watch(commands)
     return 0
 
@@ -103,7 +104,7 @@ def answer(channel: EventChannel, question: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def fork_rank(rank: int, order: dict[str, Any], listener: int) -> int:
+def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
     """The pid of a new process in which ``rank`` runs."""
     zygote = os.getpid()
     pid = os.fork()
@@ -115,9 +116,9 @@ def fork_rank(rank: int, order: dict[str, Any], listener: int) -> int:
         task = order["ranks"][rank]
         redirect(Path(task["log"]))
         os.environ.update(task["environment"])
-        if rank == 0:
+        if listener is not None and rank == 0:
             os.environ["HPC_MP_LISTEN_FD"] = str(listener)
-        else:
+        elif listener is not None:
             os.close(listener)
         code = pkgutil.resolve_name(order["entry"])(Path(order["job_file"]))
         sys.stdout.flush()
@@ -151,8 +152,10 @@ def redirect(log: Path) -> None:
 class Ranks:
     """The living ranks: reports their ends, passes commands on, and ends the others after an abnormal exit."""
 
-    def __init__(self, channel: EventChannel, pids: Sequence[int]) -> None:
-        self.channel = channel
+    def __init__(self, channel: EventChannel, pids: Sequence[int], order: dict[str, Any]) -> None:
+        self.channel, self.orderly = channel, order["orderly"]
+        self.lag = math.inf if order["patient"] else LAG_S
+        self.commands = {"stop": signal.Signals[order["stop"]], "kill": signal.SIGKILL}
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()
         self.ending = deque(ENDING)
@@ -189,7 +192,7 @@ class Ranks:
             code = os.waitstatus_to_exitcode(status)
             self._say(event="exit", rank=self.alive.pop(pid), code=code, time=time.time(), ours=-code in self.sent)
             if self.ending:
-                self.due = min(self.due, time.monotonic() + (LAG_S if code in ORDERLY else GRACE_S))
+                self.due = min(self.due, time.monotonic() + (self.lag if code in self.orderly else GRACE_S))
 
     def _listen(self) -> None:
         try:
@@ -200,7 +203,7 @@ class Ranks:
 
     def _obey(self, commands: Sequence[dict[str, Any]]) -> None:
         for message in commands:
-            self._signal(COMMANDS[message["command"]])
+            self._signal(self.commands[message["command"]])
 
     def _signal(self, number: int) -> None:
         self.sent.add(number)

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.options import check_together
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.job import JobSpec, is_image
+from hpc_mp.job import AnySpec, Environment, Slurm, is_image
 from hpc_mp.launch.facts import ClusterFacts
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -20,7 +20,7 @@ _SWITCHES = re.compile(r"[1-9]\d*(@[\d:-]+)?")
 _RESERVED = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_(?!DEBUG$)\w*")
 
 
-def check_values(spec: JobSpec, runs: Sequence[Path], python: str) -> None:
+def check_values(spec: AnySpec, runs: Sequence[Path], python: str) -> None:
     """Refuse what cannot be quoted: what would end a line or a string early, for bash, sbatch or Slurm's patterns."""
     for name, path in (*(("job.directory", str(run)) for run in runs), ("the interpreter", python)):
         if _NO_LINE.search(path) or "\\" in path or not path.startswith("/"):
@@ -42,7 +42,7 @@ def check_values(spec: JobSpec, runs: Sequence[Path], python: str) -> None:
             raise HpcMpError(f"environment.set.{name}", "belongs to bash or to hpc-mp", "choose another name")
 
 
-def check_forms(spec: JobSpec, facts: ClusterFacts) -> None:
+def check_forms(spec: AnySpec, facts: ClusterFacts) -> None:
     """Refuse keys of [slurm] and [environment] that contradict each other, or have no effect on this cluster."""
     slurm, local = spec.slurm, spec.environment.local
     if spec.sweep.given and slurm.components:
@@ -102,12 +102,12 @@ def check_directives(lines: Iterable[str], version: Version | None) -> None:
 
 # Keys that the script holds: they are the same for all runs of a sweep.
 SHARED = ("job.name", "job.nodes", "job.ranks_per_node", "job.time_limit", "job.device", "job.directory",
-          "model.stage", "data.stage",
-          *(f"slurm.{key}" for key in type(JobSpec.model_fields["slurm"].default).model_fields),
-          *(f"environment.{key}" for key in type(JobSpec.model_fields["environment"].default).model_fields))
+          "model.stage", "data.stage", "program.start",
+          *(f"slurm.{key}" for key in Slurm.model_fields),
+          *(f"environment.{key}" for key in Environment.model_fields))
 
 
-def check_sweep(runs: Sequence[JobSpec]) -> None:
+def check_sweep(runs: Sequence[AnySpec]) -> None:
     """Refuse runs that one script cannot serve.
 
     Args:
@@ -118,9 +118,10 @@ def check_sweep(runs: Sequence[JobSpec]) -> None:
     """
     first = runs[0]
     for number, run in enumerate(runs):
-        for key in SHARED:
-            section, name = key.split(".")
-            given = getattr(getattr(run, section), name)
+        for section, name in (key.split(".") for key in SHARED):
+            if not hasattr(run, section):  # of a training, or of a program
+                continue
+            key, given = f"{section}.{name}", getattr(getattr(run, section), name)
             if given != getattr(getattr(first, section), name):
                 raise HpcMpError(f"{key} = {given!r} in run {number + 1} of the sweep",
                                  "is held by the job script, which all runs of a sweep share",

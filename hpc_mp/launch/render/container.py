@@ -6,14 +6,14 @@ import re
 from pathlib import Path, PurePosixPath
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.launch.facts import ClusterFacts
 
 MOUNT = re.compile(r"(?P<source>/[^,:]*)(:(?P<target>/[^,:]*)(:(?P<flags>[a-z]+([+][a-z]+)*))?)?")
 _WILD = re.compile(r"[*?\[]")
 
 
-def runtime(spec: JobSpec, facts: ClusterFacts) -> str | None:
+def runtime(spec: AnySpec, facts: ClusterFacts) -> str | None:
     """``pyxis``, ``apptainer`` or ``singularity``; None for a job without a container. ``auto``: pyxis where srun has it."""
     if spec.slurm.container is None:
         return None
@@ -22,7 +22,7 @@ def runtime(spec: JobSpec, facts: ClusterFacts) -> str | None:
     return spec.slurm.container_runtime
 
 
-def mounts(spec: JobSpec) -> list[str]:
+def mounts(spec: AnySpec) -> list[str]:
     """``SOURCE:TARGET[:FLAGS]`` of each directory that ranks read or write, and of those that the job names.
 
     Raises:
@@ -34,8 +34,10 @@ def mounts(spec: JobSpec) -> list[str]:
     return [*(f"{path}:{path}" for path in map(_plain, _needed(spec))), *own]
 
 
-def _needed(spec: JobSpec) -> list[str]:
+def _needed(spec: AnySpec) -> list[str]:
     """Directories that the run needs, none inside another: where runs lie, the data, the model, the tokenizer."""
+    if isinstance(spec, ProgramSpec):
+        return [spec.job.directory, spec.program.directory]
     paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
              *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files))]
     found = sorted({PurePosixPath(path) for path in paths if path})

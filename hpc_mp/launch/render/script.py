@@ -12,7 +12,7 @@ import jinja2
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.options import check_options, options_of
 from hpc_mp.cluster.slurm.releases import differences
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.job.values import seconds_of
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import Verbatim, directive, literal, shell
@@ -20,6 +20,7 @@ from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.site import ScriptTemplate, shipped
 from hpc_mp.rundir import RunDirectory
 
+ENTRY = "hpc_mp.program"  # what starts the ranks of a program
 _MARK = "\0"  # while filling in, stands between a line and its reason: no script can hold it
 _CONTROL = re.compile(r"\s*\{[%#].*[%#]\}")  # a template line that leaves no line in the script
 _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
@@ -37,7 +38,7 @@ class JobScript:
     template: str
 
 
-def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
+def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | None = None, *, python: str,
            template: ScriptTemplate | None = None, dependency: str | None = None) -> JobScript:
     """The script that ``sbatch`` takes, and that ``bash`` runs just so as a step inside an allocation. Pure.
 
@@ -62,6 +63,8 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     seconds = seconds_of(spec.job.time_limit)
     script = fill(template or shipped(), {
         "spec": spec,
+        "program": isinstance(spec, ProgramSpec),
+        "tasks": spec.tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node,
         "runs": list(map(str, runs)),
         "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,
@@ -79,6 +82,9 @@ def render(spec: JobSpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "mounts": container.mounts(spec),
         "container_env": facts.srun_options is None or "container-env" in facts.srun_options,
     })
+    if isinstance(spec, ProgramSpec) and ENTRY not in script.text:
+        raise HpcMpError(f"template {script.template}", "starts ranks of hpc-mp's own engine alone, and knows no [program]",
+                         "take over the lines under `if program` of the template that hpc-mp ships")
     checks.check_directives((line for line, _ in script.explanations), facts.version)
     return script
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.options import options_of
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.quoting import Verbatim, literal
 from hpc_mp.rundir import RunDirectory
@@ -44,7 +44,7 @@ class JobComponent:
         return not {"mem", "mem-per-cpu", "mem-per-gpu"} & self.extra.keys()
 
 
-def parts(spec: JobSpec, facts: ClusterFacts) -> list[JobComponent]:
+def parts(spec: AnySpec, facts: ClusterFacts) -> list[JobComponent]:
     """The job's parts, in order: one, unless ``slurm.components`` says otherwise."""
     slurm, gpus, cpus = spec.slurm, gpu_request(spec), cpus_per_task(spec, facts)
     common = {name: value for name, value in slurm.extra.items() if name != "cpus-per-task"}
@@ -61,7 +61,7 @@ def parts(spec: JobSpec, facts: ClusterFacts) -> list[JobComponent]:
     return found
 
 
-def gpu_request(spec: JobSpec) -> str | None:
+def gpu_request(spec: AnySpec) -> str | None:
     """The option of sbatch, without its dashes, that asks for one GPU per rank; None when the job asks for none."""
     if spec.job.device == "cpu" or spec.slurm.gpu_request == "none":
         return None
@@ -69,7 +69,7 @@ def gpu_request(spec: JobSpec) -> str | None:
     return GPU_REQUESTS[spec.slurm.gpu_request].format(f"{kind}{spec.job.ranks_per_node}")
 
 
-def cpus_per_task(spec: JobSpec, facts: ClusterFacts) -> int | None:
+def cpus_per_task(spec: AnySpec, facts: ClusterFacts) -> int | None:
     """CPUs of a rank, as Slurm counts them: as given, else its share of a node; None when that is not known.
 
     The share is in whole cores, of the CPUs that jobs get rather than those a node has. On a shared node a rank takes
@@ -91,7 +91,7 @@ def cpus_per_task(spec: JobSpec, facts: ClusterFacts) -> int | None:
     return max(1, cores if one_thread_per_core(spec) else cores * facts.threads_per_core)
 
 
-def threads(spec: JobSpec, facts: ClusterFacts) -> int | None:
+def threads(spec: AnySpec, facts: ClusterFacts) -> int | None:
     """Threads of a rank: one per core it has; None when its CPUs are not known."""
     cpus = cpus_per_task(spec, facts)
     if cpus is None or one_thread_per_core(spec):
@@ -108,7 +108,7 @@ def slurm_log(run: Path, *, array: bool) -> str:
     return f"{literal(run)}/{name}"
 
 
-def rank_python(spec: JobSpec, python: str) -> str:
+def rank_python(spec: AnySpec, python: str) -> str:
     """The interpreter of the ranks; ``Verbatim`` where the script's shell knows more than we do."""
     slurm = spec.slurm
     if spec.environment.stage:
@@ -134,7 +134,7 @@ def _whole(value: str | int | bool | None) -> int | None:
     return int(value)
 
 
-def one_thread_per_core(spec: JobSpec) -> bool:
+def one_thread_per_core(spec: AnySpec) -> bool:
     """Whether the job asks Slurm for one CPU of each core, however many threads the cores have."""
     extra = spec.slurm.extra
     return extra.get("hint") == "nomultithread" or str(extra.get("threads-per-core")) == "1"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.render.values import rank_python
@@ -48,14 +48,14 @@ class Packed:
     size: int
 
 
-def stage_environment(spec: JobSpec, listener: Listener, *runs: RunDirectory) -> None:
+def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) -> None:
     """Pack the ranks' Python environment if the job wants that, and note in its runs, for the supervisor, where the archive
     lies. The listener is notified of how many bytes are packed.
 
     Raises:
         HpcMpError: the environment cannot be packed.
     """
-    if not spec.environment.stage:
+    if isinstance(spec, ProgramSpec) or not spec.environment.stage:
         return
     shared = resolved(spec, [ResolvedKey("environment.stage", False)])  # the interpreter that is packed is not the packed one
 

@@ -16,6 +16,7 @@ from hpc_mp.job.spec import UNCOUNTED
 from hpc_mp.layout.models import ModelShape, check_layout, read_shape, stage_layers
 from hpc_mp.layout.placement import Degrees, Placement, from_dict, place, to_dict
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory, create_run, read_json, write_json
+from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name
 from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
 from hpc_mp.train.engine.groups import Tree
 from hpc_mp.train.rank import mpi
@@ -23,7 +24,6 @@ from hpc_mp.train.rank.failures import RankContext
 from hpc_mp.train.rank.fencing import Fence, fence
 from hpc_mp.train.rank.logs import Log
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rank_env import RankEnv, at_place, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 from hpc_mp.train.rank.waits import Waits
 

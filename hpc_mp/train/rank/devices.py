@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.train.rank.rank_env import RankEnv
+from hpc_mp.rundir.rank_env import RankEnv
 
 
 def choose_device(asked: str, who: RankEnv, ranks_per_node: int) -> tuple[torch.device, str]:

@@ -16,10 +16,10 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import AttemptRecord, LineFile, RunDirectory
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, read_failures, write_failure
+from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.engine.groups import Tree
 from hpc_mp.train.rank.fencing import Fence, RunRemoved
 from hpc_mp.train.rank.logs import Log
-from hpc_mp.train.rank.rank_env import RankEnv
 from hpc_mp.train.rank.waits import Waits
 
 LAST_WORDS_S = 5.0  # in which a file system must take them: one behind a lost link never does

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.rundir.records import StepMetrics
-from hpc_mp.train.rank.rank_env import RankEnv
 
 LONGEST = 64 << 20  # bytes of a node's log; beyond it ...
 KEPT = 16 << 20  # ... so many of its last ones are put aside and the others dropped

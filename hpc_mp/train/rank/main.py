@@ -22,6 +22,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelShape, expert_cut, kv_copies
 from hpc_mp.layout.schedule import schedule_of
 from hpc_mp.rundir import LineFile, cut_metrics
+from hpc_mp.rundir.rank_env import check_place
 from hpc_mp.rundir.records import RankMemory, RankStart, RankTrace, TracedAction
 from hpc_mp.rundir.usage import cut_steps
 from hpc_mp.train.data import HeldOut, Samples
@@ -49,7 +50,6 @@ from hpc_mp.train.rank.heartbeat import heartbeat
 from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.proof import SignedKeys
-from hpc_mp.train.rank.rank_env import check_place
 from hpc_mp.train.rank.rendezvous import meet
 from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace

@@ -10,7 +10,7 @@ from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import Placement
-from hpc_mp.train.rank.rank_env import RankEnv, at_place
+from hpc_mp.rundir.rank_env import RankEnv, at_place
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 MPI = "HPC_MP_MPI"  # "1" in the environment of ranks that meet through MPI

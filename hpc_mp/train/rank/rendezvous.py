@@ -10,10 +10,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from hpc_mp.rundir import SECRET, AttemptRecord
+from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.groups import Tree, everyone
 from hpc_mp.train.rank.proof import SignedKeys, digest
-from hpc_mp.train.rank.rank_env import RankEnv
 
 START_TIMEOUT = timedelta(minutes=10)  # for all ranks to meet
 LATER = timedelta(seconds=10)  # rank 0, which knows who is missing, shall speak first

@@ -21,6 +21,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.layout.models import ModelProfile, ModelShape, UnitProfile, conditions
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.layout.schedule import Action, Schedule, build
+from hpc_mp.rundir.rank_env import RankEnv, node_name
 from hpc_mp.train.engine import groups
 from hpc_mp.train.engine.dropout import Moment
 from hpc_mp.train.engine.engine import Engine, Microbatches
@@ -29,7 +30,6 @@ from hpc_mp.train.engine.pipeline import Span
 from hpc_mp.train.engine.section import Batch, CausalModel
 from hpc_mp.train.rank.assemble import model_of, settings_of
 from hpc_mp.train.rank.devices import choose_device, device_name
-from hpc_mp.train.rank.rank_env import RankEnv, node_name
 
 STAGES = (0, 1, 0)  # layers: the embedding alone, a block, the head alone
 WARM_UP = 2  # steps that are not counted: libraries choose algorithms and allocate workspaces

@@ -14,8 +14,8 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.events import THROUGH_LAUNCHER, Voice
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir.rank_env import RankEnv, identity, node_name
 from hpc_mp.train.rank import mpi
-from hpc_mp.train.rank.rank_env import RankEnv, identity, node_name
 from hpc_mp.train.rank.rendezvous import Rendezvous, rendezvous
 
 

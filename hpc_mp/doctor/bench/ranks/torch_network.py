@@ -15,7 +15,7 @@ import torch.distributed as dist
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.doctor.bench.spec import BenchSpec
 from hpc_mp.planner.collectives import Collective
-from hpc_mp.train.rank.rank_env import RankEnv
+from hpc_mp.rundir.rank_env import RankEnv
 from hpc_mp.train.rank.rendezvous import Rendezvous
 
 TYPES = {"float": torch.float32, "double": torch.float64, "half": torch.float16, "bfloat16": torch.bfloat16,

@@ -1,0 +1,131 @@
+"""Run a program on emulated nodes of this machine, to its end: every rank is a process that becomes the program."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from datetime import datetime
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.launch.backends.backend import Launch
+from hpc_mp.launch.backends.interrupts import Interrupts
+from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
+from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Patience
+from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, node_name
+from hpc_mp.launch.program.plan import ProgramPlan
+from hpc_mp.launch.run_files import begin
+from hpc_mp.layout.placement import RankPlace
+from hpc_mp.report.conclude import conclude
+from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
+from hpc_mp.rundir.outcome import Cause, Outcome, figures
+from hpc_mp.rundir.program import rank_variables
+from hpc_mp.supervisor.begun import say_begun, say_ended
+from hpc_mp.supervisor.prepare import port
+from hpc_mp.supervisor.silence import Hang, SilenceWatch, rank_files
+
+MODULE = "hpc_mp.program.rank"
+GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
+    """Start every rank, follow them to their end and say what became of them.
+
+    Raises:
+        HpcMpError: the run directory cannot be written; not Linux.
+    """
+    if sys.platform != "linux":
+        raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
+    spec, listener = plan.spec, launch.listener
+    shared = {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // spec.ranks)), **inherited(os.environ), **EMULATED,
+              **spec.environment.set}
+    with ExitStack() as stack:
+        emulator = stack.enter_context(Emulator([MODULE], shared))
+        interrupts = stack.enter_context(Interrupts())
+        run, number, lock = stack.enter_context(begin(plan, launch.resumed))
+        listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
+        attempt = AttemptReader(run, number)
+        tasks = len(plan.placement.ranks)
+        names = [node_name(node) for node in range(plan.placement.nodes)]
+        say_begun(run, number, plan.placement, names, spec.job.device)
+        patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
+        emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
+        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks))
+        with listener.following(0):
+            ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
+    hang = silence.hang
+    alone = _alone(ended, attempt, plan, names, hang)
+    state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
+    if cause is not None and cause.kind == "hang" and hang is not None and hang.rank is None:
+        cause = Cause("hang", sentence("the job", "hang", str(hang)), time=cause.time)
+    elif cause is not None:
+        for failure in alone:
+            with suppress(OSError):  # a full disk is no reason to hide how the run ended
+                write_failure(run, failure)
+    if cause is not None:
+        log = LineFile(run.main_log)
+        log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
+        log.close()
+    say_ended(run, number, state)
+    return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
+
+
+def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
+           hang: Hang | None) -> list[RankFailure]:
+    """What no single end of a process shows: that all hung, and who had ended well before the others failed."""
+    bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
+    if not bad or (ended.asked and hang is None):
+        return []
+
+    def failure(rank: int, kind: str, message: str, moment: float) -> RankFailure:
+        place: RankPlace = plan.placement.ranks[rank]
+        return RankFailure(rank, names[place.node], kind, message, moment, attempt.number,
+                           of_node=plan.spec.program.start == "node")
+
+    found = []
+    first_bad = min(bad, key=lambda end: end.time)
+    if hang is not None:
+        found.append(failure(hang.rank or 0, "hang", str(hang), time.time()))
+    before = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
+    if before:
+        first = min(before, key=lambda end: end.time)
+        others = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hang else f'rank {first_bad.rank} failed'}"
+        found.append(failure(first.rank, "early", f"with exit code 0, {others}", first.time))
+    return found
+
+
+def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> list[EmulatedRank]:
+    """All ranks in their order; rank 0 will listen on a port of this machine that is free now."""
+    where = str(_free_port(run))
+    found = []
+    for place in plan.placement.ranks:
+        environ = rank_variables(plan.placement, place.rank, "127.0.0.1", where)
+        # Of the process that forks it is the launcher's own search path; the program gets what its user has.
+        environ |= {"PYTHONPATH": shared.get("PYTHONPATH", ""), "SLURMD_NODENAME": node_name(place.node)}
+        environ |= _gpus(plan, place.node, shared)
+        found.append(EmulatedRank(run.rank_log(place.rank), environ))
+    return found
+
+
+def _gpus(plan: ProgramPlan, node: int, shared: Mapping[str, str]) -> dict[str, str]:
+    """The GPUs of an emulated node: every node has its own, so that no two ranks of the same local number share one."""
+    each = plan.spec.job.ranks_per_node
+    if plan.device.kind != "cuda" or len(plan.device.pools) < plan.spec.ranks or plan.placement.nodes == 1:
+        return {}
+    visible = shared[GPUS].split(",") if shared.get(GPUS) else list(map(str, range(plan.spec.ranks)))
+    return {GPUS: ",".join(visible[node * each:(node + 1) * each])}
+
+
+def _free_port(run: RunDirectory) -> int:
+    """Below those that connections get by themselves, so that nothing takes it before rank 0 does."""
+    for count in range(100):
+        wanted = port(run.path, f"{os.getpid()}.{count}")
+        with suppress(OSError), socket.create_server(("127.0.0.1", wanted)):
+            return wanted
+    raise HpcMpError("MASTER_PORT", "cannot be found: 100 ports of this machine are taken", "end what listens on them")
+

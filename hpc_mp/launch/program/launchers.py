@@ -1,0 +1,86 @@
+"""Commands that start ranks by themselves: one of them as the command of every rank would start ranks times ranks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.variables import STARTERS
+from hpc_mp.job import ProgramSpec
+
+# Programs that start the ranks of another one, and the modules of Python that are the same.
+LAUNCHERS = frozenset({
+    "torchrun", "accelerate", "deepspeed", "horovodrun", "composer", "colossalai", "torchx", "mpirun", "mpiexec", "mpiexec.hydra",
+    "orterun", "prterun", "prun", "jsrun", "aprun", "ibrun", *STARTERS})
+MODULES = frozenset({
+    "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic", "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "horovod.runner.launch",
+    "composer.cli.launcher"})
+PYTHON = re.compile(r"(python|pypy)[\d.]*")
+# Programs that become another one, whose name follows their own options.
+BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "nohup", "time", "timeout", "exec", "uv",
+                    "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace", "ltrace", "perf", "apptainer",
+                    "singularity"})
+SCRIPT = re.compile(r".+\.(py|pyz)")
+
+
+# What a launcher of torch must be given on each of several nodes, or each node trains alone.
+MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_node} --master-addr {master_addr} "
+        "--master-port {master_port}")
+
+
+def check_command(spec: ProgramSpec) -> None:
+    """Refuse a launcher as the command of every rank, which would start all of them again; and on every node one of Slurm's, or
+    one that does not say where the nodes meet. Raises HpcMpError."""
+    command = spec.program.command
+    found = launcher(command)
+    if found is None:
+        return
+    value = f"program.command = {shlex.join(command)}"
+    if spec.program.start == "node":
+        if found in STARTERS:
+            raise HpcMpError(value, f"starts tasks on all nodes itself ({found}), and is started on each of them",
+                             f"leave {found} out: hpc-mp starts the command once on every node")
+        if spec.job.nodes > 1 and "torch" in found and not any("{master_addr}" in word for word in command):
+            raise HpcMpError(value, f"does not say where the {spec.job.nodes} nodes meet, so that each would train alone",
+                             f"write {found} {MEET} and then the program")
+        return
+    at = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
+    inner = shlex.join(["python", *command[at:]]) if at is not None else "and then the program that it starts"
+    raise HpcMpError(value, f"starts ranks by itself ({found}), and every rank would start all of them again",
+                     f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {spec.job.nodes} --ranks-per-node "
+                     f'{spec.job.ranks_per_node} -- {inner}; or set program.start = "node"')
+
+
+def launcher(command: Sequence[str]) -> str | None:
+    """The launcher that a command is, by its name; None for a program. What a shell line or a script starts is not seen."""
+    wrapped = False
+    for number, word in enumerate(command):
+        name = PurePath(word).name
+        if name in LAUNCHERS:
+            return name
+        if PYTHON.fullmatch(name):
+            return _module(command[number + 1:])
+        wrapped = wrapped or name in BEFORE
+        if not wrapped or SCRIPT.fullmatch(name):
+            return None
+    return None
+
+
+def _module(arguments: Sequence[str]) -> str | None:
+    """The launcher that Python is given as a module, or as the file of a program that pip has installed."""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-X", "-W"):  # options of Python with a value of their own
+            next(words, None)
+        elif word == "-m" or word.startswith("-m"):
+            module = word[2:] or next(words, "")
+            found = any(module == each or module.startswith(f"{each}.") for each in MODULES)
+            return f"python -m {module}" if found or module in LAUNCHERS else None
+        elif not word.startswith("-"):
+            name = PurePath(word).name
+            return name if name in LAUNCHERS else None
+    return None

@@ -1,0 +1,57 @@
+"""From the job file of a program to a plan. Its tasks are alike: all of them lie along the data axis, in their order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.bad_nodes import bad_nodes, ledger
+from hpc_mp.cluster.bandwidth import noted
+from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.releases import Version
+from hpc_mp.job import ProgramSpec
+from hpc_mp.job.resolution import resolved
+from hpc_mp.job.values import toml_value
+from hpc_mp.launch.choices import avoided
+from hpc_mp.launch.plan import JobPlan, Target, fitting, machine_choices
+from hpc_mp.launch.program.launchers import check_command
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.plan import RunPlan, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramPlan(JobPlan):
+    """That of somebody's program."""
+
+    given: ProgramSpec
+    spec: ProgramSpec
+
+
+def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_version: Version | None = None,
+                    resumed: RunDirectory | None = None) -> ProgramPlan:
+    """Make all choices and all checks.
+
+    Raises:
+        HpcMpError: for a command that starts ranks by itself, a directory that is not there, a back end that starts no programs,
+            a GPU that is not there, an environment profile that there is not, a job that could never start.
+    """
+    check_command(given)
+    if where.place == "mpi":
+        raise HpcMpError("--on mpi", "is not built for [program]", "use --on slurm or --on local")
+    if not Path(given.program.directory).is_dir():
+        raise HpcMpError(f"program.directory = {toml_value(given.program.directory)}", "is no directory here",
+                         "name one that all nodes see")
+    facts = target.facts(given, slurm_version)
+    bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
+    measured = noted(facts.cluster)
+    gpus = target.gpus(given, facts)
+    choices = machine_choices(given, target, facts, bad, gpus, measured)
+    exclude = fitting(given, choices, target, facts, bad)
+    choices = replace(choices, exclude=exclude)
+    placement = place(Degrees(data=given.job.nodes * given.tasks_per_node), "cluster", given.tasks_per_node, "block")
+    record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why))
+    return ProgramPlan(
+        given=given, resolution=choices, spec=resolved(given, choices.keys), where=where, placement=placement, device=gpus.device,
+        record=record, facts=facts, measured=measured, avoided=avoided(given, exclude, bad), resumes=resumed)

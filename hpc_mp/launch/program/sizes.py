@@ -1,0 +1,63 @@
+"""How many nodes and ranks a program gets of which nobody says it: those of the allocation around us, else one node's GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hpc_mp.base.text import counted
+from hpc_mp.cluster.node.nvidia_smi import find_gpus
+from hpc_mp.cluster.slurm.allocation import AllocatedTasks, allocated_tasks
+from hpc_mp.cluster.slurm.inside import Where, decide
+from hpc_mp.job import ProgramSpec
+from hpc_mp.launch.facts import ClusterFacts, ask_cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramSize:
+    """``why``: where the numbers are from that nobody has given; empty where both were."""
+
+    nodes: int
+    ranks_per_node: int
+    why: str
+
+
+def size_of(
+    spec: ProgramSpec, nodes: int | None, ranks_per_node: int | None, on: str, environ: Mapping[str, str] = os.environ,
+    place: Callable[[str], Where] = decide, facts: Callable[[ProgramSpec], ClusterFacts] = ask_cluster,
+    gpus: Callable[[], int] = lambda: len(find_gpus()),
+) -> ProgramSize:
+    """The size of a program.
+
+    Args:
+        spec: the job, as far as it is known: its partition, its device.
+        nodes, ranks_per_node: as given on the command line; None: not given.
+        on: where it is to run.
+        place, facts, gpus: who is asked where it will run, for the cluster, and for the GPUs of this machine.
+    """
+    if nodes is not None and ranks_per_node is not None:
+        return ProgramSize(nodes, ranks_per_node, "")
+    where = place(on).place
+    if where == "step":
+        found = allocated_tasks(environ)
+        each, why = _each(found, spec)
+        return ProgramSize(nodes or found.nodes, ranks_per_node or each,
+                           f"{counted(found.nodes, 'node')} of the allocation, {why}")
+    if ranks_per_node is not None:
+        return ProgramSize(nodes or 1, ranks_per_node, "1 node")
+    here = 0
+    if spec.job.device != "cpu":
+        partition = facts(spec).partition if where == "slurm" else None
+        here = gpus() if where != "slurm" else max((kind.gpu_count for kind in partition.kinds), default=0) if partition else 0
+    owner = "the partition's nodes" if where == "slurm" else "this machine"
+    why = f"a rank per GPU of {owner}" if here else "one rank per node, as no GPU is known"
+    return ProgramSize(nodes or 1, max(1, here), why)
+
+
+def _each(found: AllocatedTasks, spec: ProgramSpec) -> tuple[int, str]:
+    if found.tasks_per_node:
+        return found.tasks_per_node, "as many ranks as it has tasks on a node"
+    if found.gpus_per_node and spec.job.device != "cpu":
+        return found.gpus_per_node, "a rank per GPU"
+    return 1, "one rank per node, as it says neither tasks nor GPUs"

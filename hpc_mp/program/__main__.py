@@ -1,0 +1,11 @@
+"""``python -m hpc_mp.program RUN``: a rank, as srun starts it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from hpc_mp.program.rank import main
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

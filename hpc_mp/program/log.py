@@ -1,0 +1,79 @@
+"""``hpc_mp.log``: what a program says of its steps, so that status, ``--wait`` and the report show them."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import cut_metrics
+from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.records import StepMetrics, last_records, line_of
+from hpc_mp.rundir.usage import cut_steps
+
+
+def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: float = 0.0, grad_norm: float = math.nan) -> None:
+    """Write down that a step has ended. Rank 0 does; on other ranks, and outside of a run of hpc-mp, it does nothing.
+
+    ::
+
+        for step, batch in enumerate(batches, start=1):
+            ...
+            hpc_mp.log(step=step, loss=loss.item(), tokens=batch.numel() * world_size)
+
+    Args:
+        step: from 1, each greater than the one before; steps may be left out. A later attempt that begins with a step that an
+            earlier one has written replaces it and those after it.
+        loss: of the step; left out where there is none.
+        tokens: or samples, or whatever is counted: of this step, on all ranks.
+
+    Raises:
+        HpcMpError: a step that does not follow the one before.
+    """
+    run = os.environ.get("HPC_MP_RUN")
+    if run is None or os.environ.get("RANK", "0") != "0":
+        return
+    _writer(run, int(os.environ.get("HPC_MP_ATTEMPT", "1"))).write(
+        step, {"loss": float(loss), "learning_rate": float(learning_rate), "grad_norm": float(grad_norm)}, int(tokens))
+
+
+@cache
+def _writer(run: str, attempt: int) -> _StepWriter:
+    return _StepWriter(RunDirectory(Path(run)), attempt)
+
+
+class _StepWriter:
+    """Lines of ``metrics.jsonl`` from one attempt."""
+
+    def __init__(self, run: RunDirectory, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+        self._file = LineFile(run.metrics)
+        self._step, self._tokens = 0, 0
+        self._time = time.monotonic()
+
+    def write(self, step: int, values: Mapping[str, float], tokens: int) -> None:
+        if self._step == 0:
+            self._begin(step)
+        if step <= self._step:
+            raise HpcMpError(f"hpc_mp.log(step={step})", f"does not follow step {self._step}", "number steps from 1, each once")
+        now = time.monotonic()
+        seconds, self._time = max(now - self._time, 1e-9), now
+        each = seconds / (step - self._step)
+        self._tokens += tokens
+        self._file.write(line_of(StepMetrics(
+            step=step, tokens=self._tokens, step_time_s=each, tokens_per_s=tokens / each, peak_memory_bytes=0,
+            label_tokens=tokens, attempt=self._attempt, **values)))
+        self._step = step
+
+    def _begin(self, step: int) -> None:
+        """Take up what earlier attempts have written before this step; what they have beyond is lost."""
+        if self._attempt > 1:
+            cut_steps(self._run, step - 1)
+            cut_metrics(self._run.metrics, step - 1)
+        before = last_records(self._run.metrics, StepMetrics, 1)
+        self._step = before[-1].step if before else step - 1
+        self._tokens = before[-1].tokens if before else 0

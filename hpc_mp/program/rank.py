@@ -1,0 +1,108 @@
+"""From a process that a launcher has started to the program: who it is, where it runs, what it finds in its environment.
+
+The process becomes the program (``exec``): its signals, its exit code and its memory are the program's own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job.program import IDENTITY
+from hpc_mp.layout.placement import Placement, from_dict
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
+from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.program import ProgramCommand, filled_in, node_variables, rank_variables, read_program, run_variables
+from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name
+
+EMULATED = "HPC_MP_EMULATED"
+# What is between the launcher and this process, and no business of the program's.
+OURS = (TOKEN, "HPC_MP_SECRET", "HPC_MP_LISTEN_FD", "HPC_MP_ASKED", "HPC_MP_MPI", "HPC_MP_STAGED", EMULATED)
+# A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
+DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+# Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or kept back until its programs can take them.
+RESTORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGUSR2, signal.SIGTERM)
+
+
+def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
+    """Become the program; returns only where that cannot be: 2, with a record of why, or 1 for a rank of an earlier attempt."""
+    run = RunDirectory(path)
+    record = read_attempt(run.attempt_record) if TOKEN in environ else None
+    if record is not None and record.token != environ[TOKEN]:
+        print(f"hpc-mp: attempt {environ[TOKEN]} is not the run's current one any more; it ends", file=sys.stderr)
+        return 1
+    placement = from_dict(read_json(run.placement))
+    who = _identity(placement, record, environ)
+    attempt = record.attempt if record else run.attempt()
+    program = read_program(run.program)
+    meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
+    if program.ranks_per_node is None:
+        own = rank_variables(placement, who.rank, *meeting)
+    else:
+        own = node_variables(placement, placement.ranks[who.rank].node, *meeting)
+        program = replace(program, command=filled_in(program, run.path, own))
+    own |= run_variables(run.path, attempt)
+    try:
+        become(program, environment(program, own, environ))
+    except HpcMpError as error:
+        print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
+            write_failure(run, RankFailure(who.rank, who.node, "user", f"{who.node}: {error}", time.time(), attempt))
+        return 2
+
+
+def emulated(path: Path) -> int:
+    """As ``main``, in a process that was forked from one whose open files are not the program's."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2:
+            with suppress(OSError):  # that of the listing itself is gone by now
+                os.set_inheritable(int(name), False)
+    if not os.environ.get("PYTHONPATH"):
+        os.environ.pop("PYTHONPATH", None)
+    return main(path)
+
+
+def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """What the program finds: what the job has, without what is between us; its own variables; who it is as the last word."""
+    ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
+    inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
+    return {**DEFAULTS, **inherited, **program.environment, **own}
+
+
+def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
+    """Replace this process by the program. Raises HpcMpError where there is no such directory or program here."""
+    name = program.command[0]
+    try:
+        os.chdir(program.directory)
+    except OSError as error:
+        raise HpcMpError(f"program.directory = {program.directory!r}", f"cannot be entered ({error.strerror})",
+                         "name a directory that all nodes see") from None
+    for number in RESTORED:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, RESTORED)
+    try:
+        os.execvpe(name, program.command, environ)
+    except FileNotFoundError:
+        where = f"PATH = {environ.get('PATH', '')}" if "/" not in name else f"seen from {program.directory}"
+        raise HpcMpError(f"program.command[0] = {name!r}", f"is not there ({where}), or its #! line names what is not there",
+                         "name a program that all nodes have; slurm.modules, slurm.venv and slurm.conda change PATH") from None
+    except OSError as error:
+        raise HpcMpError(f"program.command[0] = {name!r}", f"cannot be started ({error.strerror})",
+                         "name its interpreter before it, or make it executable with a #! line") from None
+
+
+def _identity(placement: Placement, record: AttemptRecord | None, environ: Mapping[str, str]) -> RankEnv:
+    """By the place where this process runs, where somebody has said which host is which node; else as its launcher says."""
+    if record is None or not record.hosts:
+        return identity(environ)
+    if "SLURM_LOCALID" not in environ:
+        raise HpcMpError("SLURM_LOCALID", "is not set", "start ranks with srun, as the script of `hpc-mp launch` does")
+    return at_place(placement, record.hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")

@@ -1,0 +1,81 @@
+"""``program.json``: what every rank of a program becomes, byte for byte; and the variables that tell it who it is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hpc_mp.base.files import owners, render_json, write_text
+from hpc_mp.job import ProgramSpec
+from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.records import read_record
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramCommand:
+    """A program, as ranks start it.
+
+    Attributes:
+        command: it and its arguments; no shell reads them.
+        directory: in which it runs.
+        environment: variables of its own.
+        ranks_per_node: that it starts itself on every node, where it is started once per node; None: it is started once per rank.
+    """
+
+    command: tuple[str, ...]
+    directory: str
+    environment: dict[str, str]
+    ranks_per_node: int | None = None
+
+
+def write_program(path: Path, spec: ProgramSpec) -> None:
+    """For the eyes of the run's owner: arguments and variables may be passwords. Raises OSError."""
+    given = spec.program
+    itself = spec.job.ranks_per_node if given.start == "node" else None
+    command = ProgramCommand(given.command, given.directory, given.environment, itself)
+    write_text(path, render_json(asdict(command)), opener=owners)
+
+
+def read_program(path: Path) -> ProgramCommand:
+    """Raises OSError, or ValueError when it is no such document."""
+    return read_record(path, ProgramCommand)
+
+
+def rank_variables(placement: Placement, rank: int, address: str, port: str) -> dict[str, str]:
+    """Who a rank is and where all meet, as torchrun says it; NODE_RANK, which Lightning reads, is the same as GROUP_RANK.
+
+    Args:
+        address, port: of rank 0's host, on which nobody listens yet.
+    """
+    place = placement.ranks[rank]
+    node = str(place.node)
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(len(placement.ranks)),
+        "LOCAL_WORLD_SIZE": str(sum(other.node == place.node for other in placement.ranks)),
+        "GROUP_RANK": node,
+        "NODE_RANK": node,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+
+
+def node_variables(placement: Placement, node: int, address: str, port: str) -> dict[str, str]:
+    """The same for a command that is started once per node; its ranks it numbers itself."""
+    return {"NODE_RANK": str(node), "NNODES": str(placement.nodes), "MASTER_ADDR": address, "MASTER_PORT": port}
+
+
+def filled_in(program: ProgramCommand, run: Path, own: Mapping[str, str]) -> tuple[str, ...]:
+    """The command of a node: placeholders replaced by what ``node_variables`` says, every other brace left as it is."""
+    values = {"{nodes}": own["NNODES"], "{node_rank}": own["NODE_RANK"], "{ranks_per_node}": str(program.ranks_per_node),
+              "{master_addr}": own["MASTER_ADDR"], "{master_port}": own["MASTER_PORT"], "{run}": str(run)}
+    pattern = re.compile("|".join(map(re.escape, values)))
+    return tuple(pattern.sub(lambda found: values[found[0]], word) for word in program.command)
+
+
+def run_variables(run: Path, attempt: int) -> Mapping[str, str]:
+    """What a program may want to know of its run: a later attempt is to go on from what an earlier one has saved."""
+    return {"HPC_MP_RUN": str(run), "HPC_MP_ATTEMPT": str(attempt), **({"HPC_MP_RESUME": "1"} if attempt > 1 else {})}

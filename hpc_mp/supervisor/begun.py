@@ -1,0 +1,40 @@
+"""What the ranks of our own engine write of themselves, and those of a program do not: whoever starts them writes it for them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.records import RankStart, RankStatus, line_of, write_record
+
+RUNNING, PHASES = "running", {"completed": "done", "stopped": "stopped"}
+
+
+def say_begun(run: RunDirectory, attempt: int, placement: Placement, hosts: Sequence[str], device: str, token: str = "") -> None:
+    """A line of every rank in ``ranks.jsonl``, and what they are doing.
+
+    Args:
+        hosts: of each node of the placement. Tasks are dealt to them in blocks.
+    """
+    seats = sorted(placement.ranks, key=lambda place: (place.node, place.local_rank))
+    tasks = {place.rank: task for task, place in enumerate(seats)}
+    file = LineFile(run.ranks, limit=len(placement.ranks))
+    for place in placement.ranks:
+        host = hosts[place.node]
+        file.write(line_of(RankStart(attempt, place.rank, host, host, time.time(), local_rank=place.local_rank, dp=place.dp,
+                                     token=token, device=device, task=tasks[place.rank])))
+    file.close()
+    _phase(run, attempt, RUNNING)
+
+
+def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
+    """How the attempt went, in the words of a rank 0."""
+    _phase(run, attempt, PHASES.get(state, state))
+
+
+def _phase(run: RunDirectory, attempt: int, phase: str) -> None:
+    with suppress(OSError):  # a full disk must not stop a program
+        write_record(run.status, RankStatus(attempt, phase, time=time.time()))

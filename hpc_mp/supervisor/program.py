@@ -1,0 +1,104 @@
+"""An attempt of somebody's program: what is told to its ranks, what is watched in them, and what their end means."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+import time
+from contextlib import suppress
+from typing import Literal
+
+from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm.submit import cancel
+from hpc_mp.job import ProgramSpec
+from hpc_mp.job.values import toml_value
+from hpc_mp.rundir import AttemptRecord
+from hpc_mp.rundir.outcome import Cause
+from hpc_mp.supervisor.begun import say_begun
+from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.signals import Signals
+from hpc_mp.supervisor.silence import SilenceWatch, node_files
+
+EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
+STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
+
+
+class ProgramWatch:
+    """What the supervisor does while the tasks of a program run.
+
+    Attributes:
+        silence: notices that they hang.
+    """
+
+    def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
+        """Writes down that the attempt begins now."""
+        run, record = attempt.run, attempt.record
+        say_begun(run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
+        self._attempt, self._spec = attempt, spec
+        self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
+        self.silence = SilenceWatch(spec.program.silent_limit, len(attempt.placement.ranks),
+                                    node_files(run, attempt.placement, record.hosts))
+
+    def poll(self) -> bool:
+        """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
+        if time.time() >= self._due:
+            self._due = math.inf
+            self._send()
+        return self.silence.noticed()
+
+    def warn(self, signals: Signals) -> None:
+        """Pass on, once, that they are to stop; a signal that reached the whole job has reached them already."""
+        if signals.number == signal.SIGUSR2:
+            signals.number = None
+            self._send()
+
+    def _send(self) -> None:
+        said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
+        with suppress(RunFailed):  # the step may have ended just now
+            for name in STEP.findall(said)[-1:]:
+                cancel(name, self._spec.program.signal)
+
+
+def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
+    """Whether Slurm sends the signal before the end of the job: not to a short one (slurm/job.sbatch.j2)."""
+    return end - record.time - record.grace >= EARLY_S + START_S
+
+
+def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool,
+              cancelled: bool) -> Literal["completed", "stopped"] | RootCause | None:
+    """How an attempt ended in which no rank failed by itself; None where one did.
+
+    Args:
+        code: of the task that ended first, as ``subprocess`` gives it.
+        asked: whether the supervisor was asked to have the ranks stop.
+        cancelled: whether the user wishes the run to stop.
+    """
+    record = attempt.record
+    if attempt.has_failed():
+        return None
+    late = record.end is not None and time.time() >= _warned_from(record, record.end)
+    warned = asked or late
+    if code == 0:
+        return "stopped" if warned and spec.program.resumes and not cancelled else "completed"
+    by_signal = code in ends_by(spec)
+    if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
+        return "stopped"
+    if not warned or not by_signal:
+        return None
+    limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
+    why = f"{limit}SIG{spec.program.signal} ended its ranks"
+    return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
+                     retry=False)
+
+
+def ends_by(spec: ProgramSpec) -> frozenset[int]:
+    """The codes, as ``subprocess`` gives them, of ranks that a warning has ended: ours, or Slurm's own in preemption."""
+    numbers = {signal.SIGTERM, signal.Signals[f"SIG{spec.program.signal}"]}
+    return frozenset({code for number in numbers for code in (-number, 128 + number)})
+
+
+def _warned_from(record: AttemptRecord, end: float) -> float:
+    """The earliest time at which Slurm may have sent the signal, for the end of the job."""
+    return end - record.grace - (EARLY_S if sent_by_slurm(record, end) else 0.0)

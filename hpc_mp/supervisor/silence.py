@@ -1,0 +1,97 @@
+"""SilenceWatch as the sign of a hang, where nobody knows a program's steps: when did which rank print last?"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from hpc_mp.base.line_file import NewLines
+from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir import RunDirectory
+
+LABEL = re.compile(r" *(\d+): ")  # of srun --label: the number of the task
+APART_S = 3.0  # seconds by which the first to fall silent must be ahead of the others to be named
+
+Speakers = Callable[[], Collection[int]]
+"""Gives the ranks that have printed something since the last call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """No rank has printed anything for ``seconds``; ``rank``: fell silent before all others, None where nobody can tell."""
+
+    seconds: float
+    rank: int | None
+
+    def __str__(self) -> str:
+        """Without who: the wording of failures says that."""
+        first = "" if self.rank is None else "it was the first to fall silent, and "
+        return f"{first}no rank has printed a line for {self.seconds:.0f} s (program.silent_limit)"
+
+
+class SilenceWatch:
+    """Notices that all ranks are silent.
+
+    Args:
+        limit: seconds of silence that are a hang; 0: never.
+        ranks: how many there are.
+        speakers: who has printed since the last call.
+
+    Attributes:
+        hang: once it was noticed.
+    """
+
+    def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit, self._speakers, self._clock = limit, speakers, clock
+        self._ranks, self._begin = ranks, clock()
+        self._last: dict[int, float] = {}
+        self.hang: Hang | None = None
+
+    def noticed(self) -> bool:
+        """Whether the ranks hang; to be asked again and again."""
+        now = self._clock()
+        self._last |= dict.fromkeys(self._speakers(), now)
+        silent = now - max(self._last.values(), default=self._begin)
+        if self.hang is None and self._limit and silent >= self._limit:
+            self.hang = Hang(silent, self._first())
+        return self.hang is not None
+
+    def _first(self) -> int | None:
+        """Who fell silent before all others; ranks of which some never print tell nothing."""
+        if len(self._last) < self._ranks or self._ranks == 1:
+            return 0 if self._ranks == 1 else None
+        first, second = sorted(self._last, key=self._last.__getitem__)[:2]
+        return first if self._last[second] - self._last[first] >= APART_S else None
+
+
+def rank_files(run: RunDirectory, ranks: int) -> Speakers:
+    """Where each rank has a log of its own: those whose log has grown."""
+    sizes: dict[int, int] = {}
+
+    def grown() -> list[int]:
+        found = []
+        for rank in range(ranks):
+            with suppress(OSError):  # not begun yet
+                size = run.rank_log(rank).stat().st_size
+                if size != sizes.get(rank, 0):
+                    sizes[rank] = size
+                    found.append(rank)
+        return found
+
+    return grown
+
+
+def node_files(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> Speakers:
+    """Where srun writes a log per node: the tasks before whose lines their numbers stand."""
+    files = {host: NewLines(run.node_log(host)) for host in dict.fromkeys(hosts)}
+    here = {host: [place.rank for place in placement.ranks if hosts[place.node] == host] for host in files}
+
+    def spoken() -> list[int]:
+        lines = [(host, line) for host, file in files.items() for line in file.read()]
+        tasks = {(host, int(label[1])) for host, line in lines if (label := LABEL.match(line))}
+        return [here[host][task % len(here[host])] for host, task in tasks]  # dealt in blocks, as many to every node
+
+    return spoken

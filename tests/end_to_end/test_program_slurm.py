@@ -1,0 +1,250 @@
+"""Programs on a real Slurm: what reaches them, which rank, host and cause the verdict names, and what is queued again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_jobs import until
+from slurm_lab.cluster import wait_until
+from slurm_lab.lab import Lab
+
+from hpc_mp.launch.program.launchers import MEET
+from hpc_mp.rundir import RunDirectory, history, read_json, read_lines
+from hpc_mp.rundir.outcome import verdict
+
+HARD = ["a b", "$HOME", "`id`", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "--", "", "\\", "*", "!x", "~"]
+
+
+@pytest.fixture
+def here(lab: Lab) -> Iterator[Path]:
+    """A directory with a blank in its path that all nodes see and anybody may write to."""
+    directory = lab.share / f"a program {os.urandom(2).hex()}"
+    for path in (directory, directory / "state"):
+        path.mkdir()
+        path.chmod(0o777)
+    yield directory
+    lab.mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def program(here: Path, text: str) -> list[str]:
+    (here / "program.py").write_text("import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text))
+    return [sys.executable, "program.py"]
+
+
+def words_of(command: list[str], *options: str, size: tuple[str, ...] = ("--on", "slurm", "--nodes", "2", "--ranks-per-node",
+                                                                         "2")) -> list[str]:
+    return [sys.executable, "-m", "hpc_mp", "run", *size, "--set", "environment.health=false", *options, "--", *command]
+
+
+def run(lab: Lab, here: Path, command: list[str], *options: str,
+        user: str | None = None) -> tuple[subprocess.CompletedProcess[str], RunDirectory]:
+    """To its end."""
+    done = lab.run(words_of(command, "--wait", *options), user=user, timeout=280, cwd=here,
+                   environ={"XDG_STATE_HOME": str(here / "state")})
+    assert list(here.glob("runs/*/0*")), done.stdout + done.stderr
+    return done, newest(here)
+
+
+def newest(here: Path) -> RunDirectory:
+    return RunDirectory(max(here.glob("runs/*/0*"), key=lambda path: path.stat().st_mtime))
+
+
+def submitted(lab: Lab, here: Path, command: list[str], *options: str) -> RunDirectory:
+    """Queued, and not waited for."""
+    done = lab.run(words_of(command, *options), timeout=120, cwd=here, environ={"XDG_STATE_HOME": str(here / "state")})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return newest(here)
+
+
+def logs(found: RunDirectory) -> str:
+    files = [*found.path.glob("slurm-*.log"), *found.path.rglob("log/*.log")]
+    return "\n".join(f"== {path}\n{path.read_text(errors='replace')[-3000:]}" for path in files)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_an_ordinary_users_program_gets_its_arguments_byte_for_byte(lab: Lab, here: Path) -> None:
+    command = program(here, """
+        import json
+        with open(f"said-{rank}", "w") as file:
+            json.dump([sys.argv[1:], os.getcwd(), dict(os.environ)], file)
+        """)
+    done, found = run(lab, here, [*command, *HARD], "--set", 'program.environment={OWN = "$x; y\\n"}', user="nobody")
+    assert done.returncode == 0, done.stdout + done.stderr + logs(found)
+    said = [json.loads((here / f"said-{rank}").read_text()) for rank in range(4)]
+    assert [each[0] for each in said] == [HARD] * 4 and {each[1] for each in said} == {str(here)}
+    environs = [each[2] for each in said]
+    assert [each["RANK"] for each in environs] == ["0", "1", "2", "3"] == [each["SLURM_PROCID"] for each in environs]
+    assert [(each["LOCAL_RANK"], each["NODE_RANK"], each["SLURMD_NODENAME"]) for each in environs] == [
+        ("0", "0", "n1"), ("1", "0", "n1"), ("0", "1", "n2"), ("1", "1", "n2")]
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["MASTER_ADDR"], each["OWN"]) for each in environs} == {
+        ("4", "2", "n1", "$x; y\n")}
+    assert not [name for each in environs for name in each if name in ("HPC_MP_TOKEN", "HPC_MP_SECRET", "HF_HUB_OFFLINE")]
+    assert verdict(found).state == "completed" and found.program.stat().st_mode & 0o077 == 0  # type: ignore[union-attr]
+    chatter = lab.run([sys.executable, "-m", "hpc_mp", "logs", str(found.path)]).stdout
+    assert "completed" in chatter and "launch/slurm" not in chatter and "srun: ---" not in chatter
+
+
+# (what rank 2 of 4 does, what the others do, kind, rank, words of the cause, attempts)
+ENDS = {
+    "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
+                  "rank 2 on n2 failed: ValueError: boom (program.py:5)", 1),
+    "exit code": ("print('no such option'); sys.exit(4)", "time.sleep(60)", "exit", 2, "its last words: no such option", 1),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)", "crash", 2, "rank 2 on n2 was killed by SIGSEGV", 1),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGKILL", 2),
+    "out of memory": ("raise MemoryError()", "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory", 1),
+    "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
+                "CUDA out of memory", 1),
+    "alone": ("sys.exit(0)", "time.sleep(2); raise ConnectionResetError('Connection reset by peer')", "early", 2,
+              "rank 2 on n2 ended before the others: with exit code 0", 1),
+    "alone, and they hang": ("sys.exit(0)", "time.sleep(90)", "early", 2, "rank 2 on n2 ended before the others", 1),
+    "hang": ("time.sleep(90)", "time.sleep(5); print('step'); time.sleep(90)", "hang", 2, "it was the first to fall silent", 2),
+}
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ENDS)
+def test_the_cause_of_an_end(lab: Lab, here: Path, name: str) -> None:
+    own, others, kind, rank, words, attempts = ENDS[name]
+    limit = ("--set", "program.silent_limit=6") if "hang" in name else ()
+    command = program(here, f"print('begins')\nif rank == 2:\n    {own}\n{others}\n")
+    done, found = run(lab, here, command, "--set", "slurm.retries=1", *limit)
+    assert done.returncode == 1, done.stdout
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == (kind, rank, "n2") and words in cause.message, (
+        f"{cause}\n{logs(found)}")
+    assert found.attempt() == attempts and cause.message in done.stderr
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_the_first_of_all_ranks_that_fail_alike_is_named(lab: Lab, here: Path) -> None:
+    _, found = run(lab, here, program(here, "time.sleep(0 if rank == 3 else 1.5)\nraise ValueError('boom')"))
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.rank) == ("error", 3), f"{cause}\n{logs(found)}"
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_a_program_that_is_not_there(lab: Lab, here: Path) -> None:
+    done, found = run(lab, here, ["./no-such-program"])
+    assert done.returncode == 2 and "program.command[0] = './no-such-program': is not there" in done.stderr, done.stderr
+    assert found.attempt() == 1
+
+
+RESUMES = """
+done = 0
+if os.environ.get("HPC_MP_RESUME"):
+    done = int(open(f"saved-{rank}").read())
+for step in range(done, 20):
+    time.sleep(0.3)
+    open(f"new-{rank}", "w").write(str(step + 1))
+    os.replace(f"new-{rank}", f"saved-{rank}")
+    print("step", step + 1, "attempt", os.environ["HPC_MP_ATTEMPT"])
+"""
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_a_dead_node_is_left_out_and_the_program_goes_on(lab: Lab, here: Path) -> None:
+    found = submitted(lab, here, program(here, RESUMES))
+    saved = here / "saved-3"
+    until(lambda: saved.exists() and int(saved.read_text()) >= 3, "some steps", 120)
+    victim = read_json(found.attempt_record)["hosts"][1]
+    lab.kill(victim)
+    until(lambda: verdict(found) is not None, "the end", 240)
+    assert verdict(found).state == "completed", logs(found)  # type: ignore[union-attr]
+    assert [(here / f"saved-{rank}").read_text() for rank in range(4)] == ["20"] * 4
+    ends = history.history(found)
+    assert found.attempt() == 2 and ends[0].kind in ("node", "vanished") and victim in ends[0].message
+    assert victim not in read_json(found.attempt_record)["hosts"]
+    lab.boot(victim)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("resumes", [True, False])
+def test_the_time_limit(lab: Lab, here: Path, resumes: bool) -> None:
+    """A program that handles SIGTERM saves then; one that resumes is queued again, another has failed of the limit."""
+    command = program(here, """
+        def save(*_):
+            open(f"saved-{rank}", "a").write("saved ")
+            sys.exit(143)
+        signal.signal(signal.SIGTERM, save)
+        print("begins")
+        if not os.environ.get("HPC_MP_RESUME"):
+            time.sleep(600)
+        """)
+    found = submitted(lab, here, command, "--set", "job.time_limit=1", "--set", f"program.resumes={str(resumes).lower()}")
+    until(lambda: verdict(found) is not None, "the end", 240)
+    ended = verdict(found)
+    assert ended is not None and [(here / f"saved-{rank}").read_text() for rank in range(4)] == ["saved "] * 4, logs(found)
+    if resumes:
+        assert (ended.state, found.attempt()) == ("completed", 2), logs(found)
+    else:
+        assert ended.state == "failed" and ended.cause is not None and "job.time_limit" in ended.cause.message, ended
+        assert found.attempt() == 1
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_cancel_reaches_the_program_as_sigterm(lab: Lab, here: Path) -> None:
+    command = program(here, """
+        signal.signal(signal.SIGTERM, lambda *_: (open(f"saved-{rank}", "w").close(), sys.exit(0)))
+        open(f"ready-{rank}", "w").close()
+        time.sleep(600)
+        """)
+    found = submitted(lab, here, command)
+    until(lambda: len(list(here.glob("ready-*"))) == 4, "the ranks", 120)
+    done = lab.run([sys.executable, "-m", "hpc_mp", "cancel", str(found.path)], timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    wait_until(lambda: verdict(found) is not None, "the verdict", 60)
+    assert len(list(here.glob("saved-*"))) == 4 and found.attempt() == 1, logs(found)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("fails", [False, True])
+def test_torchrun_on_every_node(lab: Lab, here: Path, fails: bool) -> None:
+    command = program(here, f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(float(rank))
+        dist.all_reduce(total)
+        open(f"said-{{rank}}", "w").write(f"{{os.environ['WORLD_SIZE']}} {{os.environ['LOCAL_RANK']}} {{total.item()}}")
+        if {fails} and rank == 3:
+            raise ValueError("boom")
+        dist.destroy_process_group()
+        """)
+    start = [command[0], "-m", "torch.distributed.run", *MEET.split(), command[1]]
+    done, found = run(lab, here, start, "--set", "program.start=node", "--set", 'environment.set={ GLOO_SOCKET_IFNAME = "eth0" }')
+    assert [(here / f"said-{rank}").read_text() for rank in range(4)] == ["4 0 6.0", "4 1 6.0"] * 2, done.stderr + logs(found)
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    if fails:
+        assert cause is not None and (cause.kind, cause.node) == ("error", "n2"), f"{cause}\n{logs(found)}"
+        assert cause.message == "node n2 failed: ValueError: boom (program.py:10), said by its rank 3"
+    else:
+        assert done.returncode == 0 and cause is None, done.stderr
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_inside_an_allocation_its_sizes_are_taken(lab: Lab, here: Path) -> None:
+    command = program(here, "open(f'said-{rank}', 'w').write(os.environ['WORLD_SIZE'] + ' ' + os.environ['LOCAL_WORLD_SIZE'])")
+    words = words_of(command, size=())
+    done = lab.run(["salloc", "--nodes=2", "--ntasks-per-node=2", *words], timeout=200, cwd=here,
+                   environ={"XDG_STATE_HOME": str(here / "state")})
+    said = done.stdout + done.stderr
+    assert done.returncode == 0 and "2 nodes of the allocation, as many ranks as it has tasks" in said, said
+    assert [(here / f"said-{rank}").read_text() for rank in range(4)] == ["4 2"] * 4
+    assert len(read_lines(newest(here).ranks)) == 4

@@ -1,0 +1,331 @@
+"""``hpc-mp run`` and job files with ``[program]`` on emulated nodes: what reaches the program, and what is said of its end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from launching import until
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
+from hpc_mp.cli.run import name_of
+from hpc_mp.cluster.slurm.allocation import allocated_tasks
+from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.job import ProgramSpec, resolve_any
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.program.launchers import MEET, check_command, launcher
+from hpc_mp.launch.program.sizes import size_of
+from hpc_mp.rundir import RunDirectory, read_json
+from hpc_mp.rundir.failures import read_failures
+from hpc_mp.rundir.outcome import verdict
+from hpc_mp.rundir.records import RankStart, read_records
+
+HARD = ["a b", "$HOME", "`id`", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "--", "-x", "", "\\", "{}", "*"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a blank in its path."""
+    directory = tmp_path / "a directory"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    for name in ("SLURM_JOB_ID", "SLURM_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    return directory
+
+
+def program(here: Path, text: str, name: str = "program.py") -> list[str]:
+    (here / name).write_text("import os, signal, sys, time\nrank = int(os.environ['RANK'])\n" + textwrap.dedent(text))
+    return [sys.executable, name]
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["run", *words])
+
+
+def local(here: Path, command: list[str], *options: str, nodes: int = 2, each: int = 2) -> tuple[Result, RunDirectory]:
+    done = run("--on", "local", "--nodes", str(nodes), "--ranks-per-node", str(each), *options, "--", *command)
+    return done, RunDirectory(max((here / "runs").glob("*/0*"), key=lambda path: path.stat().st_mtime))
+
+
+def test_every_rank_gets_the_command_byte_for_byte(here: Path) -> None:
+    command = program(here, "import json\nprint(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ)]))")
+    done, found = local(here, [*command, *HARD], "--set", 'program.environment={A = "b c"}')
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    ranks = [json.loads(found.rank_log(rank).read_text()) for rank in range(4)]
+    assert [each[0] for each in ranks] == [HARD] * 4 and {each[1] for each in ranks} == {str(here)}
+    environs = [each[2] for each in ranks]
+    assert [each["RANK"] for each in environs] == ["0", "1", "2", "3"]
+    assert [each["LOCAL_RANK"] for each in environs] == ["0", "1", "0", "1"]
+    assert [each["GROUP_RANK"] for each in environs] == ["0", "0", "1", "1"]
+    assert {(each["WORLD_SIZE"], each["LOCAL_WORLD_SIZE"], each["MASTER_ADDR"], each["A"]) for each in environs} == {
+        ("4", "2", "127.0.0.1", "b c")}
+    assert not [name for name in environs[0] if name.startswith("SLURM")], "there is no Slurm here"
+    assert environs[0].get("PYTHONPATH") == os.environ.get("PYTHONPATH")
+    assert verdict(found).state == "completed" and read_json(found.status)["phase"] == "done"  # type: ignore[union-attr]
+    assert [(start.rank, start.node) for start in read_records(found.ranks, RankStart)] == [
+        (0, "node0"), (1, "node0"), (2, "node1"), (3, "node1")]
+    assert "completed" in CliRunner().invoke(cli, ["status", str(found.path)]).output
+    assert "no checkpoint" not in done.output and "export" not in done.output
+
+
+def test_the_ranks_can_meet_at_the_port(here: Path) -> None:
+    done, _ = local(here, program(here, """
+        import socket
+        where = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if rank == 0:
+            server = socket.create_server(where)
+            print([server.accept()[0].recv(1) for _ in range(3)])
+        else:
+            while True:
+                try:
+                    socket.create_connection(where).sendall(b"x")
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.05)
+        """))
+    assert done.exit_code == 0, done.output
+
+
+# (what rank 2 of 4 does, what the others do, kind, rank, words of the cause)
+ENDS = {
+    "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
+                  "rank 2 on node1 failed: ValueError: boom (program.py:5)"),
+    "on all": ("raise ValueError('boom')", "time.sleep(0.3); raise ValueError('boom')", "error", 2, "rank 2 on node1 failed"),
+    "a peer's word": ("sys.exit(3)", "time.sleep(0.2); raise RuntimeError('Connection closed by peer')", "exit", 2,
+                      "exit code 3"),
+    "exit code": ("print('no such option'); sys.exit(4)", "time.sleep(60)", "exit", 2, "its last words: no such option"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)", "crash", 2, "was killed by SIGSEGV"),
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", 2, "the system ran out of memory, or"),
+    "out of memory": ("raise MemoryError()", "time.sleep(60)", "memory", 2, "rank 2 on node1 ran out of memory"),
+    "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
+                "CUDA out of memory"),
+    "alone": ("sys.exit(0)", "time.sleep(1); raise ConnectionResetError('Connection reset by peer')", "early", 2,
+              "rank 2 on node1 ended before the others: with exit code 0"),
+    "alone, and they hang": ("sys.exit(0)", "time.sleep(60)", "early", 2, "all were silent"),
+    "hang": ("time.sleep(60)", "time.sleep(4.5); print('step'); time.sleep(60)", "hang", 2, "it was the first to fall silent"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_cause_of_an_end(here: Path, name: str) -> None:
+    own, others, kind, rank, words = ENDS[name]
+    limit = ("--set", "program.silent_limit=5") if "hang" in name else ()
+    command = program(here, f"print('begins')\nif rank == 2:\n    {own}\n{others}\n")
+    began = time.monotonic()
+    done, found = local(here, command, *limit)
+    assert done.exit_code == 1 and time.monotonic() - began < 30, done.output
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == (kind, rank, "node1") and words in cause.message, cause
+    assert cause.message in str(done.exception) and cause.message in found.main_log.read_text()
+    if kind == "error":
+        assert "Traceback" in next(each.traceback for each in read_failures(found) if each.rank == rank)
+
+
+def test_a_hang_of_which_nobody_can_tell_who_was_first(here: Path) -> None:
+    done, found = local(here, program(here, "print('begins')\ntime.sleep(60)"), "--set", "program.silent_limit=2")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert done.exit_code == 1 and cause is not None and (cause.kind, cause.rank) == ("hang", None)
+    assert cause.message.startswith("the job made no progress: no rank has printed a line for 2 s")
+
+
+def test_a_rank_may_go_on_long_after_another_has_ended_well(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than ranks of our own engine may."""
+    monkeypatch.setattr("hpc_mp.launch.emulator.zygote.LAG_S", 0.1)
+    done, _ = local(here, program(here, "time.sleep(2 if rank == 0 else 0)"))
+    assert done.exit_code == 0, done.output
+
+
+def test_a_failed_run_is_resumed_by_its_own_job_file(here: Path) -> None:
+    command = program(here, "print(os.environ.get('HPC_MP_ATTEMPT'), os.environ.get('HPC_MP_RESUME'))\n"
+                            "sys.exit(0 if os.environ.get('HPC_MP_RESUME') else 5)")
+    done, found = local(here, command, nodes=1, each=1)
+    assert f"launch {str(found.job)!r} --on local --resume" in str(done.exception)
+    again = CliRunner().invoke(cli, ["launch", str(found.job), "--on", "local", "--resume"])
+    assert again.exit_code == 0, again.output
+    assert found.rank_log(0).read_text() == "2 1\n" and verdict(found).state == "completed"  # type: ignore[union-attr]
+    third = CliRunner().invoke(cli, ["launch", str(found.job), "--on", "local", "--resume"])
+    assert "nothing is left to do: the run is complete" in third.output and found.attempt() == 2
+
+
+@pytest.mark.parametrize(("name", "code", "options"), [
+    ("TERM", 75, ()), ("USR1", 3, ("--set", "program.signal=USR1", "--set", "program.stop_codes=[3]"))])
+def test_an_interrupt_reaches_the_program_as_its_signal(here: Path, name: str, code: int, options: tuple[str, ...]) -> None:
+    """A rank that takes longer to save than another is waited for."""
+    command = program(here, f"""
+        signal.signal(signal.SIG{name}, lambda *_: (time.sleep(3.5 * rank), print("saves"), sys.exit({code})))
+        print("begins")
+        open(f"ready-{{rank}}", "w").close()
+        time.sleep(60)
+        """)
+    child = subprocess.Popen([sys.executable, "-m", "hpc_mp", "run", "--on", "local", "--ranks-per-node", "2", *options, "--",
+                              *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: len(list(here.glob("ready-*"))) == 2, 60)
+    child.send_signal(signal.SIGINT)
+    said, _ = child.communicate(timeout=60)
+    assert child.returncode == 1 and "stopped. Go on with:" in said, said
+    (found,) = (here / "runs").glob("*/0001")
+    assert [RunDirectory(found).rank_log(rank).read_text() for rank in range(2)] == ["begins\nsaves\n"] * 2
+
+
+def test_a_job_file_and_a_sweep(here: Path) -> None:
+    command = program(here, "print('LR', os.environ['LR'])")
+    (here / "job.toml").write_text(f'[program]\ncommand = {json.dumps(command)}\n[sweep.grid]\n'
+                                   '"program.environment.LR" = ["1e-3", "3e-4"]\n')
+    done = CliRunner().invoke(cli, ["launch", "job.toml", "--on", "local"])
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    assert sorted(path.read_text() for path in here.glob("runs/job/*/log/rank-00000.log")) == ["LR 1e-3\n", "LR 3e-4\n"]
+    listed = CliRunner().invoke(cli, ["status", "runs/job"])
+    assert "LR" in CliRunner().invoke(cli, ["status", "runs"]).output or "completed" in listed.output
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ([], "names no program"),
+    (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is said by --nodes too"),
+    (["--on", "local", "--", "torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"],
+     "-- python train.py --lr 1"),
+    (["--on", "local", "--set", "slurm.mpi=pmix", "--", "true"], "is not built for [program]"),
+    (["--on", "local", "--set", "program.directory=/no/such", "--", "true"], "is no directory here"),
+    (["--on", "local", "--", "x\udcff"], "is not UTF-8 text"),
+    (["--on", "local", "--set", "job.device=cuda", "--", "true"], "nvidia-smi finds no GPU"),
+])
+def test_what_is_refused_leaves_nothing_behind(here: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
+    monkeypatch.setattr("hpc_mp.launch.backends.local.find_gpus", list)
+    done = run(*words)
+    assert isinstance(done.exception, HpcMpError) and said in str(done.exception), done.exception
+    assert done.exception.remedy and not (here / "runs").exists()
+
+
+def test_mpirun_starts_no_program(here: Path) -> None:
+    (here / "job.toml").write_text('[program]\ncommand = ["true"]\n')
+    done = CliRunner().invoke(cli, ["launch", "job.toml", "--on", "mpi"])
+    assert "--on mpi: is not built for [program]" in str(done.exception)
+
+
+@pytest.mark.parametrize(("command", "found"), [
+    ("torchrun train.py", "torchrun"),
+    ("/opt/py/bin/torchrun --standalone train.py", "torchrun"),
+    ("python -m torch.distributed.run train.py", "python -m torch.distributed.run"),
+    ("python3.11 -u -m torch.distributed.launch train.py", "python -m torch.distributed.launch"),
+    ("python -X dev -mtorch.distributed.run train.py", "python -m torch.distributed.run"),
+    ("python -m accelerate.commands.launch train.py", "python -m accelerate.commands.launch"),
+    ("python /opt/py/bin/torchrun train.py", "torchrun"),
+    ("accelerate launch train.py", "accelerate"),
+    ("deepspeed train.py", "deepspeed"),
+    ("mpirun -n 4 ./solve", "mpirun"), ("mpiexec -n 4 ./solve", "mpiexec"), ("srun ./solve", "srun"),
+    ("sbatch job.sh", "sbatch"),
+    ("env A=1 torchrun train.py", "torchrun"),
+    ("numactl --cpunodebind 0 python -m torch.distributed.run x.py", "python -m torch.distributed.run"),
+    ("uv run torchrun x.py", "torchrun"),
+    ("python train.py", None), ("python train.py torchrun", None), ("python -m train torchrun", None),
+    ("python -m torch.utils.bottleneck x.py", None), ("./solve srun", None),
+    ("env A=1 python train.py --launcher deepspeed", None),
+    ("bash torchrun.sh", None), ("echo mpirun", None), ("nice -n 5 ./solve mpirun.txt", None),
+])
+def test_a_command_that_starts_ranks_by_itself(command: str, found: str | None) -> None:
+    assert launcher(command.split()) == found
+    spec = resolve_any({"program": {"command": command.split()}}, Path("/"))
+    assert isinstance(spec, ProgramSpec)
+    if found is None:
+        check_command(spec)
+        return
+    with pytest.raises(HpcMpError) as refused:
+        check_command(spec)
+    assert f"starts ranks by itself ({found})" in refused.value.rule and "hpc-mp run --nodes" in refused.value.remedy
+
+
+@pytest.mark.parametrize(("command", "nodes", "words"), [
+    ("torchrun train.py", 1, None),
+    ("torchrun train.py", 2, "each would train alone"),
+    ("torchrun --rdzv-endpoint {master_addr}:{master_port} train.py", 2, None),
+    ("python -m torch.distributed.run train.py", 2, "each would train alone"),
+    ("accelerate launch train.py", 2, None),
+    ("srun ./solve", 1, "starts tasks on all nodes itself"),
+    ("bash start.sh", 2, None),
+])
+def test_a_command_that_is_started_on_every_node(command: str, nodes: int, words: str | None) -> None:
+    spec = resolve_any({"job": {"nodes": nodes}, "program": {"command": command.split(), "start": "node"}}, Path("/"))
+    assert isinstance(spec, ProgramSpec)
+    if words is None:
+        check_command(spec)
+    else:
+        with pytest.raises(HpcMpError, match=words):
+            check_command(spec)
+
+
+@pytest.mark.timeout(200)
+def test_torchrun_on_every_node(here: Path) -> None:
+    """The real one, on two emulated nodes with two ranks each."""
+    pytest.importorskip("torch")
+    program(here, """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        total = torch.tensor(float(rank))
+        dist.all_reduce(total)
+        print(os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"], os.environ["GROUP_RANK"], total.item())
+        if len(sys.argv) > 1 and rank == 3:
+            raise ValueError("boom")
+        dist.destroy_process_group()
+        """)
+    start = [sys.executable, "-m", "torch.distributed.run", *MEET.split(), "program.py"]
+    done, found = local(here, start, "--set", "program.start=node", "--name", "well")
+    assert done.exit_code == 0, done.output + found.rank_log(0).read_text()
+    said = sorted(line for node in range(2) for line in found.rank_log(node).read_text().splitlines() if line.startswith("4 "))
+    assert said == ["4 0 0 6.0", "4 0 1 6.0", "4 1 0 6.0", "4 1 1 6.0"]
+    done, found = local(here, [*start, "fail"], "--set", "program.start=node", "--name", "fails")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.node) == ("error", "node1"), cause
+    assert cause.message == "node node1 failed: ValueError: boom (program.py:10), said by its rank 3"
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+SALLOC = {"SLURM_JOB_NUM_NODES": "3", "SLURM_TASKS_PER_NODE": "4(x3)"}
+
+
+@pytest.mark.parametrize(("given", "place", "environ", "gpus", "nodes", "each", "why"), [
+    ((2, 4), "local", {}, 8, 2, 4, ""),
+    ((None, None), "local", {}, 8, 1, 8, "a rank per GPU of this machine"),
+    ((None, None), "local", {}, 0, 1, 1, "no GPU is known"),
+    ((2, None), "local", {}, 4, 2, 4, "a rank per GPU"),
+    ((None, 3), "local", {}, 8, 1, 3, "1 node"),
+    ((None, None), "step", SALLOC, 8, 3, 1, "3 nodes of the allocation, one rank per node"),
+    ((None, None), "step", SALLOC | {"SLURM_GPUS_ON_NODE": "4"}, 8, 3, 4, "a rank per GPU"),
+    ((None, None), "step", SALLOC | {"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "4"}, 8, 3, 2, "as it has tasks"),
+    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 3, 2, "as it has tasks"),
+    ((None, None), "step", SALLOC | {"SLURM_NTASKS": "7"}, 8, 3, 1, "one rank per node"),
+    ((1, None), "step", SALLOC | {"SLURM_NTASKS": "6"}, 8, 1, 2, "as it has tasks"),
+])
+def test_sizes_that_nobody_has_given(given: tuple[int | None, int | None], place: str, environ: dict[str, str], gpus: int,
+                                     nodes: int, each: int, why: str) -> None:
+    spec = resolve_any({"program": {"command": ["x"]}}, Path("/"))
+    assert isinstance(spec, ProgramSpec)
+    decided: Callable[[str], Where] = lambda _: Where(place, "")  # noqa: E731
+    found = size_of(spec, *given, "auto", environ, decided, lambda _: ClusterFacts(), lambda: gpus)
+    assert (found.nodes, found.ranks_per_node) == (nodes, each) and why in found.why
+
+
+def test_an_allocation_that_says_nothing() -> None:
+    found = allocated_tasks({})
+    assert (found.nodes, found.tasks_per_node, found.gpus_per_node) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("words", "name"), [
+    (("python", "src/train.py", "--x"), "train"), (("./solve",), "solve"), (("python", "-m", "pkg.train"), "python"),
+    (("bash", "a b.sh"), "a-b"), (("漢.py",), "program"), (("/",), "program"),
+])
+def test_what_a_run_is_called(words: tuple[str, ...], name: str) -> None:
+    assert name_of(words) == name

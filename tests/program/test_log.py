@@ -1,0 +1,75 @@
+"""``hpc_mp.log``: steps of a program as lines of ``metrics.jsonl``, each once, over several attempts."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import hpc_mp
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cli.main import cli
+from hpc_mp.program.log import _writer
+from hpc_mp.rundir import RunDirectory, create_run
+from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.usage import usage
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    made = create_run(tmp_path, "x")
+    monkeypatch.setenv("HPC_MP_RUN", str(made.path))
+    monkeypatch.setenv("HPC_MP_ATTEMPT", "1")
+    monkeypatch.setenv("RANK", "0")
+    _writer.cache_clear()
+    return made
+
+
+def steps(run: RunDirectory) -> list[tuple[int, float, int, int]]:
+    return [(each.step, each.loss, each.tokens, each.attempt) for each in read_records(run.metrics, StepMetrics)]
+
+
+def test_steps_are_written_as_they_end(run: RunDirectory) -> None:
+    hpc_mp.log(step=1, loss=2.5, tokens=10)
+    hpc_mp.log(step=2, loss=2.0, tokens=10, learning_rate=1e-3)
+    hpc_mp.log(step=4, tokens=20)
+    assert [(step, tokens, attempt) for step, _, tokens, attempt in steps(run)] == [(1, 10, 1), (2, 20, 1), (4, 40, 1)]
+    assert [loss for _, loss, _, _ in steps(run)][:2] == [2.5, 2.0] and math.isnan(steps(run)[2][1])
+    with pytest.raises(HpcMpError, match="does not follow step 4"):
+        hpc_mp.log(step=4)
+
+
+def test_a_later_attempt_goes_on_and_what_it_does_again_is_lost(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(1, 6):
+        hpc_mp.log(step=step, loss=1.0, tokens=1)
+    monkeypatch.setenv("HPC_MP_ATTEMPT", "2")
+    run.put_away(1).mkdir()
+    hpc_mp.log(step=4, loss=0.5, tokens=1)
+    assert [(step, tokens, attempt) for step, _, tokens, attempt in steps(run)] == [(1, 1, 1), (2, 2, 1), (3, 3, 1), (4, 4, 2)]
+    assert usage(run, None).lost_steps == 2
+
+
+@pytest.mark.parametrize(("name", "value"), [("RANK", "1"), ("HPC_MP_RUN", None)])
+def test_other_ranks_and_programs_outside_of_a_run_write_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, name: str,
+                                                                 value: str | None) -> None:
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    hpc_mp.log(step=1, loss=1.0)
+    assert not run.metrics.exists()
+
+
+def test_status_and_report_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "program.py").write_text("import hpc_mp\nfor n in range(1, 9): hpc_mp.log(step=n, loss=8 / n, tokens=5)\n")
+    monkeypatch.setenv("PYTHONPATH", str(Path(hpc_mp.__file__).parents[1]))
+    done = CliRunner().invoke(cli, ["run", "--on", "local", "--ranks-per-node", "2", "--", sys.executable, "program.py"])
+    assert done.exit_code == 0, done.output + repr(done.exception)
+    assert "loss      8.0000 → 1.0000 in 8 steps" in done.output and "report" in done.output
+    assert "step      8, loss 1.0000" in CliRunner().invoke(cli, ["status", "runs/program"]).output
+    page = (tmp_path / "runs" / "program" / "0001" / "report.html").read_text()
+    assert "program.py" in page and "Peak memory" not in page

@@ -1,0 +1,166 @@
+"""From a process to the program: who it is, what it finds, and what it says where it cannot become the program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.job import ProgramSpec, resolve_any
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.program.rank import DEFAULTS, environment
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, write_attempt, write_json
+from hpc_mp.rundir.failures import read_failures
+from hpc_mp.rundir.program import ProgramCommand, rank_variables, read_program, run_variables, write_program
+
+SHOW = "import json, os, sys; print(json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]))"
+TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=20)
+NAMES = st.from_regex(r"X_[A-Za-z0-9_]{0,8}", fullmatch=True).filter(str.isascii)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    made = create_run(tmp_path / "runs", "a program")
+    write_json(made.placement, to_dict(place(Degrees(data=4), "cluster", 2)))
+    return made
+
+
+def give(run: RunDirectory, command: Sequence[str], environment: dict[str, str] | None = None, start: str = "rank") -> None:
+    directory = run.path.parent / "a directory"
+    directory.mkdir(exist_ok=True)
+    spec = resolve_any({"job": {"ranks_per_node": 2}, "program": {
+        "command": list(command), "directory": str(directory), "environment": environment or {}, "start": start}}, run.path)
+    assert isinstance(spec, ProgramSpec)
+    write_program(run.program, spec)
+
+
+def start(run: RunDirectory, **environ: str) -> subprocess.CompletedProcess[str]:
+    """As srun starts a rank."""
+    return subprocess.run([sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)], capture_output=True, text=True,
+                          env={**os.environ, "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", **environ}, timeout=60)
+
+
+def test_who_a_rank_is_and_where_it_runs(run: RunDirectory) -> None:
+    give(run, [sys.executable, "-c", SHOW, "a b", "$HOME;", "'\"", "new\nline", "é"], {"OWN": "$x\n"})
+    done = start(run, MASTER_ADDR="n1", MASTER_PORT="4711", HPC_MP_SECRET="s", HPC_MP_ASKED="1", OMP_NUM_THREADS="3")
+    arguments, environ, directory = json.loads(done.stdout)
+    assert arguments == ["a b", "$HOME;", "'\"", "new\nline", "é"] and directory == str(run.path.parent / "a directory")
+    assert {name: environ.get(name) for name in (
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")} == {
+        "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1", "NODE_RANK": "1",
+        "MASTER_ADDR": "n1", "MASTER_PORT": "4711"}
+    assert environ["HPC_MP_RUN"] == str(run.path) and environ["HPC_MP_ATTEMPT"] == "1" and "HPC_MP_RESUME" not in environ
+    assert environ["OWN"] == "$x\n" and environ["OMP_NUM_THREADS"] == "3"
+    assert not {"HPC_MP_SECRET", "HPC_MP_ASKED", "HPC_MP_TOKEN"} & environ.keys()
+
+
+def test_a_later_attempt_is_told_to_resume(run: RunDirectory) -> None:
+    run.put_away(1).mkdir()
+    give(run, [sys.executable, "-c", SHOW])
+    _, environ, _ = json.loads(start(run).stdout)
+    assert (environ["HPC_MP_ATTEMPT"], environ["HPC_MP_RESUME"]) == ("2", "1")
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(TEXT, max_size=4), st.dictionaries(NAMES, TEXT, max_size=3))
+def test_what_arrives_is_what_was_given(run: RunDirectory, arguments: list[str], variables: dict[str, str]) -> None:
+    give(run, [sys.executable, "-c", SHOW, *arguments], variables)
+    found, environ, _ = json.loads(start(run).stdout)
+    assert found == arguments and {name: environ[name] for name in variables} == variables
+
+
+@given(st.lists(TEXT, min_size=1).filter(lambda words: words[0] != ""), st.dictionaries(NAMES, TEXT))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_run_file_keeps_every_byte(run: RunDirectory, command: list[str], variables: dict[str, str]) -> None:
+    give(run, command, variables)
+    assert read_program(run.program) == ProgramCommand(tuple(command), str(run.path.parent / "a directory"), variables)
+    assert run.program.stat().st_mode & 0o077 == 0, "it may hold passwords"
+
+
+def test_on_slurm_the_place_says_which_rank_it_is(run: RunDirectory) -> None:
+    """Whatever the number of the task is; and a rank of an earlier attempt ends."""
+    write_attempt(run.attempt_record, AttemptRecord("7.1.2", 2, ("n8", "n7"), "n8", 10001, "s"))
+    give(run, [sys.executable, "-c", SHOW])
+    slurm = {"HPC_MP_TOKEN": "7.1.2", "SLURMD_NODENAME": "n7", "SLURM_LOCALID": "0", "SLURM_PROCID": "0",
+             "MASTER_ADDR": "n8", "MASTER_PORT": "10001"}
+    _, environ, _ = json.loads(start(run, **slurm).stdout)
+    assert (environ["RANK"], environ["NODE_RANK"], environ["HPC_MP_RESUME"]) == ("2", "1", "1")
+    stale = start(run, **{**slurm, "HPC_MP_TOKEN": "7.0.1"})
+    assert stale.returncode == 1 and "not the run's current one" in stale.stderr and stale.stdout == ""
+
+
+def test_nothing_of_ours_shields_the_program_from_signals(run: RunDirectory) -> None:
+    """The job script has SIGTERM ignored, and blocked, until a program can take it."""
+    give(run, [sys.executable, "-c", "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print('lives')"])
+    shielded = ('import os, signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pthread_sigmask(signal.SIG_BLOCK, '
+                '[signal.SIGTERM]); os.execv(sys.executable, [sys.executable, "-P", "-m", "hpc_mp.program", sys.argv[1]])')
+    done = subprocess.run([sys.executable, "-c", shielded, str(run.path)], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, "RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0"})
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, ""), ending(done.returncode)
+
+
+@pytest.mark.parametrize(("command", "words"), [
+    (["no-such-program"], "is not there (PATH = "),
+    (["./no-such-program"], "is not there (seen from "),
+    (["./text"], "cannot be started (Permission denied)"),
+    (["./no-magic"], "cannot be started (Exec format error)"),
+    (["./bad-magic"], "its #! line names what is not there"),
+])
+def test_a_program_that_cannot_be_started_is_the_users_to_mend(run: RunDirectory, command: list[str], words: str) -> None:
+    give(run, command)
+    directory = run.path.parent / "a directory"
+    for name, text, mode in (("text", "x", 0o644), ("no-magic", "x\n", 0o755), ("bad-magic", "#!/no/such/sh\n", 0o755)):
+        (directory / name).write_text(text)
+        (directory / name).chmod(mode)
+    done = start(run, SLURMD_NODENAME="n2")
+    assert done.returncode == 2 and words in done.stderr
+    (failure,) = read_failures(run)
+    assert (failure.kind, failure.rank, failure.node) == ("user", 3, "n2") and words in failure.message
+    assert failure.message.startswith("n2: program.command[0] = ")
+
+
+def test_a_directory_that_is_not_there(run: RunDirectory) -> None:
+    give(run, ["true"])
+    (run.path.parent / "a directory").rmdir()
+    done = start(run)
+    assert done.returncode == 2 and "cannot be entered (No such file or directory)" in done.stderr
+    assert [failure.kind for failure in read_failures(run)] == ["user"]
+
+
+def test_a_command_of_a_node_is_filled_in(run: RunDirectory) -> None:
+    """Its own ranks it numbers itself; braces that are no placeholder stay."""
+    write_json(run.placement, to_dict(place(Degrees(data=2), "cluster", 1)))
+    own = ["{nodes}:{node_rank}", "{ranks_per_node}", "{master_addr}:{master_port}", "{run}/x", '{"a": {nodes}}', "{", "{}",
+           "{node}"]
+    give(run, [sys.executable, "-c", SHOW, *own], start="node")
+    done = start(run, RANK="1", WORLD_SIZE="2", LOCAL_RANK="0", MASTER_ADDR="n1", MASTER_PORT="4711")
+    arguments, environ, _ = json.loads(done.stdout)
+    assert arguments == ["2:1", "2", "n1:4711", f"{run.path}/x", '{"a": 2}', "{", "{}", "{node}"]
+    assert (environ["NODE_RANK"], environ["NNODES"], environ["MASTER_ADDR"]) == ("1", "2", "n1")
+    assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"} & environ.keys()
+    give(run, [sys.executable, "-c", SHOW, *own])
+    assert json.loads(start(run, RANK="1", WORLD_SIZE="2", LOCAL_RANK="0").stdout)[0] == own, "of every rank: byte for byte"
+
+
+def test_what_goes_before_what_in_the_environment() -> None:
+    program = ProgramCommand(("x",), "/", {"A": "own", "PYTHONUNBUFFERED": "0"})
+    found = environment(program, {"RANK": "1"}, {"A": "job's", "B": "job's", "HPC_MP_TOKEN": "7", "SLURMD_NODENAME": "n1"})
+    assert found == DEFAULTS | {"A": "own", "B": "job's", "RANK": "1", "PYTHONUNBUFFERED": "0", "SLURMD_NODENAME": "n1"}
+    assert "SLURMD_NODENAME" not in environment(program, {}, {"HPC_MP_EMULATED": "1", "SLURMD_NODENAME": "node1"})
+
+
+def test_ranks_of_nodes_that_are_not_full() -> None:
+    placement = place(Degrees(data=3), "cluster", 2)
+    found = [rank_variables(placement, rank, "h", "1") for rank in range(3)]
+    assert [each["LOCAL_WORLD_SIZE"] for each in found] == ["2", "2", "1"]
+    assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1"]
+    assert run_variables(Path("/r"), 1) == {"HPC_MP_RUN": "/r", "HPC_MP_ATTEMPT": "1"}

@@ -1,0 +1,142 @@
+"""What the end of a program means: with and without a word that the time is up, a wish to stop, and a program that resumes."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rendering import job
+
+from hpc_mp.cluster.slurm.allocation import Allocation
+from hpc_mp.job import ProgramSpec
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import AttemptRecord, create_run, read_json
+from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.records import RankStart, read_records
+from hpc_mp.supervisor import program
+from hpc_mp.supervisor.context import AttemptContext
+from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.program import ProgramWatch, ending_of
+from hpc_mp.supervisor.restart_policy import decide
+from hpc_mp.supervisor.signals import Signals
+
+HOUR = 3600.0
+
+
+def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, resumes: bool = False,
+            **program: Any) -> AttemptContext:
+    """One of two hosts whose job ends in so many seconds, after as many as it lasts."""
+    spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes, **program})
+    now = time.time()
+    end = None if left is None else now + left
+    record = AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", end, 120.0, 0.0 if end is None else end - lasts)
+    return AttemptContext(create_run(tmp_path, "x"), spec, place(Degrees(data=4), "cluster", 2),
+                          Allocation("7", 0, ("n1", "n2"), "lab", end), (), record=record, host_order="")
+
+
+def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
+    assert isinstance(begun.spec, ProgramSpec)
+    found = ending_of(begun, begun.spec, code, **{"asked": False, "cancelled": False} | given)
+    return found.cause.message if isinstance(found, RootCause) else found
+
+
+@pytest.mark.parametrize(("code", "resumes", "left", "asked", "cancelled", "means"), [
+    (0, False, HOUR, False, False, "completed"),
+    (0, True, HOUR, False, False, "completed"),
+    (0, True, 10, False, False, "stopped"),
+    (0, False, 10, False, False, "completed"),
+    (0, True, HOUR, True, False, "stopped"),
+    (0, True, HOUR, True, True, "completed"),
+    (75, False, HOUR, False, False, "stopped"),
+    (1, False, HOUR, False, False, None),
+    (1, True, HOUR, False, False, None),
+    (1, True, 10, False, False, "stopped"),
+    (1, False, 10, False, False, None),
+    (-15, False, HOUR, False, False, None),
+    (-15, True, 10, False, False, "stopped"),
+    (143, True, HOUR, True, False, "stopped"),
+    (-15, False, HOUR, True, False, "SIGTERM ended its ranks; with program.resumes = true it would go on"),
+    (143, False, 170, False, False, "its time limit was near (job.time_limit = \"01:00:00\")"),
+    (143, False, 190, False, False, None),
+    (-15, False, HOUR, False, True, "stopped"),
+    (1, False, HOUR, False, True, "stopped"),
+    (-11, True, 10, False, False, None),
+    (-15, True, None, False, False, None),
+])
+def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, asked: bool, cancelled: bool,
+                means: str | None) -> None:
+    found = ended(attempt(tmp_path, left=left, resumes=resumes), code, asked=asked, cancelled=cancelled)
+    assert found == means if means is None or " " not in means else means in found
+
+
+def test_signals_and_codes_of_its_own(tmp_path: Path) -> None:
+    begun = attempt(tmp_path, left=10, signal="USR1", stop_codes=[3])
+    assert ended(begun, 3) == "stopped" and ended(begun, 75) is None
+    for code in (-10, 138, -15, 143):  # preemption sends SIGTERM all the same
+        assert "SIGUSR1 ended its ranks" in ended(begun, code)
+    assert ended(begun, -12) is None
+
+
+def test_a_short_job_is_not_always_at_its_end(tmp_path: Path) -> None:
+    """Slurm sends it no signal before its time: else each failure of it would be taken for the time limit, and come again."""
+    assert ended(attempt(tmp_path, left=130, lasts=150, resumes=True), 1) is None
+    assert ended(attempt(tmp_path, left=100, lasts=150, resumes=True), 1) == "stopped"
+
+
+def test_a_rank_that_has_said_why_it_failed(tmp_path: Path) -> None:
+    begun = attempt(tmp_path, left=10, resumes=True)
+    write_failure(begun.run, RankFailure(0, "n1", "user", "there is no such program", 1.0))
+    assert ended(begun, 2) is None
+
+
+def test_a_program_that_resumes_is_queued_again_for_as_many_time_limits_as_it_takes() -> None:
+    from hpc_mp.rundir.history import AttemptEnd
+
+    many = [AttemptEnd("7.0.1", n, 0, "stopped", "", (), "requeue", 0.0) for n in range(9)]
+    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=None).action == "requeue"
+    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=0).action == "fail"
+
+
+def test_what_is_said_for_the_ranks_as_they_begin(tmp_path: Path) -> None:
+    begun = attempt(tmp_path)
+    assert isinstance(begun.spec, ProgramSpec)
+    assert not ProgramWatch(begun, begun.spec).poll()
+    starts = read_records(begun.run.ranks, RankStart)
+    assert [(each.rank, each.node, each.local_rank, each.task, each.token) for each in starts] == [
+        (0, "n1", 0, 0, "7.0.1"), (1, "n1", 1, 1, "7.0.1"), (2, "n2", 0, 2, "7.0.1"), (3, "n2", 1, 3, "7.0.1")]
+    assert read_json(begun.run.status)["phase"] == "running"
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What scancel would be asked."""
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(program, "cancel", lambda name, number: asked.append((name, number)))
+    return asked
+
+
+def watched(begun: AttemptContext) -> ProgramWatch:
+    begun.run.srun_log.write_text("srun: launching StepId=7.0 on host n1\nsrun: launching StepId=7.1 on host n1, 2 tasks: [0-1]")
+    assert isinstance(begun.spec, ProgramSpec)
+    return ProgramWatch(begun, begun.spec)
+
+
+def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(tmp_path: Path, sent: list[tuple[str, str]]) -> None:
+    watch, signals = watched(attempt(tmp_path)), Signals.__new__(Signals)  # without handlers in the process of the tests
+    for number, expected in ((signal.SIGTERM, []), (signal.SIGUSR2, [("7.1", "TERM")]), (None, [("7.1", "TERM")])):
+        signals.number = number or signals.number
+        watch.warn(signals)
+        assert sent == expected
+
+
+@pytest.mark.parametrize(("left", "lasts", "times"), [(100.0, 200.0, 1), (130.0, 200.0, 0), (100.0, HOUR, 0), (None, HOUR, 0)])
+def test_a_short_job_is_warned_by_us(tmp_path: Path, sent: list[tuple[str, str]], left: float | None, lasts: float,
+                                     times: int) -> None:
+    """Slurm warns the others."""
+    watch = watched(attempt(tmp_path, left=left, lasts=lasts))
+    for _ in range(3):
+        watch.poll()
+    assert sent == [("7.1", "TERM")] * times
