@@ -105,7 +105,10 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
     for each in ended:
         if each.state in ("failed", "stopped"):
             cause = f": {each.cause.message}" if each.cause is not None else ""
-            listener.note(f"hpc-mp: {each.run} {each.state}{cause}\ngo on with: {again_alone(request, each.run)}")
+            go_on = "" if outcome.not_started else f"\ngo on with: {again_alone(request, each.run)}"
+            listener.note(f"hpc-mp: {each.run} {each.state}{cause}{go_on}")
+    if outcome.not_started:
+        listener.note(f"go on with: {again(request, outcome.run)}")
     return int(outcome.state in ("failed", "stopped"))
 
 
@@ -118,7 +121,7 @@ def _loss_words(outcome: Outcome) -> str:
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     """Say how it went; the exit code. Raises RunFailed."""
     if outcome.loss is not None and outcome.first_loss is not None:
-        speed = f", {outcome.tokens_per_s:,.0f} tokens/s" if outcome.tokens_per_s else ""
+        speed = f", {outcome.tokens_per_s:,.0f} tokens/s on average" if outcome.tokens_per_s else ""
         listener.say(f"loss      {outcome.first_loss:.4f} → {outcome.loss:.4f} in {outcome.steps} steps{speed}")
     if outcome.evaluation_loss is not None:
         least = outcome.best_evaluation_loss

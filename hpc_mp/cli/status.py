@@ -23,7 +23,7 @@ from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.usage import launched, size
 
-COLUMNS = ("run", "state", "job", "step", "loss", "age", "node h", "size")
+COLUMNS = ("run", "state", "job", "step", "loss", "launched", "node h", "size")
 RIGHT = frozenset({"step", "loss", "node h", "size"})  # columns of numbers
 
 

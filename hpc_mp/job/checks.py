@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
 from hpc_mp.job.errors import shown
 from hpc_mp.job.program import ProgramSpec
 from hpc_mp.job.schedules import check_sizes, stages_per_rank
@@ -20,7 +21,7 @@ def check_arithmetic(spec: JobSpec) -> None:
     product = f"tensor({p.tensor}) × pipeline({p.pipeline}) × context({p.context}) = {degree}"
     ranks = _number_of_ranks(spec)
     if spec.ranks % degree:
-        raise HpcMpError(product, f"does not divide {spec.ranks} ranks ({ranks})",
+        raise HpcMpError(product, f"does not divide {counted(spec.ranks, 'rank')} ({ranks})",
                          f"choose degrees whose product divides {spec.ranks}, or a multiple of {degree} as ranks")
     for key, idle in (("sequence", False), ("tensor_modules", ("*",))):
         value = getattr(p, key)

@@ -19,11 +19,12 @@ from hpc_mp.cluster.slurm.jobs import job_states
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_any, load_job
 from hpc_mp.job.resolution import ResolvedKey
 from hpc_mp.job.values import leaves, toml_value
-from hpc_mp.layout.learning_rate import leap
+from hpc_mp.layout.learning_rate import leap, learning_rate
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
 from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import verdict
+from hpc_mp.rundir.records import StepMetrics, read_records
 from hpc_mp.rundir.runs import successors
 
 # What makes the sequence of losses; all else (layout, nodes, more steps, learning rate …) may change.
@@ -72,14 +73,16 @@ def rate_schedule(spec: JobSpec, run: RunDirectory | None) -> ResolvedKey[str]:
     if run is None or not 0 < done < spec.train.steps:
         return chosen
     before = load_job(run.job).train
-    if (rates := leap(done, before, spec.train)) is None:
+    trained = {each.step: each.learning_rate for each in read_records(run.metrics, StepMetrics)}
+    last = trained.get(done) or learning_rate(done - 1, before)  # a resume that trained nothing has left its job file there too
+    if (comes := leap(done, last, before, spec.train)) is None:
         return chosen
     keys = ("steps", "learning_rate", "lr_schedule", "warmup_steps")
     changed = [f"train.{key} = {getattr(spec.train, key)} (was {getattr(before, key)})" for key in keys
                if getattr(spec.train, key) != getattr(before, key)]
     steady = shlex.join([f"--set=train.{key}={value}" for key, value in
-                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{rates[0]:.4g}"))])
-    return replace(chosen, why=f"the learning rate jumps from {rates[0]:.3g} in step {done:,} to {rates[1]:.3g} in step "
+                         (("lr_schedule", "constant"), ("warmup_steps", 0), ("learning_rate", f"{last:.4g}"))])
+    return replace(chosen, why=f"the learning rate jumps from {last:.3g} in step {done:,} to {comes:.3g} in step "
                                f"{done + 1:,}, for {', '.join(changed)}; {steady} goes on as it ended")
 
 

@@ -117,11 +117,12 @@ def _backwards(plan: TrainingPlan) -> str:
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
     kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
     held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
-    words = f"of at most {counted(held, 'microbatch', 'microbatches')} at once, recompute {spec.parallel.recompute}{kept}"
+    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most wait for theirs at once"
+    words = f"{waiting}, recompute {spec.parallel.recompute}{kept}"
     if spec.offload_horizon is None:
         return words
     ahead = counted(spec.offload_horizon, "computation")
-    return f"{words}; of at most {here} on the device and {away} on the host, fetched {ahead} ahead"
+    return f"{words}; at most {here} on the device and {away} on the host, fetched {ahead} ahead"
 
 
 def _row(name: str, text: str) -> str:

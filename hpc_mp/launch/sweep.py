@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -16,6 +16,7 @@ from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.plan import JobPlan, newest_run
 from hpc_mp.launch.status import RunStatus
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.history import complete, saved_step
 from hpc_mp.rundir.outcome import Outcome, together
 from hpc_mp.rundir.runs import is_run
 from hpc_mp.rundir.sweep import SweepMember, best_of, members
@@ -68,11 +69,25 @@ def rows(plans: Sequence[JobPlan], side_by_side: bool) -> str:
     sweep, placed = plans[0].given.sweep, [plan.member for plan in plans if plan.member is not None]
     most = sweep.simultaneous
     how = IN_TURN if not side_by_side else f"at most {most} at once" if most else "as many at once as Slurm finds room for"
-    lines = [f"{each.number + 1:>3}  {words_of(each.values) or 'the job file as it is'}" for each in placed[:MOST_SHOWN]]
+    lines = [f"{each.number + 1:>3}  {words_of(each.values) or 'the job file as it is'}{gone}"
+             for each, gone in zip(placed[:MOST_SHOWN], _gone(plans[:MOST_SHOWN]), strict=True)]
     if more := len(placed) - MOST_SHOWN:
         lines += [f"     and {counted(more, 'other')}"] if more > 0 else []
     head = f"{summary_of(sweep, runs_of(sweep))}; {how}"
     return f"sweep     {head}\n" + textwrap.indent("\n".join(lines), " " * 10)
+
+
+def _gone(plans: Sequence[JobPlan]) -> Iterator[str]:
+    """What is there already of each run, where the sweep is gone on with."""
+    resumed = any(plan.resumes is not None for plan in plans)
+    for plan in plans:
+        if plan.resumes is None:
+            yield ": a new run" if resumed else ""
+        elif complete(plan.resumes, plan.spec):
+            yield f": {plan.resumes.path.name} is complete"
+        else:
+            saved = saved_step(plan.resumes)
+            yield f": {plan.resumes.path.name} goes on" + (f" from step {saved + 1:,}" if saved else "")
 
 
 def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], listener: Listener) -> Outcome:
@@ -101,7 +116,7 @@ def in_turn(plans: Sequence[JobPlan], start: Callable[[JobPlan], Outcome], liste
     if not left:
         return whole
     listener.say(f"sweep     {counted(left, 'run')} not started; --resume starts {'them' if left > 1 else 'it'}")
-    return replace(whole, state="stopped") if whole.state == "completed" else whole
+    return replace(whole, state="stopped" if whole.state == "completed" else whole.state, not_started=left)
 
 
 def _joined(plans: Sequence[JobPlan]) -> list[SweepMember]:

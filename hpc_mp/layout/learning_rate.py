@@ -32,14 +32,15 @@ def learning_rate(number: int, settings: RateSettings) -> float:
 LEAP = 0.05  # the share by which a rate must differ from the one before it, and from the one foreseen, to be called a leap
 
 
-def leap(done: int, before: RateSettings, now: RateSettings) -> tuple[float, float] | None:
-    """The rates of the last step that was done under ``before`` and of the next one under ``now``, where the second is neither
-    like the first nor what ``before`` would have made it; None where training goes on smoothly.
+def leap(done: int, last: float, before: RateSettings, now: RateSettings) -> float | None:
+    """The rate of the next step under ``now``, where it is neither like that of the last step nor what ``before`` would have made
+    it; None where training goes on smoothly.
 
     Args:
         done: how many steps a run has behind it, at least 1; fewer than ``now.steps``.
+        last: the rate of the last of them.
     """
-    last, comes = learning_rate(done - 1, before), learning_rate(done, now)
+    comes = learning_rate(done, now)
     foreseen = learning_rate(done, before) if done < before.steps else last
     smooth = any(abs(comes - rate) <= LEAP * max(rate, comes) for rate in (last, foreseen))
-    return None if smooth else (last, comes)
+    return None if smooth else comes

@@ -52,7 +52,8 @@ class Outcome:
         tokens_per_s: mean over this attempt's steps without its first, which warms up.
         checkpoint: the newest one. best_checkpoint: that with the least loss on held-out text, of those that were evaluated.
         report: the page that was drawn of the run; None where none was.
-        elements: of an array, the outcome of each of its runs; this one is then the worst of them.
+        elements: of an array, the outcome of each of its runs; this one is then the worst of them. not_started: how many others
+            it was to have.
     """
 
     run: Path
@@ -69,11 +70,14 @@ class Outcome:
     cause: Cause | None = None
     report: Path | None = None
     elements: tuple[Outcome, ...] = ()
+    not_started: int = 0
 
     def document(self) -> dict[str, Any]:
         """For ``--json`` and ``outcome.json``. What is not finite is null: JSON knows no NaN."""
-        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key != "elements"}
-        return tree | ({"elements": [each.document() for each in self.elements]} if self.elements else {})
+        of_array = ("elements", "not_started")
+        tree = {key: _plain(value) for key, value in asdict(replace(self, elements=())).items() if key not in of_array}
+        return tree | ({"elements": [each.document() for each in self.elements], "not_started": self.not_started}
+                       if self.elements else {})
 
 
 def together(elements: Sequence[Outcome]) -> Outcome:

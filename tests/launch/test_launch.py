@@ -84,7 +84,7 @@ def test_a_run_from_start_to_end(job: Path, mark: str) -> None:
               if path.stat().st_mode & 0o077]
     assert not public, "a copy of the run would show them to others"
     code, out, err = launch(mark, job)
-    assert code == 0 and "loss      8.0000 → 1.6000 in 5 steps, 200 tokens/s" in out and err == ""
+    assert code == 0 and "loss      8.0000 → 1.6000 in 5 steps, 200 tokens/s on average" in out and err == ""
     for line in ("where     ", "state     ", "defaults  ", f"run       {the_run(job, 2).path}", "saved     ",
                  "report    ", f"export    hpc-mp export {the_run(job, 2).path} --output DIRECTORY"):
         assert line in out

@@ -38,7 +38,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.plan import RunPlan, Traffic, read_plan
-from hpc_mp.rundir.records import RankStatus
+from hpc_mp.rundir.records import RankStatus, StepMetrics, line_of
 
 GIB = 2**30
 def spec_of(directory: Path, nodes: int = 2, ranks: int = 2, more: str = "", *overrides: str) -> JobSpec:
@@ -318,6 +318,26 @@ def test_a_rate_that_jumps_as_a_run_goes_on_is_said(
     assert words in shown and ("rate the" in shown) == bool(words)
     assert {choice.key for choice in plan.record.choices} >= ({"train.lr_schedule"} if words else set())
     assert compose(given, Where("local", "so"), BACKENDS["local"].target).resolution.schedule.why == ""
+
+
+def test_a_rate_goes_on_from_that_of_the_last_step_that_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not from the end of a schedule that was asked for and found nothing to do."""
+    monkeypatch.setenv("PATH", "")
+    cosine = ["train.learning_rate=0.001", "train.lr_schedule=cosine"]
+    shorter = spec_of(tmp_path, 1, 1, "", *cosine, "train.steps=4")
+    run = create_run(Path(shorter.job.directory), shorter.job.name)
+    run.job.write_text(dump_job(shorter))
+    run.placement.write_text("{}")
+    run.checkpoint(4).mkdir()
+    write_manifest(run.checkpoint(4), Manifest(4, {}))
+    given = spec_of(tmp_path, 1, 1, "", *cosine, "train.steps=20")
+
+    def why() -> str:
+        return compose(given, Where("local", "so"), BACKENDS["local"].target, resumed=run).resolution.schedule.why
+
+    assert "jumps from 0.000146 in step 4" in why()
+    run.metrics.write_text(line_of(StepMetrics(4, 7.0, 64, 3.0, 1234.0, 1.0, 1, learning_rate=0.000905)) + "\n")
+    assert why() == ""
 
 
 def test_defaults_are_those_keys_that_are_not_given(tmp_path: Path) -> None:

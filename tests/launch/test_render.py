@@ -283,9 +283,9 @@ def test_runs_of_a_sweep_share_their_script() -> None:
     check_sweep([one, job(job=CPU, train={"steps": 2, "global_batch": 96})])
     with pytest.raises(HpcMpError, match=r"job.nodes = 2 in run 2 of the sweep"):
         check_sweep([one, job(job=CPU | {"nodes": 2})])
-    with pytest.raises(HpcMpError, match=r"data.stage = True in run 2"):
+    with pytest.raises(HpcMpError, match=r"data.stage = true in run 2"):
         check_sweep([one, job(job=CPU, data={"files": ["/scratch/corpus/*.txt"], "sequence_length": 8, "stage": True})])
-    with pytest.raises(HpcMpError, match=r"model.stage = True in run 2"):
+    with pytest.raises(HpcMpError, match=r"model.stage = true in run 2"):
         check_sweep([one, job(job=CPU, model={"pretrained": "/models/llama", "stage": True})])
     with pytest.raises(HpcMpError, match=r"environment.set = .* in run 3"):
         check_sweep([one, one, job(job=CPU, environment={"set": {"A": "1"}})])

@@ -95,7 +95,7 @@ def test_status_without_a_name_lists_runs_the_newest_first(here: Path) -> None:
     os.utime(broken.job, (time.time() - 30,) * 2)
     queued(here, "8|RUNNING|N/A|n1|0|0|None|")
     rows = [line.split() for line in call("status").stdout.splitlines()]
-    assert rows[0][:6] == ["run", "state", "job", "step", "loss", "age"]
+    assert rows[0][:6] == ["run", "state", "job", "step", "loss", "launched"]
     assert [row[:4] for row in rows[1:]] == [["runs/t/0002", "unreadable", "–", "–"], ["runs/other/0001", "running", "8", "2/5"],
                                              ["runs/t/0001", "completed", "7", "5/5"]]
     assert rows[3][4] == "4.0000" and rows[3][-1] == "kB" and "--jobs=8 " in (here / "asked").read_text()
@@ -335,7 +335,13 @@ def test_the_main_log_has_a_line_about_steps_now_and_then(here: Path) -> None:
         words = StepWords(Said(), 3, 6, seconds)  # type: ignore[arg-type]
         for step in range(3, 7):
             words(StepMetrics(step, math.nan if step == 6 else 2.5, 64, 3.0, 1234.0, 1.0, 1))
+        words.close()
     assert said[:2] == ["step 3/6: loss 2.5000, 1,234 tokens/s", "step 6/6: no loss, 1,234 tokens/s"] and len(said) == 2 + 4
+    words = StepWords(Said(), 3, 6, 60.0)  # type: ignore[arg-type]
+    for step in (3, 4, 5):
+        words(StepMetrics(step, 2.5, 64, 3.0, 1234.0, 1.0, 1))
+    words.close()
+    assert said[6:] == ["step 3/6: loss 2.5000, 1,234 tokens/s", "step 5/6: loss 2.5000, 1,234 tokens/s"], "it was stopped"
 
 
 def test_what_the_supervisor_says_into_two_logs_is_shown_once(here: Path) -> None:

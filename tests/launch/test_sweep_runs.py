@@ -74,7 +74,10 @@ def test_an_interrupt_ends_the_sweep_and_resume_goes_on_with_all_of_it(job: Path
     outcome = hpc_mp.run_job(job, on="local", overrides=[GRID], say=said.append)
     pressed.join()
     assert outcome.state == "stopped" and len(outcome.elements) == len(runs_of(job)) == 1
-    assert said[-1] == "sweep     2 runs not started; --resume starts them"
+    assert said[-1] == "sweep     2 runs not started; --resume starts them" and outcome.not_started == 2
+    preview(LaunchRequest(job, "local", (GRID,), resume=True),
+            SimpleNamespace(say=said.append, note=said.append))  # type: ignore[arg-type]
+    assert re.search(r"1  train.seed = 1: 0001 goes on( from step \d+)?\n +2  train.seed = 2: a new run\n", "\n".join(said))
     monkeypatch.setenv("PAUSE", "0")
     on = hpc_mp.run_job(job, on="local", overrides=[GRID], resume=True)
     assert [each.state for each in on.elements] == ["completed"] * 3 and len(runs_of(job)) == 3
@@ -110,7 +113,10 @@ def test_cancelling_of_one_run_and_of_the_sweep(
     code, out, err = launched.end()
     ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
     assert (code, ends) == (1, states) and (not options or words in out)
-    assert f"go on with: hpc-mp launch {the_run(job).job} --on local --resume" in err
+    ways = [line for line in err.splitlines() if line.startswith("go on with: ")]
+    alone = f"go on with: hpc-mp launch {the_run(job).job} --on local --resume"
+    whole = f"go on with: hpc-mp launch {job} --on local '--set=sweep.grid={{ \"train.seed\" = [1, 2] }}' --resume"
+    assert ways == [whole if options else alone]
     code, out, err = Launch(mark, job, "--resume", "--set", 'sweep.grid={ "train.seed" = [1, 2] }').end()
     ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
     assert (code, ends) == (0, ["completed"] * 2), "what was asked for then does not end this launch"

@@ -239,7 +239,7 @@ def test_a_resume_on_another_layout_gives_the_same_evaluations(
     assert [line["step"] for line in found] == [2, 3] and complete(run, spec)
     assert [line["loss"] for line in found] == pytest.approx(plain(LLAMA)[1:], abs=EXACT, rel=0)
     assert [line["step"] for line in read_lines(run.metrics)] == [1, 2, 3]
-    assert ("is put off: SIGTERM" in run.main_log.read_text()) == (code == EXIT_STOPPED)
+    assert ("is put off: asked to by SIGTERM" in run.main_log.read_text()) == (code == EXIT_STOPPED)
 
 
 def test_each_row_is_one_replicas_in_equally_many_passes() -> None:

@@ -11,6 +11,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.options import check_together
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import AnySpec, Environment, Slurm, is_image
+from hpc_mp.job.values import toml_value
 from hpc_mp.launch.facts import ClusterFacts
 
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
@@ -123,6 +124,6 @@ def check_sweep(runs: Sequence[AnySpec]) -> None:
                 continue
             key, given = f"{section}.{name}", getattr(getattr(run, section), name)
             if given != getattr(getattr(first, section), name):
-                raise HpcMpError(f"{key} = {given!r} in run {number + 1} of the sweep",
+                raise HpcMpError(f"{key} = {toml_value(given)} in run {number + 1} of the sweep",
                                  "is held by the job script, which all runs of a sweep share",
                                  "give it the same value in every run, or launch a job of its own")

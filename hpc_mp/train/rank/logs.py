@@ -101,12 +101,21 @@ class StepWords:
     def __init__(self, log: Log, first: int, last: int, seconds: float = STEP_LINE_S) -> None:
         self._log, self._ends, self._last, self._seconds = log, (first, last), last, seconds
         self._said = -math.inf
+        self._unsaid: StepMetrics | None = None
 
     def __call__(self, metrics: StepMetrics) -> None:
-        now = time.monotonic()
-        if metrics.step not in self._ends and now - self._said < self._seconds:
-            return
-        self._said = now
+        if metrics.step in self._ends or time.monotonic() - self._said >= self._seconds:
+            self._say(metrics)
+        else:
+            self._unsaid = metrics
+
+    def close(self) -> None:
+        """The last step of a training that was stopped has its line too."""
+        if self._unsaid is not None:
+            self._say(self._unsaid)
+
+    def _say(self, metrics: StepMetrics) -> None:
+        self._said, self._unsaid = time.monotonic(), None
         loss = f"loss {metrics.loss:.4f}" if math.isfinite(metrics.loss) else "no loss"
         self._log.say(f"step {metrics.step}/{self._last}: {loss}, {metrics.tokens_per_s:,.0f} tokens/s")
 

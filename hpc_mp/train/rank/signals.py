@@ -14,7 +14,8 @@ from types import FrameType
 
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 STOP_FILE, TIME_LIMIT = 1000, 1001
-REASONS: dict[int, str] = {**{int(number): number.name for number in STOPPING}, STOP_FILE: "stop file", TIME_LIMIT: "time limit"}
+REASONS: dict[int, str] = {
+    **{int(number): f"asked to by {number.name}" for number in STOPPING}, STOP_FILE: "stop file", TIME_LIMIT: "time limit"}
 EXIT_STOPPED = os.EX_TEMPFAIL  # 75: stopped on request after saving; the run can go on
 
 

@@ -91,6 +91,7 @@ class MetricLines:
 
     def close(self) -> None:
         if self.file is not None:
+            self.words.close()
             self.file.close()
 
 
