@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_mp.adopt.command import ProgramStart, slurm_numbers
+from hpc_mp.adopt.command import WORDS, ProgramStart, slurm_numbers
 from hpc_mp.adopt.expand import WordPiece
 from hpc_mp.adopt.request import ELEMENT, Request
 from hpc_mp.lint.sbatch.statements import Statement
@@ -61,11 +61,13 @@ def _command_lines(words: Sequence[WordPiece]) -> list[str]:
         if not runs or runs[-1][0] != later:
             runs.append((later, []))
         runs[-1][1].append(_in_shell(piece))
-    lines = [f"{COMMAND}="]
-    for later, texts in runs:
+    lines = []
+    for number, (later, texts) in enumerate(runs):
         text = " ".join(texts)
-        lines.append(f"{COMMAND}+={shlex.quote(text + ' ')}" if later else
-                     f"printf -v {COMMAND} '%s%s' \"${COMMAND}\" \"$(printf '%q ' {text})\"")
+        sets = f"{COMMAND}+=" if number else f"{COMMAND}="
+        blank = " " if number else ""
+        lines += [f"{sets}{shlex.quote(blank + text)}"] if later else [
+            f"{WORDS}=({text})", f'{sets}"{blank}${{{WORDS}[*]@Q}}"']
     return [*lines, f"export {COMMAND}"]
 
 
