@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +18,11 @@ from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
 from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, kind_of, names_in
-from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.job.program import IDENTITY
 from hpc_mp.launch.program.launchers import check_command
+from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, Statement, read_statements
@@ -68,7 +67,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
     request = read_request(script)
     begins = os.path.normpath(directory / (request.directory or "."))
     if _for_a_shell(script):
-        body = _of_shell(script, request, begins, arguments)
+        body = _of_shell(script, request, begins, file, arguments)
     else:
         body = _of_another(script, request, begins, file, arguments)
     tree = job_tree(body.keys, job_directory)
@@ -100,9 +99,12 @@ def _form(script: Script) -> list[LineFate]:
     if script.lines[0].startswith("#!"):
         login = " its shell is no login shell, and reads no files of yours but what slurm.setup names" \
             if re.search(r"\s-\w*l|--login", script.lines[0]) else ""
-        found.append(LineFate(1, 1, script.lines[0], Fate.REPLACED, "#!/bin/bash", f"the job script is hpc-mp's own{login and ';'}{login}"))
-    comments = set(read_statements("\n".join(script.lines)).comments) if _for_a_shell(script) else {
-        number for number, line in enumerate(script.lines, start=1) if line.lstrip().startswith("#") and number < script.header.end}
+        found.append(LineFate(1, 1, script.lines[0], Fate.REPLACED, "#!/bin/bash", "the job script is hpc-mp's "
+            f"own{login and ';'}{login}"))
+    comments = {number for number, line in enumerate(script.lines, start=1)
+                if line.lstrip().startswith("#") and number < script.header.end}
+    if _for_a_shell(script):
+        comments = set(read_statements("\n".join(script.lines)).comments)
     for number in comments - directives - {1 if found else 0}:
         line = script.lines[number - 1].strip()
         if re.match(r"#\s*SBATCH\b", line, re.IGNORECASE) and number > script.header.end:
@@ -118,15 +120,15 @@ def _form(script: Script) -> list[LineFate]:
     return found
 
 
-def _of_shell(script: Script, request: Request, begins: str, arguments: Sequence[str]) -> _Body:
+def _of_shell(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str]) -> _Body:
     source = read_statements("\n".join(script.lines))
     there = begins if os.path.isdir(begins) else None
     known = what_is_known(source, begins, request.exported)
     launches = find_launches(source)
     launch = choose(launches)
-    if launch is None:
-        raise HpcMpError(f"the script of {len(script.lines)} lines", "starts no program: nothing in it would run as the job's ranks",
-                         "name a script that starts one with srun, torchrun, python or by its name")
+    unreadable = _unreadable(source)
+    if launch is None or launch.statement in unreadable or None in unreadable:
+        return _of_another(script, request, begins, file, arguments, unreadable=bool(unreadable))
     at = _called_at(source, launch)
     fixed = known.fixed[at]
     simple = _simple(source.statements[launch.statement], launch)
@@ -137,7 +139,7 @@ def _of_shell(script: Script, request: Request, begins: str, arguments: Sequence
     moved = known.directories[at] is None or there is None
     needs = Needs(frozenset().union(*(names_in(piece.text) for piece in start.words if piece.kind == "batch"),
                                     *map(names_in, start.before)), start.start == "node")
-    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs)
+    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
     form = command_form(start, moved)
     lines = [each.text for each in found if each.text is not None]
     fates = [_fate(each) for each in found]
@@ -154,7 +156,8 @@ def _of_shell(script: Script, request: Request, begins: str, arguments: Sequence
     own = [*lines, *(form.lines if simple else ())]
     keys = _keys(request, start, found, passed, fixed)
     keys["program.command"] = form.command
-    keys["program.directory"] = begins if moved and there is not None else there and known.directories[at] or str(script.directory)
+    goes_to = begins if moved else known.directories[at]
+    keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
     lines = _with_step_sizes(lines, launches, launch, request)
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if own and needs_shell:
@@ -167,9 +170,18 @@ def _of_shell(script: Script, request: Request, begins: str, arguments: Sequence
                                *unset, *epilogue(text, request))
     elif lines:
         keys["slurm.setup"] = tuple(lines)
-    notes = _notes(script, request, arguments, own, moved, begins)
+    notes = _notes(script, request, arguments, own, moved)
     machine, fates_of_sizes = machine_keys(script, request, start)
     return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
+
+
+def _unreadable(source: Source) -> frozenset[int | None]:
+    """The numbers of statements that bash cannot read, None for the script as a whole: it is asked, and runs nothing."""
+    if bash_refusal(source.text) is None:
+        return frozenset()
+    found = {number for number, each in enumerate(source.statements) if bash_refusal(f"{each.text}\n") is not None}
+    rest = "\n".join(each.text for number, each in enumerate(source.statements) if number not in found)
+    return frozenset(found if found and bash_refusal(f"{rest}\n") is None else {None})
 
 
 def _simple(statement: Statement, launch: LaunchCall) -> bool:
@@ -177,7 +189,7 @@ def _simple(statement: Statement, launch: LaunchCall) -> bool:
     if set(launch.call.inside) - {"redirected_statement", "pipeline", "list", "negated_command"}:
         return False
     before = statement.text[:launch.call.start - statement.start].strip()
-    return not before or before.endswith("&&") and "||" not in before
+    return not before or (before.endswith("&&") and "||" not in before)
 
 
 def _called_at(source: Source, launch: LaunchCall) -> int:
@@ -196,8 +208,9 @@ def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at:
     """The start with variables that stand before the command, and those that hpc-mp's own Python must not see."""
     front: list[WordPiece] = []
     environment = dict(start.environment)
+    through_env = {each.word.text.partition("=")[0] for each in launch.call.arguments if "=" in each.word.text}
     for each in launch.call.command.assignments:
-        if each.name in IDENTITY and start.start == "rank" or f"{each.name}={each.raw}" in {a.source for a in launch.call.arguments}:
+        if (each.name in IDENTITY and start.start == "rank") or each.name in through_env:
             continue
         value = fields(each.raw, fixed, value=True)
         if value is not None and each.name not in IDENTITY:
@@ -247,7 +260,8 @@ def _around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tu
     if "<<" in right or re.search(r"(?<!<)<(?![<(&])", right) or "<<<" in call_text:
         lost.append("what it reads from stdin: ranks read nothing there; give it as a file or an argument")
     elif right:
-        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind the program")
+        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
+                   "the program")
     if launch.srun and (options := _step_options(launch)):
         why.append(options)
     if statement.background:
@@ -268,8 +282,10 @@ def _step_options(launch: LaunchCall) -> str:
     containers = [name for name in rest if name.startswith("--container")]
     others = [name for name in rest if not name.startswith("--container")]
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
-                      *([f"srun's {', '.join(dict.fromkeys(others))} are left out: the job script says how its step runs"] if others else []),
-                      *([f"{', '.join(dict.fromkeys(containers))}: not carried over, containers by pyxis are not built for [program]"]
+                      *([f"srun's {', '.join(dict.fromkeys(others))} are left out: the job script says how its step "
+                         "runs"] if others else []),
+                      *([f"{', '.join(dict.fromkeys(containers))}: not carried over, containers by pyxis are not built for "
+                         "[program]"]
                         if containers else [])))
 
 
@@ -277,14 +293,16 @@ def _in_place(source: Source, launch: LaunchCall, at: int, lines: Sequence[str])
     """The compound statement that holds the launch, or the function with the statements up to its first call."""
     statement, call = source.statements[launch.statement], launch.call
     own = list(lines) or []
-    if {"subshell", "command_substitution"} & set(call.inside) or (statement.kind == "function_definition" and at == launch.statement):
+    uncalled = statement.kind == "function_definition" and at == launch.statement
+    if uncalled or {"subshell", "command_substitution"} & set(call.inside):
         return own, [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
                               "of what stands around the program here only its command is taken")]
     text = in_place(statement, call.start, call.chain_end, own or [":"], call.inside)
     loop = is_loop(call.inside)
     why = ("the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
            if loop else "its command is taken out for the ranks, the rest stays as it stands up to there")
-    said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if loop else Fate.KEPT, "slurm.setup, program.command",
+    said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if loop else Fate.KEPT, "slurm.setup, "
+        "program.command",
                      why)]
     rest = [text]
     for each in source.statements[launch.statement + 1:at + 1]:
@@ -297,9 +315,11 @@ def _after(statement: Statement, number: int, launches: Sequence[LaunchCall]) ->
     quiet = kind_of(statement) in ("print", "shell", "assign") or statement.text.split()[:1] in (
         ["wait"], ["exit"], ["conda"], ["deactivate"], ["module"], ["return"], ["sleep"], ["cd"], ["fi"], ["done"])
     if quiet and not any(each.statement == number for each in launches):
-        return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and does nothing "
+        return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and "
+            "does nothing "
                         "that lasts")
-    return LineFate(statement.first, statement.last, statement.text, Fate.LOST, "", "it comes after the program: make it a job of its own "
+    return LineFate(statement.first, statement.last, statement.text, Fate.LOST, "", "it comes after the program: make it a "
+        "job of its own "
                     "with slurm.depends, or a part of the program")
 
 
@@ -312,11 +332,14 @@ def _is_plain(line: str) -> bool:
 def _with_step_sizes(lines: Sequence[str], launches: Sequence[LaunchCall], chosen: LaunchCall, request: Request) -> list[str]:
     """Lines in which an srun that says no size gets that of the script, whose variables the job script has cleaned."""
     size = f"srun --ntasks={request.total_tasks}"
-    return [re.sub(r"(^|[;&|(!\n]\s*|\b(?:then|do|else)\s+)srun(?=\s)(?![^\n;|&]*\s(?:-n|-N|--n(?:tasks|odes)|--ntasks-per-node))",
-                   lambda found: f"{found[1]}{size}", line) for line in lines]
+    return [_SIZELESS.sub(lambda found: f"{found[1]}{size}", line) for line in lines]
 
 
-def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Sequence[str], moved: bool, begins: str) -> tuple[str, ...]:
+_SIZELESS = re.compile(r"(^|[;&|(!\n]\s*|\b(?:then|do|else)\s+)srun(?=\s)"
+                       r"(?![^\n;|&]*\s(?:-n|-N|--n(?:tasks|odes)|--ntasks-per-node))")
+
+
+def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Sequence[str], moved: bool) -> tuple[str, ...]:
     found = []
     if "job.time_limit" not in request.keys:
         found.append("job.time_limit is 1 hour, as the script names none: set it")
@@ -328,20 +351,29 @@ def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Se
     if moved:
         found.append(f"the program runs where the script's shell is by then, which is not known here ({DIRECTORY})")
     if request.nodes is None and request.ntasks and request.ntasks > 1:
-        found.append(f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, the job has them on one node; set job.nodes")
+        found.append(f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, the job has them on one node; set "
+                     "job.nodes")
     if "scontrol requeue" in text:
         found.append("the script queues itself again: set program.resumes = true if the program goes on from what it saved")
     return tuple(found)
 
 
-def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str]) -> _Body:
-    """A script of another language than a shell's is a program itself, which runs once."""
-    words = [part for part in shlex.split(script.lines[0][2:])]
+def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str], *,
+                unreadable: bool = False) -> _Body:
+    """A script of another language than a shell's, or one in which no program is found: it is the program itself, once."""
+    words = script.lines[0][2:].split() if script.lines[0].startswith("#!") else ["bash"]
     gpus = request.gpus.count if request.gpus and request.gpus.count else 1
-    start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in (*words, str(file.absolute()), *arguments)))
+    words += [str(file.absolute()), *arguments]
+    start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
-                                 "program.command": tuple(piece.text for piece in start.words), "program.directory": begins}
+                                 "program.command": tuple(words), "program.directory": begins}
     machine, sizes = machine_keys(script, request, start)
-    fates = [LineFate(number, number, line, Fate.KEPT, "program.command", "the program is this file itself, once")
-             for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()]
-    return _Body(keys | machine, (*request.fates, *sizes, *fates), _notes(script, request, arguments, (), False, begins))
+    several = (request.nodes or 1) > 1
+    fate = Fate.LOST if unreadable or several else Fate.KEPT
+    why = "the program is this file itself, once" + (
+        ", which bash cannot read: mend it (bash -n FILE)" if unreadable else
+        ", on one node: no program was found in it that the job could start on all nodes" if several else "")
+    fates = [LineFate(number, number, line, fate, "program.command", why)
+             for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
+             and not line.startswith("#")]
+    return _Body(keys | machine, (*request.fates, *sizes, *fates), _notes(script, request, arguments, (), False))

@@ -101,10 +101,12 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
     if inside is not None and "accelerate" in inside and name == "accelerate":
         return _accelerate(launch, nodes if launch.srun else asked, every, request, fixed)
     words, before = written(launch, launch.program, fixed)
-    if inside is not None or (every or 1) > 1 and tasks == 1:
+    if inside is not None or ((every or 1) > 1 and tasks == 1):
         count = _processes(texts, request) if inside is not None else None
         ranks = count or every or 1
-        why = f"{inside} starts its ranks itself" if inside else "it has all GPUs of its node" if launch.srun else "without srun it runs once"
+        why = "it has all GPUs of its node" if launch.srun else "without srun it runs once"
+        if inside is not None:
+            why = f"{inside} starts its ranks itself"
         return ProgramStart("node", nodes, ranks, words, (f"once for every node, for {why}",), _idle(launch, asked, nodes), before)
     if not launch.srun:
         return ProgramStart("node", 1, 1, words, ("once, on one node, as without srun",), _idle(launch, asked, 1), before)
@@ -183,7 +185,8 @@ def _options(texts: Sequence[str], at: int, flags: Iterable[str]) -> tuple[list[
     return found, at
 
 
-def _torchrun(launch: LaunchCall, module: int, nodes: int, gpus: int | None, request: Request, fixed: FixedValues) -> ProgramStart:
+def _torchrun(launch: LaunchCall, module: int, nodes: int, gpus: int | None, request: Request,
+              fixed: FixedValues) -> ProgramStart:
     texts = launch.texts
     options, script = _options(texts, module + 1, FLAGS)
     said = {name: value for name, value, _, _ in options}
@@ -197,8 +200,8 @@ def _torchrun(launch: LaunchCall, module: int, nodes: int, gpus: int | None, req
         lost.append(f"--nnodes={said['nnodes']} on {nodes} nodes: each trained by itself, and now they are one world")
     name = "torchrun" if module == 0 else f"python -m {texts[module]}"
     old = texts[module] == "torch.distributed.launch" and "use-env" not in said
-    base, loose = launch.program, script < len(texts) and texts[script].startswith("$") and not launch.boundary(launch.program + script)
-    if old or loose or set(said) - MEETING - BESIDES or script >= len(texts) or not launch.boundary(launch.program + script):
+    base = launch.program
+    if old or set(said) - MEETING - BESIDES or script >= len(texts) or not launch.boundary(launch.program + script):
         words, before = _meeting(launch, options, module, ranks, fixed)
         why = "it gives each script --local-rank" if old else "an option of it is not known from the script's text"
         return ProgramStart("node", nodes, ranks, words, (f"{name}: once for every node, for {why}",), tuple(lost), before)
@@ -262,14 +265,16 @@ def _accelerate(launch: LaunchCall, nodes: int, gpus: int | None, request: Reque
     ends = [base, base + 2, *(base + end for _, _, _, end in options)]
     if nodes == 1 or not all(map(launch.boundary, ends)):
         words, before = written(launch, base, fixed)
-        return ProgramStart("node", nodes, ranks, words, ("accelerate launch: once for every node, where it starts its ranks",), lost,
+        return ProgramStart("node", nodes, ranks, words, ("accelerate launch: once for every node, where it starts its "
+                                                          "ranks",), lost,
                             before)
     kept = [piece for name, _, begin, end in options if name not in OF_MACHINES
             for piece in _slice(launch, base + begin, base + end, fixed)]
     count = [WordPiece("literal", "--num_processes"), WordPiece("literal", str(nodes * ranks))]
     tail, before = written(launch, base + script, fixed)
     words = (*_slice(launch, base, base + 2, fixed), *_placeholders(MACHINES, ranks), *count, *kept, *tail)
-    return ProgramStart("node", nodes, ranks, words, ("accelerate launch: once for every node; where the machines meet is said by "
+    return ProgramStart("node", nodes, ranks, words, ("accelerate launch: once for every node; where the machines meet is "
+                                                      "said by "
                                                       "hpc-mp",), lost, before)
 
 
@@ -285,10 +290,11 @@ def _deepspeed(launch: LaunchCall, nodes: int, gpus: int | None, request: Reques
     ranks = number_in(said.get("num-gpus"), request) or gpus or 1
     tail, before = written(launch, base + script + 1, fixed)
     local = () if "no-local-rank" in said else (WordPiece("rank", '--local_rank="$LOCAL_RANK"'),)
-    words = (WordPiece("literal", "python"), WordPiece("literal", "-u"), *_slice(launch, base + script, base + script + 1, fixed), *local,
-             *tail)
+    name = _slice(launch, base + script, base + script + 1, fixed)
+    words = (WordPiece("literal", "python"), WordPiece("literal", "-u"), *name, *local, *tail)
     return ProgramStart("rank", nodes, ranks, words, (
-        f"deepspeed: replaced by start = \"rank\" on {nodes} × {ranks} ranks, without ssh and hostfile; each gets --local_rank",), (),
+        f"deepspeed: replaced by start = \"rank\" on {nodes} × {ranks} ranks, without ssh and hostfile; each gets "
+        "--local_rank",), (),
         before)
 
 
@@ -303,12 +309,13 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
     return ProgramStart("rank", nodes, ranks, words, (), (
-        f"{texts[0]}: program.start for MPI is not built, so that ranks that meet through MPI would each find themselves alone; its "
+        f"{texts[0]}: program.start for MPI is not built, so that ranks that meet through MPI would each find themselves "
+        "alone; its "
         f"options are left out ({' '.join(texts[1:at]) or 'none'})",), before)
 
 
-_MPI_VALUES = {"x": 2, "np": 2, "n": 2, "c": 2, "ppn": 2, "npernode": 2, "N": 2, "hostfile": 2, "machinefile": 2, "f": 2, "host": 2,
-               "H": 2, "hosts": 2, "map-by": 2, "bind-to": 2, "rank-by": 2, "mca": 3, "genv": 3, "env": 3, "gmca": 3, "prefix": 2,
+_MPI_VALUES = {"x": 2, "np": 2, "n": 2, "c": 2, "ppn": 2, "npernode": 2, "N": 2, "hostfile": 2, "machinefile": 2, "f": 2,
+               "host": 2, "H": 2, "hosts": 2, "map-by": 2, "bind-to": 2, "rank-by": 2, "mca": 3, "genv": 3, "env": 3, "gmca": 3, "prefix": 2,
                "wdir": 2, "perhost": 2, "ntasks": 2, "tune": 2, "pernode": 1, "report-bindings": 1, "allow-run-as-root": 1,
                "oversubscribe": 1, "bootstrap": 2, "iface": 2, "depth": 2, "d": 2, "cpu-bind": 2}
 

@@ -92,7 +92,7 @@ def fields(source: str, fixed: FixedValues, *, value: bool = False) -> tuple[str
                 continue
             kept = "\\" if quoted and following not in ('"', "\\", "$", "`") else ""
             current, at = (current or "") + kept + following, at + 2
-        elif letter == "$" and source[at + 1:at + 2] not in ("", '"', " ", "'") or letter == "`":
+        elif (letter == "$" and source[at + 1:at + 2] not in ("", '"', " ", "'")) or letter == "`":
             found = _expansion(source, at, fixed)
             if found is None:
                 return None
@@ -112,8 +112,8 @@ def fields(source: str, fixed: FixedValues, *, value: bool = False) -> tuple[str
                     done.append(current or "")
                     current = ""
                 current = (current or "") + text
-        elif not quoted and (letter in "*?[" and not value or letter == "$" or letter == "~" and _is_home(source, at)
-                             or letter == "{" and not value and _BRACES.match(source, at) or letter in "()<>|&;"):
+        elif not quoted and ((letter in "*?[" and not value) or letter == "$" or (letter == "~" and _is_home(source, at))
+                             or (letter == "{" and not value and _BRACES.match(source, at)) or letter in "()<>|&;"):
             return None
         else:
             current, at = (current or "") + letter, at + 1

@@ -29,7 +29,8 @@ def machine_keys(script: Script, request: Request, start: ProgramStart) -> tuple
         key = "job.nodes" if name == "nodes" else "job.ranks_per_node"
         same = script.value(name) == str(number)
         said[name] = (Fate.KEPT, key, "") if same else (Fate.REPLACED, "job.nodes, job.ranks_per_node", f"the program has {shape}"
-                                                        + (", one task per node in the step of its own" if start.start == "node" else ""))
+                                                        + (", one task per node in the step of its "
+                                                           "own" if start.start == "node" else ""))
     if gpus is None or gpus.count is None:
         keys["slurm.gpu_request"] = "none"
     elif gpus.count == ranks and not gpus.others:
@@ -55,8 +56,8 @@ def machine_keys(script: Script, request: Request, start: ProgramStart) -> tuple
         said["cpus-per-task"] = (Fate.KEPT, "slurm.extra.cpus-per-task", "") if each == request.cpus else (
             Fate.REPLACED, "slurm.extra.cpus-per-task", f"{each} for each of {ranks} ranks, as many on a node as before")
     for name in ("exclusive", "mem"):
-        absent = script.option(name) is None and not (name == "mem" and (script.option("mem-per-cpu") or script.option("mem-per-gpu")))
-        if absent and not (name == "exclusive" and script.option("oversubscribe")):
+        instead = ("oversubscribe",) if name == "exclusive" else ("mem-per-cpu", "mem-per-gpu")
+        if not any(script.option(each) for each in (name, *instead)):
             keys[f"slurm.extra.{name}"] = False  # else the job would ask for whole nodes and all their memory
     return keys, [_line(script, option, *said[option.name]) for option in script.options if option.name in SIZES
                   and script.option(option.name) is option]

@@ -15,7 +15,7 @@ from hpc_mp.lint.sbatch.statements import Source, Statement
 
 # Files that prepare a shell and leave a script's own variables alone.
 HARMLESS = re.compile(r"activate$|conda\.sh$|\.bashrc$|\.bash_profile$|\.profile$|/etc/profile(\.d/.*)?$|/init/\w+$|setvars\.sh$")
-_SET_BY_WORD = re.compile(r"\b(?:for|select|read(?:\s+-\w+)*|mapfile(?:\s+-\w+)*|readarray(?:\s+-\w+)*|unset|getopts\s+\S+|printf\s+-v|let)\s+"
+_SET_BY_WORD = re.compile(r"\b(?:for|select|(?:read|mapfile|readarray)(?:\s+-\w+)*|unset|getopts\s+\S+|printf\s+-v|let)\s+"
                           r"([A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)")
 
 
@@ -86,7 +86,8 @@ def _words(text: str) -> Sequence[str]:
 def _reads_a_file(statement: Statement, texts: Mapping[str, tuple[str, ...]], here: str | None) -> bool:
     for call in statement.calls:
         if call.command.name in ("source", ".", "eval") and "command_substitution" not in call.inside:
-            words = fields(call.arguments[-1].source, FixedValues(texts, frozenset(), here)) or (call.arguments[-1].source.strip("\"'"),)
+            named = call.arguments[-1].source
+            words = fields(named, FixedValues(texts, frozenset(), here)) or (named.strip("\"'"),)
             if not HARMLESS.search(words[-1]) and "conda" not in words[-1]:
                 return True
     return False
@@ -100,7 +101,7 @@ def _moved(statement: Statement, here: str | None, fixed: FixedValues) -> str | 
         return here
     call = movers[0]
     if here is None or len(movers) > 1 or call.command.name != "cd" or set(call.inside) - {"list", "redirected_statement"} \
-            or len(call.arguments) != 2 or call.inside and call.start != statement.start:
+            or len(call.arguments) != 2 or (call.inside and call.start != statement.start):
         return None
     words = fields(call.arguments[1].source, fixed)
     if words is None or len(words) != 1:

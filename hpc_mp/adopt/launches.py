@@ -9,25 +9,28 @@ from dataclasses import dataclass, replace
 from hpc_mp.launch.program.launchers import LAUNCHERS, MODULES, PYTHON
 from hpc_mp.lint.sbatch.options import Option, parse, syntax
 from hpc_mp.lint.sbatch.script import Variables, assign, expanded
-from hpc_mp.lint.sbatch.shell import PREFIXES
+from hpc_mp.lint.sbatch.shell import PREFIXES, ShellAssignment, read_shell
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 from hpc_mp.lint.sbatch.word import Word
 
 # What prepares, prints and cleans up: never the program of a job.
-TOOLS = frozenset("""
-    . : [ [[ alias apt aws awk basename bc break case cat cd chmod chown clear column command conda continue cp curl cut date declare df
-    diff dirname disown docker-compose du echo enroot env envsubst eval exit export expr false find free gcloud getent git gpustat grep
-    gsutil head hostname huggingface-cli hf id ifconfig ip jobs kill killall let ln local ls lsb_release lscpu lsof make mamba
-    mapfile micromamba mkdir mkfifo mktemp ml module mount mv nproc nvcc nvidia-smi pdsh pgrep ping pip pip3 pkill popd printenv
-    printf ps pushd pwd read readarray readlink readonly realpath return rm rmdir rocm-smi rsync sacct sbatch sbcast scancel
-    scontrol scp sed seq set shift shopt shuf sinfo sleep sort source spack squeue ssh sstat sync tail tar tee test touch tr trap
-    tree true type typeset ulimit umask uname uniq unset until unzip uptime wait wc wget which whoami xargs zip
-    """.split())  # fmt: skip
-HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a python that trains nothing
+TOOLS = frozenset({
+    ".", ":", "[", "[[", "alias", "apt", "aws", "awk", "basename", "bc", "break", "case", "cat", "cd", "chmod", "chown",
+    "clear", "column", "command", "conda", "continue", "cp", "curl", "cut", "date", "declare", "df", "diff", "dirname",
+    "disown", "docker-compose", "du", "echo", "enroot", "env", "envsubst", "eval", "exit", "export", "expr", "false", "find",
+    "free", "gcloud", "getent", "git", "gpustat", "grep", "gsutil", "head", "hostname", "huggingface-cli", "hf", "id",
+    "ifconfig", "ip", "jobs", "kill", "killall", "let", "ln", "local", "ls", "lsb_release", "lscpu", "lsof", "make", "mamba",
+    "mapfile", "micromamba", "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nproc", "nvcc", "nvidia-smi", "pdsh",
+    "pgrep", "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "read", "readarray",
+    "readlink", "readonly", "realpath", "return", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch", "sbcast", "scancel",
+    "scontrol", "scp", "sed", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source", "spack", "squeue",
+    "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "typeset", "ulimit",
+    "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget", "which", "whoami", "xargs", "zip"})
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # a python without a training
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
 TRAINING = re.compile(r"train|tune|run|main|launch|ddp|fsdp|sft|ppo|grpo|dpo|bench", re.IGNORECASE)
-AFTERWARDS = re.compile(r"eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|download|build|clean",
-                        re.IGNORECASE)
+AFTERWARDS = re.compile(r"eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|download|"
+                        r"build|clean", re.IGNORECASE)
 MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "ibrun"})
 
 
@@ -78,9 +81,7 @@ def find_launches(source: Source) -> tuple[LaunchCall, ...]:
     return tuple(found)
 
 
-def _assignments(statement: Statement) -> Iterator:
-    from hpc_mp.lint.sbatch.shell import read_shell
-
+def _assignments(statement: Statement) -> Iterator[ShellAssignment]:
     yield from (each for each in read_shell(statement.text, statement.first).assignments if not each.captured)
 
 
@@ -126,7 +127,7 @@ def _wrapped(words: Sequence[Word]) -> int:
 
 
 def _tier(words: Sequence[Word]) -> int:
-    """5: starts ranks; 4: Python with a script; 3: a container or a shell script; 2: any other program; 1: a helper; 0: no program."""
+    """5: starts ranks; 4: Python with a script; 3: a container or a shell script; 2: another program; 1: a helper; 0: none."""
     skip = _wrapped(words)
     words = words[skip:]
     if not words:

@@ -95,12 +95,14 @@ def read_request(script: Script) -> Request:
     last = {option.name: option for option in script.options}
     for option in script.options:
         if last[option.name] is not option and option.name != "export":
-            reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which counts")
+            reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which "
+                                                   "counts")
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:
-            reading.note(option, Fate.LOST, "", f"is of component {number} of a heterogeneous job: write slurm.components by hand")
+            reading.note(option, Fate.LOST, "", f"is of component {number} of a heterogeneous job: write slurm.components "
+                                                "by hand")
     for word in script.header.strays:
         option = Option(word.text, None, word.line, False)
         reading.note(option, Fate.DROPPED, "", f"“{word.text}” is no option")
@@ -157,10 +159,12 @@ def _any(reading: _Reading, option: Option) -> None:
         rule, remedy = refused_options()[name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
     elif name.startswith("container"):
-        reading.note(option, Fate.LOST, "", f"{shown}: containers by pyxis are not built for [program]; let program.command start "
+        reading.note(option, Fate.LOST, "", f"{shown}: containers by pyxis are not built for [program]; let program.command "
+                                            "start "
                      "the container (apptainer exec …)")
     elif not option.known:
-        reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; one of a site's plug-in goes into slurm.setup as its variable")
+        reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; one of a site's plug-in goes into slurm.setup "
+                                            "as its variable")
     else:
         reading.note(option, Fate.DROPPED, "", f"{shown} says how sbatch behaves, not what the job is")
 
@@ -198,7 +202,8 @@ def _signal(reading: _Reading, option: Option) -> None:
     found = re.fullmatch(r"(?:[RB]+:)?(?:SIG)?(\w+)(?:@(\d+))?", option.value or "", re.IGNORECASE)
     name = SIGNALS.get(found[1].upper()) if found else None
     if found is None or name is None:
-        reading.note(option, Fate.LOST, "", f"“{option.value}” is none that program.signal takes ({', '.join(dict.fromkeys(SIGNALS.values()))})")
+        reading.note(option, Fate.LOST, "", f"“{option.value}” is none that program.signal takes "
+                                            f"({', '.join(dict.fromkeys(SIGNALS.values()))})")
         return
     reading.keys["program.signal"] = name
     reading.keys["slurm.grace"] = max(1, int(found[2] or 60))
@@ -229,7 +234,8 @@ def _array(reading: _Reading, option: Option) -> None:
 def _export(reading: _Reading, option: Option) -> None:
     named = dict(part.split("=", 1) for part in (option.value or "").split(",") if "=" in part)
     reading.exported.update(named)
-    reading.note(option, Fate.REPLACED, "environment.set" if named else "", "what the submitting shell has of Slurm, NCCL, torch and "
+    reading.note(option, Fate.REPLACED, "environment.set" if named else "", "what the submitting shell has of Slurm, NCCL, "
+        "torch and "
                  "Python is always cleaned, all else is there" + (", and these variables are set" if named else ""))
 
 

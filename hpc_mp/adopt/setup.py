@@ -1,4 +1,4 @@
-"""The lines of ``slurm.setup``: what the job's shell needs before the script's own lines, these lines, and the command that they make.
+"""The lines of ``slurm.setup``: what the job's shell needs before the script's own lines, these, and the command that they make.
 
 Words that the script's own shell expanded are expanded there once more: into one variable, quoted so that the program's shell on
 every node gets the same words, blanks and all.
@@ -87,8 +87,9 @@ def is_loop(inside: Sequence[str]) -> bool:
     return bool(_LOOPS & set(inside))
 
 
-def preface(texts: Sequence[str], request: Request, directory: str, arguments: Sequence[str], login: bool, flags: str) -> list[str]:
-    """Lines before the script's own: its arguments, its element of the array, Slurm's variables that the job script has cleaned."""
+def preface(texts: Sequence[str], request: Request, directory: str, arguments: Sequence[str], login: bool,
+            flags: str) -> list[str]:
+    """Lines before the script's own: its arguments, its element of the array, Slurm's variables that the job script cleans."""
     text = "\n".join(texts)
     lines = []
     if arguments:
@@ -96,8 +97,8 @@ def preface(texts: Sequence[str], request: Request, directory: str, arguments: S
     if request.elements and ELEMENT in text:
         lines.append(f"ADOPTED_ELEMENT=${ELEMENT}; ADOPTED_ELEMENTS=({' '.join(request.elements)}); "
                      f"{ELEMENT}=${{ADOPTED_ELEMENTS[ADOPTED_ELEMENT]}}")
-    given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0", "SLURM_LOCALID": "0",
-                                      "SLURM_NODEID": "0"}
+    given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0",
+                                      "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
     for name, value in given.items():
         if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES") and re.search(rf"\b{name}\b", text):
             lines.append(f"{name}={value}")

@@ -7,7 +7,7 @@ it was written and in its order. When in doubt it stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, Literal
@@ -18,9 +18,10 @@ from hpc_mp.adopt.known import HARMLESS, Known
 from hpc_mp.job.program import IDENTITY
 from hpc_mp.lint.sbatch.statements import Source, Statement
 
-Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "code"]
-PRINTS = frozenset({"echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free",
-                    "uname", "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type"})
+Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "code"]
+PRINTS = frozenset({
+    "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free", "uname",
+    "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type"})
 SHELL = frozenset({"set", "shopt"})
 OF_THE_SHELL = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_\w*")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
@@ -98,11 +99,11 @@ def environment_keys(statements: Sequence[Statement], known: Known) -> dict[int,
     The job script has modules first, then conda, then the virtual environment, then the lines of ``slurm.setup``.
     """
     found: dict[int, Disposition] = {}
-    stage, modules, blocked = 0, True, False
+    stage, blocked = 0, False
     rows = [(number, each, kind_of(each)) for number, each in enumerate(statements)]
     if any(kind == "environment" and _environment(each) == "modules" and _modules(each, known.fixed[number]) is None
            for number, each, kind in rows):
-        modules, blocked = False, True
+        blocked = True
     for number, statement, kind in rows:
         if kind == "code":
             blocked = blocked or not _harmless(statement)
@@ -119,16 +120,14 @@ def environment_keys(statements: Sequence[Statement], known: Known) -> dict[int,
             found[number] = keys
             if part in ("conda", "venv"):
                 stage = order + 1
-    activated = any(each.keys.keys() & {"slurm.conda"} for each in found.values())
-    loaded = any(each.keys.keys() & {"slurm.modules"} for each in found.values())
-    return {number: each for number, each in found.items() if each.keys or (
-        activated and _environment(each.statement) == "hook") or (loaded and _environment(each.statement) in ("initial", "modules"))}
+    said = {key for each in found.values() for key in each.keys}
+    return {number: each for number, each in found.items() if each.keys or each.where in said}
 
 
 def _harmless(statement: Statement) -> bool:
     """Whether a statement changes nothing that modules or environments depend on."""
     names = {call.command.name for call in statement.calls}
-    return bool(names) and names <= {*PRINTS, "mkdir", "ulimit", "umask", "sleep", "touch", "chmod", "cp", "rm", "test", "[", "[["} \
+    return (bool(names) and names <= {*PRINTS, "mkdir", "ulimit", "umask", "sleep", "touch", "chmod", "cp", "rm", "test", "[", "[["}) \
         or statement.kind == "function_definition"
 
 
@@ -186,11 +185,16 @@ class Needs:
     node: bool
 
 
-def dispositions(source: Source, launch: int, known: Known, needs: Needs) -> list[Disposition]:
-    """What becomes of the statements before the number ``launch``."""
+def dispositions(source: Source, launch: int, known: Known, needs: Needs,
+                 unreadable: Collection[int | None] = ()) -> list[Disposition]:
+    """What becomes of the statements before the number ``launch``.
+
+    Args:
+        unreadable: numbers of those that bash cannot read.
+    """
     statements = source.statements[:launch]
     keyed = environment_keys(statements, known)
-    kinds = [kind_of(each) for each in statements]
+    kinds: list[Kind] = ["unreadable" if number in unreadable else kind_of(each) for number, each in enumerate(statements)]
     stays = {number for number, kind in enumerate(kinds) if kind in ("code", "environment") and number not in keyed}
     needed = set(needs.names)
     grown = True
@@ -241,9 +245,7 @@ def _reads(statement: Statement) -> bool:
 
 
 def _runs_programs(statement: Statement) -> bool:
-    quiet = {*PRINTS, "mkdir", "ulimit", "umask", "cd", "cp", "rm", "mv", "touch", "chmod", "sleep", "scontrol", "head", "[", "[[", "test",
-             "module", "ml", "tail", "awk", "sed", "cut", "tr", "wc", "basename", "dirname", "cat", "set", "exit", "export"}
-    return any(call.command.name not in quiet for call in statement.calls)
+    return any(call.command.name not in _QUIET for call in statement.calls)
 
 
 def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[int, Disposition], stays: set[int], known: Known,
@@ -256,13 +258,18 @@ def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[i
         case "print":
             return Disposition(statement, Fate.DROPPED, "", "it only prints; logs and status say what runs where")
         case "trap":
-            return Disposition(statement, Fate.LOST, "", "the job's shell becomes the supervisor, which takes signals and queues the job "
+            return Disposition(statement, Fate.LOST, "", "the job's shell becomes the supervisor, which takes signals and "
+                                                         "queues the job "
                                "again (program.signal, program.resumes); what a trap cleans up, the program has to")
+        case "unreadable":
+            return Disposition(statement, Fate.LOST, "", "bash cannot read it: a name in < > has to be filled in, or "
+                                                         "something is not closed")
         case "resubmit":
             return Disposition(statement, Fate.LOST, "", "a job hands in no jobs here: slurm.chain, slurm.depends and "
                                "program.resumes do that")
         case "shell":
-            return setup if moves or stays else Disposition(statement, Fate.DROPPED, "", "no line of the script's shell is left for it")
+            return setup if moves or stays else Disposition(statement, Fate.DROPPED, "", "no line of the script's shell is "
+                "left for it")
         case "directory":
             return _directory(number, statement, known, moves, setup)
         case "assign":
@@ -272,7 +279,8 @@ def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[i
 
 def _directory(number: int, statement: Statement, known: Known, moves: bool, setup: Disposition) -> Disposition:
     if known.directories[number + 1] is None:
-        return Disposition(statement, Fate.KEPT, "slurm.setup", "as it stands, and the program runs where it leads: that is known on the "
+        return Disposition(statement, Fate.KEPT, "slurm.setup", "as it stands, and the program runs where it leads: that is "
+                                                                "known on the "
                            "cluster alone", {}, setup.text)
     if moves:
         return Disposition(statement, Fate.KEPT, "slurm.setup, program.directory", "", {}, setup.text)
@@ -284,13 +292,16 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: Known, 
     ours = names & set(IDENTITY)
     if number in stays:
         if ours:
-            return Disposition(statement, Fate.REPLACED, "slurm.setup", "the lines below still read it; every rank gets hpc-mp's own "
+            return Disposition(statement, Fate.REPLACED, "slurm.setup", "the lines below still read it; every rank gets "
+                "hpc-mp's own "
                                f"{', '.join(sorted(ours))}", {}, setup.text)
         return setup
     if ours == names:
-        return Disposition(statement, Fate.REPLACED, "the variables of a rank", f"hpc-mp sets {', '.join(sorted(ours))} for every attempt")
+        return Disposition(statement, Fate.REPLACED, "the variables of a rank", f"hpc-mp sets {', '.join(sorted(ours))} for "
+            "every attempt")
     if not statement.exported:
-        return Disposition(statement, Fate.DROPPED, "program.command", "its value stands in the command, or nothing that is left uses it")
+        return Disposition(statement, Fate.DROPPED, "program.command", "its value stands in the command, or nothing that is "
+            "left uses it")
     keys: dict[str, str] = {}
     for each, _ in statement.assignments:
         if each.name in IDENTITY:
