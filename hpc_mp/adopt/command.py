@@ -107,7 +107,8 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
         why = "it has all GPUs of its node" if launch.srun else "without srun it runs once"
         if inside is not None:
             why = f"{inside} starts its ranks itself"
-        return ProgramStart("node", nodes, ranks, words, (f"once for every node, for {why}",), _idle(launch, asked, nodes), before)
+        how = f"once for every node, for {why}"
+        return ProgramStart("node", nodes, ranks, words, (how,), _idle(launch, asked, nodes), before)
     if not launch.srun:
         return ProgramStart("node", 1, 1, words, ("once, on one node, as without srun",), _idle(launch, asked, 1), before)
     return ProgramStart("rank", nodes, tasks, words, ("srun: replaced by hpc-mp's own, with a task for every rank",), (), before)
@@ -314,10 +315,12 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
         f"options are left out ({' '.join(texts[1:at]) or 'none'})",), before)
 
 
-_MPI_VALUES = {"x": 2, "np": 2, "n": 2, "c": 2, "ppn": 2, "npernode": 2, "N": 2, "hostfile": 2, "machinefile": 2, "f": 2,
-               "host": 2, "H": 2, "hosts": 2, "map-by": 2, "bind-to": 2, "rank-by": 2, "mca": 3, "genv": 3, "env": 3, "gmca": 3, "prefix": 2,
-               "wdir": 2, "perhost": 2, "ntasks": 2, "tune": 2, "pernode": 1, "report-bindings": 1, "allow-run-as-root": 1,
-               "oversubscribe": 1, "bootstrap": 2, "iface": 2, "depth": 2, "d": 2, "cpu-bind": 2}
+# Options of mpirun, mpiexec and their like, and how many words each is with its values.
+_MPI_VALUES = {
+    **dict.fromkeys(("mca", "genv", "env", "gmca"), 3),
+    **dict.fromkeys(("x", "np", "n", "c", "ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "map-by",
+                     "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
+                     "cpu-bind"), 2)}
 
 
 def _inner(texts: Sequence[str]) -> str | None:

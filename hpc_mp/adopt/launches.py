@@ -26,7 +26,7 @@ TOOLS = frozenset({
     "scontrol", "scp", "sed", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source", "spack", "squeue",
     "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "typeset", "ulimit",
     "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget", "which", "whoami", "xargs", "zip"})
-HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # a python without a training
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
 TRAINING = re.compile(r"train|tune|run|main|launch|ddp|fsdp|sft|ppo|grpo|dpo|bench", re.IGNORECASE)
 AFTERWARDS = re.compile(r"eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|download|"

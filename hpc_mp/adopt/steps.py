@@ -127,8 +127,13 @@ def environment_keys(statements: Sequence[Statement], known: Known) -> dict[int,
 def _harmless(statement: Statement) -> bool:
     """Whether a statement changes nothing that modules or environments depend on."""
     names = {call.command.name for call in statement.calls}
-    return (bool(names) and names <= {*PRINTS, "mkdir", "ulimit", "umask", "sleep", "touch", "chmod", "cp", "rm", "test", "[", "[["}) \
-        or statement.kind == "function_definition"
+    return statement.kind == "function_definition" or (bool(names) and names <= _QUIET_FILES)
+
+
+_QUIET_FILES = frozenset({*PRINTS, "mkdir", "ulimit", "umask", "sleep", "touch", "chmod", "cp", "rm", "test", "[", "[["})
+# What starts no program that would read the environment.
+_QUIET = _QUIET_FILES | {"cd", "mv", "scontrol", "head", "module", "ml", "tail", "awk", "sed", "cut", "tr", "wc", "basename",
+                         "dirname", "cat", "set", "exit", "export"}
 
 
 def _modules(statement: Statement, fixed: FixedValues) -> tuple[str, ...] | None:
