@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.command import ProgramStart, program_start
+from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
 from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import Known, what_is_known
@@ -26,6 +26,9 @@ from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, Statement, read_statements
+
+# What a program that starts its ranks itself is told of them by the script: nobody else sets it there.
+OF_ITS_OWN = frozenset(IDENTITY) - {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +140,11 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     start = program_start(launch, request, fixed)
     start, passed = _with_variables(start, launch, source, at, fixed, known)
     moved = known.directories[at] is None or there is None
-    needs = Needs(frozenset().union(*(names_in(piece.text) for piece in start.words if piece.kind == "batch"),
-                                    *map(names_in, start.before)), start.start == "node")
+    shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
+    needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
+                  names_in(source.text[launch.call.start:launch.call.end]))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
-    form = command_form(start, moved)
+    form = command_form(start, moved, made=not simple)
     lines = [each.text for each in found if each.text is not None]
     fates = [_fate(each) for each in found]
     if simple:
@@ -148,7 +152,13 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         lines += more
         fates.append(said)
     else:
-        more, said_all = _in_place(source, launch, at, form.lines)
+        others = {launch: form.lines}
+        for each in launches:
+            if each.statement == launch.statement and each.tier == launch.tier and each is not launch:
+                other, _ = _with_variables(program_start(each, request, fixed), each, source, at, fixed, known)
+                if (other.start, other.nodes, other.ranks_per_node) == (start.start, start.nodes, start.ranks_per_node):
+                    others[each] = command_form(other, moved, made=True).lines
+        more, said_all = _in_place(source, launch, at, others)
         lines += more
         fates += said_all
     later = max(at, launch.statement) + 1
@@ -218,10 +228,12 @@ def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at:
         else:
             front += pieces(f"{each.name}={each.raw}", fixed)
     passed: dict[str, str] = {}
+    alone = start.start == "node" and not starts_ranks(launch.texts)
     for statement in source.statements[:at]:
         for assigned, raw in statement.assignments:
             unknown = fields(raw, known.fixed[0], value=True) is None and assigned.name not in known.fixed[-1].texts
-            if assigned.name in statement.exported and OF_PYTHON.fullmatch(assigned.name) and (unknown or assigned.appended):
+            apart = OF_PYTHON.fullmatch(assigned.name) and (unknown or assigned.appended)
+            if assigned.name in statement.exported and (apart or (alone and assigned.name in OF_ITS_OWN)):
                 passed[assigned.name] = f'"${{{assigned.name}-}}"'
     front += [WordPiece("batch", f"{name}={value}") for name, value in passed.items()]
     if any("OMP_NUM_THREADS" in (each.name, *statement.exported) for statement in source.statements
@@ -282,22 +294,22 @@ def _step_options(launch: LaunchCall) -> str:
     containers = [name for name in rest if name.startswith("--container")]
     others = [name for name in rest if not name.startswith("--container")]
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
-                      *([f"srun's {', '.join(dict.fromkeys(others))} are left out: the job script says how its step "
-                         "runs"] if others else []),
+                      *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
+                        if others else []),
                       *([f"{', '.join(dict.fromkeys(containers))}: not carried over, containers by pyxis are not built for "
                          "[program]"]
                         if containers else [])))
 
 
-def _in_place(source: Source, launch: LaunchCall, at: int, lines: Sequence[str]) -> tuple[list[str], list[LineFate]]:
+def _in_place(source: Source, launch: LaunchCall, at: int,
+              made: Mapping[LaunchCall, Sequence[str]]) -> tuple[list[str], list[LineFate]]:
     """The compound statement that holds the launch, or the function with the statements up to its first call."""
     statement, call = source.statements[launch.statement], launch.call
-    own = list(lines) or []
     uncalled = statement.kind == "function_definition" and at == launch.statement
     if uncalled or {"subshell", "command_substitution"} & set(call.inside):
-        return own, [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
+        return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
                               "of what stands around the program here only its command is taken")]
-    text = in_place(statement, call.start, call.chain_end, own or [":"], call.inside)
+    text = in_place(statement, [(each.call, lines) for each, lines in made.items()])
     loop = is_loop(call.inside)
     why = ("the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
            if loop else "its command is taken out for the ranks, the rest stays as it stands up to there")

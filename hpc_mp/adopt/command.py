@@ -97,7 +97,7 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
         return _mpi(launch, asked, request, fixed)
     if name == "deepspeed" and asked > 1 and not launch.srun and (found := _deepspeed(launch, asked, every, request, fixed)):
         return found
-    inside = launcher(texts) or _inner(texts)
+    inside = starts_ranks(texts)
     if inside is not None and "accelerate" in inside and name == "accelerate":
         return _accelerate(launch, nodes if launch.srun else asked, every, request, fixed)
     words, before = written(launch, launch.program, fixed)
@@ -321,6 +321,11 @@ _MPI_VALUES = {
     **dict.fromkeys(("x", "np", "n", "c", "ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "map-by",
                      "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
                      "cpu-bind"), 2)}
+
+
+def starts_ranks(texts: Sequence[str]) -> str | None:
+    """The launcher that a program is, or that it starts as far as its words tell."""
+    return launcher(texts) or _inner(texts)
 
 
 def _inner(texts: Sequence[str]) -> str | None:

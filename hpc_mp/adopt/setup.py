@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hpc_mp.adopt.command import WORDS, ProgramStart, slurm_numbers
 from hpc_mp.adopt.expand import WordPiece
 from hpc_mp.adopt.request import ELEMENT, Request
-from hpc_mp.lint.sbatch.statements import Statement
+from hpc_mp.lint.sbatch.statements import CallSite, Statement
 
 COMMAND, DIRECTORY, ONCE = "ADOPTED_COMMAND", "ADOPTED_DIRECTORY", "ADOPTED_ONCE"
 LAUNCH = 'eval "exec ${' + COMMAND + ':?is set by slurm.setup, which runs on Slurm alone}"'
@@ -31,20 +31,21 @@ class CommandForm:
     lines: tuple[str, ...] = ()
 
 
-def command_form(start: ProgramStart, moved: bool) -> CommandForm:
+def command_form(start: ProgramStart, moved: bool, *, made: bool = False) -> CommandForm:
     """The command in the plainest form that keeps its words.
 
     Args:
         moved: the directory is known to the job's shell alone.
+        made: the job's shell makes the command in any case, as one of several.
     """
     words = start.words
     literal = all(piece.kind == "literal" or (piece.placeholder and start.start == "node") for piece in words)
     braces = start.start == "node" and any(mark in piece.text for piece in words if piece.kind == "literal" for mark in _OF_NODES)
-    if literal and not moved and not braces:
+    if literal and not (moved or braces or made):
         return CommandForm(tuple(piece.placeholder or piece.text for piece in words))
     enter = ENTER if moved else ""
     lines = [f'export {DIRECTORY}="$PWD"'] if moved else []
-    if not any(piece.kind == "batch" for piece in words):
+    if not made and not any(piece.kind == "batch" for piece in words):
         return CommandForm(("bash", "-c", f"{enter}exec {' '.join(map(_in_shell, words))}"), tuple(lines))
     return CommandForm(("bash", "-c", f"{enter}{LAUNCH}"), (*start.before, *_command_lines(words), *lines))
 
@@ -71,16 +72,17 @@ def _command_lines(words: Sequence[WordPiece]) -> list[str]:
     return [*lines, f"export {COMMAND}"]
 
 
-def in_place(statement: Statement, start: int, end: int, lines: Sequence[str], inside: Sequence[str]) -> str:
-    """A compound statement in which the launch is replaced by the lines, after which nothing of it runs."""
-    leave = "return" if "function_definition" in inside else "break 99"
+def in_place(statement: Statement, launches: Sequence[tuple[CallSite, Sequence[str]]]) -> str:
+    """A compound statement in which each launch is replaced by its lines, after which nothing of the statement runs."""
     text = statement.text
-    begin, stop = start - statement.start, end - statement.start
-    after = re.match(r"\s*&(?!&)", text[stop:])
-    stop += after.end() if after else 0
-    body = "\n".join(("{", *lines, leave, "}" + (";" if after else "")))
-    changed = text[:begin] + body + text[stop:]
-    return changed if leave == "return" else f"for {ONCE} in 1; do\n{changed}\ndone"
+    in_function = statement.kind == "function_definition"
+    for call, lines in sorted(launches, key=lambda each: each[0].start, reverse=True):
+        begin, stop = call.start - statement.start, call.chain_end - statement.start
+        after = re.match(r"\s*&(?!&)", text[stop:])
+        stop += after.end() if after else 0
+        body = "\n".join(("{", *lines, "return" if in_function else "break 99", "}" + (";" if after else "")))
+        text = text[:begin] + body + text[stop:]
+    return text if in_function else f"for {ONCE} in 1; do\n{text}\ndone"
 
 
 def is_loop(inside: Sequence[str]) -> bool:

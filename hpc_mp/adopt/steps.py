@@ -52,6 +52,8 @@ def kind_of(statement: Statement) -> Kind:
     names = [call.command.name for call in statement.calls if "command_substitution" not in call.inside]
     if statement.kind in ("variable_assignment", "variable_assignments", "declaration_command"):
         return "assign"
+    if statement.command is not None and names[:1] == ["trap"]:
+        return "trap"
     if any(name in ("sbatch", "scancel") for name in names) or re.search(r"\bscontrol\s+requeue", statement.text):
         return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
     simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
@@ -64,8 +66,6 @@ def kind_of(statement: Statement) -> Kind:
         return "shell"
     if name == "cd":
         return "directory"
-    if name == "trap":
-        return "trap"
     if name in ("module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval") and _environment(statement) is not None:
         return "environment"
     return "code"
@@ -183,11 +183,13 @@ class Needs:
 
     Attributes:
         names: variables that the job's own shell puts into it.
-        node: whether the command is started once per node.
+        shell: whether the job's own shell makes words of it.
+        stands: variables that the launch line uses.
     """
 
     names: frozenset[str]
-    node: bool
+    shell: bool
+    stands: frozenset[str]
 
 
 def dispositions(source: Source, launch: int, known: Known, needs: Needs,
@@ -216,7 +218,7 @@ def dispositions(source: Source, launch: int, known: Known, needs: Needs,
                     statement, number, needed, stays, statements, known):
                 stays.add(number)
                 grown = True
-    moves = any(number in stays for number, kind in enumerate(kinds) if kind == "code") or known.directories[launch] is None
+    moves = bool(stays) or needs.shell or known.directories[launch] is None
     return [_disposition(number, statement, kinds[number], keyed, stays, known, moves, needs)
             for number, statement in enumerate(statements)]
 
@@ -304,9 +306,10 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: Known, 
     if ours == names:
         return Disposition(statement, Fate.REPLACED, "the variables of a rank", f"hpc-mp sets {', '.join(sorted(ours))} for "
             "every attempt")
+    if not statement.exported and names & needs.stands:
+        return Disposition(statement, Fate.REPLACED, "program.command", "its value stands in the command")
     if not statement.exported:
-        return Disposition(statement, Fate.DROPPED, "program.command", "its value stands in the command, or nothing that is "
-            "left uses it")
+        return Disposition(statement, Fate.DROPPED, "", "nothing that is left uses it")
     keys: dict[str, str] = {}
     for each, _ in statement.assignments:
         if each.name in IDENTITY:
