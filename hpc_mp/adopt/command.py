@@ -107,6 +107,9 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
         why = "it has all GPUs of its node" if launch.srun else "without srun it runs once"
         if inside is not None:
             why = f"{inside} starts its ranks itself"
+        at = next((number for number, text in enumerate(texts) if text.rpartition("/")[2] in ("torchrun", *TORCH_MODULES)), None)
+        if at is not None and nodes > 1:  # behind what starts it: a container, numactl
+            words, before = _meeting(launch, _options(texts, at + 1, FLAGS)[0], at, ranks, fixed)
         how = f"once for every node, for {why}"
         return ProgramStart("node", nodes, ranks, words, (how,), _idle(launch, asked, nodes), before)
     if not launch.srun:

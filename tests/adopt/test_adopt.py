@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -69,7 +70,8 @@ def test_a_line_that_nobody_accounts_for_would_be_seen(tmp_path: Path) -> None:
 def test_directives_modules_and_variables_become_keys(tmp_path: Path) -> None:
     job = golden("plain.sbatch", tmp_path)
     slurm = job.spec.slurm
-    assert (job.spec.job.name, job.spec.job.nodes, job.spec.job.ranks_per_node, job.spec.job.time_limit) == ("llama", 2, 4, "04:00:00")
+    asked = job.spec.job
+    assert (asked.name, asked.nodes, asked.ranks_per_node, asked.time_limit) == ("llama", 2, 4, "04:00:00")
     assert (slurm.partition, slurm.account, slurm.gpu_request, slurm.gpu_type) == ("gpu", "proj", "gres", "a100")
     assert slurm.extra == {"mail-type": "END", "cpus-per-task": 8, "exclusive": False, "mem": False}
     assert (slurm.modules, slurm.venv, slurm.setup) == (("gcc/12", "cuda/12.8"), str(tmp_path / "venv"), ())
@@ -82,21 +84,22 @@ def test_torchrun_is_left_out_for_ranks_and_its_arguments_stay(tmp_path: Path) -
     spec = golden("torchrun.sbatch", tmp_path).spec
     assert (spec.program.start, spec.job.nodes, spec.job.ranks_per_node) == ("rank", 2, 4)
     assert spec.program.environment == {"OMP_NUM_THREADS": "1"} and spec.slurm.extra["cpus-per-task"] == 8
-    assert not any("torchrun" in line or "head_node" in line for line in (*spec.slurm.setup, *spec.program.command))
+    assert not any("torchrun " in line or "head_node" in line for line in (*spec.slurm.setup, *spec.program.command))
 
 
 def test_accelerate_is_told_by_us_where_its_machines_meet(tmp_path: Path) -> None:
     program = golden("accelerate.sbatch", tmp_path).spec.program
     assert program.start == "node" and program.command[:10] == (
-        "accelerate", "launch", "--num_machines", "{nodes}", "--machine_rank", "{node_rank}", "--main_process_ip", "{master_addr}",
-        "--main_process_port", "{master_port}")
+        "accelerate", "launch", "--num_machines", "{nodes}", "--machine_rank", "{node_rank}",
+        "--main_process_ip", "{master_addr}", "--main_process_port", "{master_port}")
     assert program.command[-5:] == ("--mixed_precision", "bf16", "train.py", "--batch", "8")
 
 
 def test_what_cannot_be_carried_over_is_named_with_its_line(tmp_path: Path) -> None:
     found = {name: [each.first for each in golden(name, tmp_path).lost]
              for name in ("loop.sbatch", "mpi.sbatch", "branch.sbatch", "variables.sbatch", "plain.sbatch")}
-    assert found == {"loop.sbatch": [11], "mpi.sbatch": [5], "branch.sbatch": [5], "variables.sbatch": [15, 19], "plain.sbatch": []}
+    assert found == {
+        "loop.sbatch": [11], "mpi.sbatch": [5], "branch.sbatch": [5], "variables.sbatch": [15, 19], "plain.sbatch": []}
 
 
 def test_an_array_becomes_a_sweep(tmp_path: Path) -> None:
@@ -159,7 +162,8 @@ def run(script: str, words: list[str], stubs: Path, directory: Path, environ: di
     path = {"PATH": f"{stubs}:{os.environ['PATH']}", "SEEN": str(seen), "HOME": "/home/me", "HPC_MP_RUN": str(stubs)}
     subprocess.run(["bash", "-c", script, "script", *words], cwd=directory, env={**path, **SEEN_BY_ALL, **environ}, check=True,
                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
-    return [json.loads(line) for line in seen.read_text().splitlines() if '"scontrol"' not in line and '"module"' not in line]
+    noted = [json.loads(line) for line in seen.read_text().splitlines()]
+    return [words for words in noted if words[1] not in ("scontrol", "module")]
 
 
 def both(text: str, stubs: Path, directory: Path, *arguments: str) -> tuple[list[str], list[str]]:
@@ -167,16 +171,17 @@ def both(text: str, stubs: Path, directory: Path, *arguments: str) -> tuple[list
     theirs = run(text, list(arguments), stubs, directory, SEEN_BY_THE_SCRIPT | {"MASTER_ADDR": "n1"})
     spec = adopted(text, directory, *arguments).spec
     names = " ".join(f"{name}={value!r}" for name, value in {**spec.environment.set, **spec.program.environment}.items())
-    lines = "\n".join((*spec.slurm.setup, f"cd {spec.program.directory}", f"export MASTER_ADDR=n1 {names}", 'exec "$@"'))
+    end = f"cd {shlex.quote(spec.program.directory)}", f"export MASTER_ADDR=n1 {names}", 'exec "${PROGRAM[@]}"'
+    lines = "\n".join(('PROGRAM=("$@")', "set --", *spec.slurm.setup, *end))
     ours = run(lines, list(spec.program.command), stubs, directory, {})
     return theirs[-1], ours[-1]
 
 
-WORDS = ["--lr $LR", '"$LR"', "'$LR'", '"a $LR b"', "$LIST", '"$LIST"', '"${ARR[@]}"', "${ARR[0]}", "$(echo one "
-    "two)", '"$(printf "a\\nb")"',
-         "$((2 * N))", "${N}x", "*.txt", "'*.txt'", "{a,b}", "~/x", "\\$N", "tcp://$MASTER_ADDR:1", "$PWD/d", "$EMPTY", '"$EMPTY"',
-         "é", "'a;b|c'", '"q\\"q"', "$SLURM_JOB_ID", "$SLURM_NTASKS", "--x=$N", "${LR:-5}", "${NONE:-7}", "${LR%4}", "#no", "a#b",
-         "$'t\\tt'", '"$1"', "$@"]
+WORDS = [
+    "--lr $LR", '"$LR"', "'$LR'", '"a $LR b"', "$LIST", '"$LIST"', '"${ARR[@]}"', "${ARR[0]}", "$(echo one two)",
+    '"$(printf "a\\nb")"', "$((2 * N))", "${N}x", "*.txt", "'*.txt'", "{a,b}", "~/x", "\\$N", "tcp://$MASTER_ADDR:1", "$PWD/d",
+    "$EMPTY", '"$EMPTY"', "é", "'a;b|c'", '"q\\"q"', "$SLURM_JOB_ID", "$SLURM_NTASKS", "--x=$N", "${LR:-5}", "${NONE:-7}",
+    "${LR%4}", "#no", "a#b", "$'t\\tt'", '"$1"', "$@"]
 HEAD = """#!/bin/bash
 #SBATCH --nodes=2
 #SBATCH --ntasks=4
@@ -262,7 +267,8 @@ def test_each_line_of_any_script_is_accounted_for_once(lines: list[str]) -> None
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_a_job_file_once_and_says_what_became_of_each_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_a_job_file_once_and_says_what_became_of_lines(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     script = str(next(path for path in GOLDEN if path.name == "plain.sbatch"))
     first = CliRunner().invoke(command, [script])
