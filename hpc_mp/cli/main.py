@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "data": ("data", "Make a job's tokens before it runs."),
         "launch": ("launch", "Plan, place, render and start a job."),
         "run": ("run", "Start any distributed program: hpc-mp run -- python train.py …"),
+        "adopt": ("adopt", "Make a job file of somebody's job script, and account for its lines."),
         "status": ("status", "Show what a run is doing, why it waits or failed."),
         "logs": ("logs", "Show what a run has said; after a failure the cause comes last."),
         "cancel": ("cancel", "End a run, after its ranks have saved."),

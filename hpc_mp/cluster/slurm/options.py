@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any, Literal
 
@@ -34,6 +34,16 @@ def check_options(spec: AnySpec, version: Version | None) -> None:
                 raise HpcMpError(f"{where}.{name}", "is of the whole job, not of a component", "move it to slurm.extra")
     if spec.slurm.extra.get("requeue", "expedite") != "expedite":
         raise HpcMpError("slurm.extra.requeue", "is set by the script already", 'leave it out, or write "expedite"')
+
+
+def extra_options() -> Collection[str]:
+    """The options of sbatch that ``slurm.extra`` takes, of whichever release."""
+    return frozenset(_table()["options"])
+
+
+def refused_options() -> Mapping[str, tuple[str, str]]:
+    """The options that ``slurm.extra`` does not take: the rule, and what to do instead."""
+    return {name: (rule, remedy) for name, (rule, remedy) in _table()["refused"].items()}
 
 
 def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:

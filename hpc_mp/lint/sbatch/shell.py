@@ -100,7 +100,7 @@ class Shell:
 
 
 @dataclass(frozen=True, slots=True)
-class _Around:
+class Around:
     """What surrounds a node of the tree and holds for the commands in it."""
 
     background: bool = False
@@ -112,6 +112,13 @@ class _Around:
 @functools.cache
 def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
+
+
+def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
+    """The tree of a script, and what reads its nodes; arguments as of ``read_shell``."""
+    line_ends = tuple(found.start() for found in re.finditer("\n", source))
+    tree = _parser().parse(_UNSAFE.sub("x", source).encode("ascii"))
+    return tree.root_node, NodeReader(source, line_ends, first_line, task)
 
 
 def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell:
@@ -126,10 +133,8 @@ def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell
     comments: list[tuple[int, str]] = []
     exported: set[str] = set()
     faults: list[int] = []
-    line_ends = tuple(found.start() for found in re.finditer("\n", source))
-    reader = _Reader(source, line_ends, first_line, task)
-    tree = _parser().parse(_UNSAFE.sub("x", source).encode("ascii"))
-    stack = [(tree.root_node, "", _Around())]
+    root, reader = read_tree(source, first_line, task=task)
+    stack = [(root, "", Around())]
     while stack:
         node, parent, around = stack.pop()
         match node.type:
@@ -197,7 +202,7 @@ def named_assignment(word: Word, *, task: bool) -> ShellAssignment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reader:
+class NodeReader:
     """Nodes of the tree as words, commands and assignments: offsets in the tree are offsets in the text."""
 
     text: str
@@ -211,10 +216,10 @@ class _Reader:
     def raw(self, node: Node) -> str:
         return self.text[node.start_byte:node.end_byte]
 
-    def children(self, node: Node, around: _Around) -> Iterator[tuple[Node, _Around]]:
+    def children(self, node: Node, around: Around) -> Iterator[tuple[Node, Around]]:
         children = node.children
         if node.type in ("command_substitution", "process_substitution"):
-            around = _Around(captured=True)
+            around = Around(captured=True)
         elif node.type == "negated_command":
             around = replace(around, tested=True)
         stages = [child for child in children if child.is_named] if node.type == "pipeline" else []
@@ -259,7 +264,7 @@ class _Reader:
                 return self.plain(node.children[0])
         return text
 
-    def command(self, node: Node, around: _Around) -> Command | None:
+    def command(self, node: Node, around: Around) -> Command | None:
         name = node.children[0] if node.type == "unset_command" else node.child_by_field_name("name")
         given = tuple(self.assignment(child, exported=True, captured=around.captured)
                       for child in node.children if child.type == "variable_assignment")

@@ -182,7 +182,7 @@ def _without_value(script: Script) -> Iterable[Hit]:
 
 
 @functools.lru_cache(maxsize=1)
-def _refusal(text: str) -> tuple[int, str] | None:
+def bash_refusal(text: str) -> tuple[int, str] | None:
     """(line, words) with which bash refuses to read a script, which it does not run here (``-n``)."""
     try:
         ask(["bash", "--norc", "-n"], environ={"PATH": os.defpath, "LC_ALL": "C"}, given=text)
@@ -195,7 +195,7 @@ def _refusal(text: str) -> tuple[int, str] | None:
 def _refused_by_bash(script: Script) -> Iterable[Hit]:
     """Asked only where our own reading has met something that it does not know, or an end without a beginning."""
     unclear = script.shell.faults or any(script.commands(*_RESERVED))
-    if unclear and "bash" in script.lines[0] and (refusal := _refusal(script.text.replace("\r\n", "\n"))):
+    if unclear and "bash" in script.lines[0] and (refusal := bash_refusal(script.text.replace("\r\n", "\n"))):
         yield Hit(min(refusal[0], len(script.lines)), refusal[1])
 
 

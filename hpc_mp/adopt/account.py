@@ -1,0 +1,75 @@
+"""What became of every line of a script: kept, replaced, dropped, or named as what could not be carried over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Fate(Enum):
+    """The gravest last: of statements that share a line, the line has the gravest."""
+
+    DROPPED = "dropped"
+    KEPT = "kept"
+    REPLACED = "replaced"
+    LOST = "not carried over"
+
+
+_GRAVITY = list(Fate)
+
+
+@dataclass(frozen=True, slots=True)
+class LineFate:
+    """What became of some lines.
+
+    Attributes:
+        first, last: the lines, counted from 1.
+        text: what stands there, in one line.
+        where: the key of the job file that holds it, or what took its place; empty where nothing did.
+        why: the reason.
+    """
+
+    first: int
+    last: int
+    text: str
+    fate: Fate
+    where: str
+    why: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.first}" if self.first == self.last else f"{self.first}-{self.last}"
+
+
+def joined(fates: Iterable[LineFate], lines: Sequence[str]) -> tuple[LineFate, ...]:
+    """One entry for all that shares a line, in the order of lines; every line that is not blank stands in exactly one of them."""
+    groups: list[list[LineFate]] = []
+    for each in sorted(fates, key=lambda fate: (fate.first, fate.last)):
+        if groups and each.first <= max(one.last for one in groups[-1]):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    found = [_together(group, lines) for group in groups]
+    covered = {number for each in found for number in range(each.first, each.last + 1)}
+    rest = [LineFate(number, number, _short(line), Fate.DROPPED, "", "no statement: it ends the one before it, or says nothing")
+            for number, line in enumerate(lines, start=1) if line.strip() and number not in covered]
+    return tuple(sorted((*found, *rest), key=lambda fate: fate.first))
+
+
+def _together(group: Sequence[LineFate], lines: Sequence[str]) -> LineFate:
+    first, last = min(each.first for each in group), max(each.last for each in group)
+    gravest = max((each.fate for each in group), key=_GRAVITY.index)
+    text = " ".join(line.strip() for line in lines[first - 1:last] if line.strip())
+    if len({each.fate for each in group}) == 1:
+        why = "; ".join(dict.fromkeys(each.why for each in group if each.why))
+    else:
+        why = "; ".join(dict.fromkeys(f"{_short(each.text, 40)}: {each.fate.value}{f', {each.why}' if each.why else ''}"
+                                      for each in group))
+    return LineFate(first, last, _short(text), gravest,
+                    ", ".join(dict.fromkeys(part for each in group for part in each.where.split(", ") if part)), why)
+
+
+def _short(text: str, most: int = 100) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= most else f"{plain[:most - 1]}…"

@@ -1,0 +1,391 @@
+"""``adopt``: somebody's job script, read and never run, becomes a job file and an account of its lines."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hpc_mp.adopt.account import Fate, LineFate, joined
+from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
+from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
+from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
+from hpc_mp.adopt.known import Known, what_is_known
+from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
+from hpc_mp.adopt.request import Request, read_request
+from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
+from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, kind_of, names_in
+from hpc_mp.job import ProgramSpec
+from hpc_mp.job.load import resolve_any
+from hpc_mp.job.program import IDENTITY
+from hpc_mp.launch.program.launchers import check_command
+from hpc_mp.lint.sbatch.rules.form import bash_refusal
+from hpc_mp.lint.sbatch.script import Script, read_script
+from hpc_mp.lint.sbatch.shell import SHELLS
+from hpc_mp.lint.sbatch.statements import Source, Statement, read_statements
+
+# What a program that starts its ranks itself is told of them by the script: nobody else sets it there.
+OF_ITS_OWN = frozenset(IDENTITY) - {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptedJob:
+    """A script as a job file.
+
+    Attributes:
+        tree: the job file's tables.
+        spec: the same, validated, with absolute paths.
+        account: what became of every line, in their order.
+        notes: what holds for the whole job and stands in no line.
+    """
+
+    tree: Mapping[str, Any]
+    spec: ProgramSpec
+    account: tuple[LineFate, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def lost(self) -> tuple[LineFate, ...]:
+        return tuple(each for each in self.account if each.fate is Fate.LOST)
+
+
+def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, arguments: Sequence[str] = ()) -> AdoptedJob:
+    """Make a job file of a script.
+
+    Args:
+        text: the script's.
+        directory: where sbatch would be called.
+        job_directory: where the job file will lie.
+        file: the script.
+        arguments: that sbatch would give it.
+
+    Raises:
+        HpcMpError: it starts no program, or what it asks for is nothing that a job file can say.
+    """
+    plain = text.replace("\r\n", "\n").replace("\0", "")
+    script = read_script(plain, directory=directory, version=None)
+    request = read_request(script)
+    begins = os.path.normpath(directory / (request.directory or "."))
+    if _for_a_shell(script):
+        body = _of_shell(script, request, begins, file, arguments)
+    else:
+        body = _of_another(script, request, begins, file, arguments)
+    tree = job_tree(body.keys, job_directory)
+    spec = resolve_any(tree, job_directory)
+    assert isinstance(spec, ProgramSpec)  # it has [program]
+    check_command(spec)
+    return AdoptedJob(tree, spec, joined((*_form(script), *body.fates), script.lines), body.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    """What a script's text gives, with that of its directives."""
+
+    keys: Mapping[str, Any]
+    fates: tuple[LineFate, ...]
+    notes: tuple[str, ...]
+
+
+def _for_a_shell(script: Script) -> bool:
+    first = script.lines[0]
+    return not first.startswith("#!") or any(part.rpartition("/")[2] in SHELLS for part in first[2:].split())
+
+
+def _form(script: Script) -> list[LineFate]:
+    """The lines that are neither read by sbatch nor by the shell."""
+    found = []
+    directives = {option.line for component in script.header.components for option in component}
+    directives |= {word.line for word in script.header.strays} | set(script.header.unmatched)
+    if script.lines[0].startswith("#!"):
+        login = " its shell is no login shell, and reads no files of yours but what slurm.setup names" \
+            if re.search(r"\s-\w*l|--login", script.lines[0]) else ""
+        found.append(LineFate(1, 1, script.lines[0], Fate.REPLACED, "#!/bin/bash", "the job script is hpc-mp's "
+            f"own{login and ';'}{login}"))
+    comments = {number for number, line in enumerate(script.lines, start=1)
+                if line.lstrip().startswith("#") and number < script.header.end}
+    if _for_a_shell(script):
+        comments = set(read_statements("\n".join(script.lines)).comments)
+    for number in comments - directives - {1 if found else 0}:
+        line = script.lines[number - 1].strip()
+        if re.match(r"#\s*SBATCH\b", line, re.IGNORECASE) and number > script.header.end:
+            why = f"sbatch reads no directive behind the first command (line {script.header.end})"
+        elif line.startswith("#SBATCH"):
+            why = "it says nothing"
+        elif re.match(r"#+\s*SBATCH\b", line, re.IGNORECASE):
+            why = "sbatch takes it for a comment"
+        else:
+            why = "a comment"
+        if line.startswith("#"):  # else it stands behind a statement on the same line
+            found.append(LineFate(number, number, line, Fate.DROPPED, "", why))
+    return found
+
+
+def _of_shell(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str]) -> _Body:
+    source = read_statements("\n".join(script.lines))
+    there = begins if os.path.isdir(begins) else None
+    known = what_is_known(source, begins, request.exported)
+    launches = find_launches(source)
+    launch = choose(launches)
+    unreadable = _unreadable(source)
+    if launch is None or launch.statement in unreadable or None in unreadable:
+        return _of_another(script, request, begins, file, arguments, unreadable=bool(unreadable))
+    at = _called_at(source, launch)
+    fixed = known.fixed[at]
+    simple = _simple(source.statements[launch.statement], launch)
+    if not simple:  # the words may be those of a loop or of a function
+        fixed = replace(fixed, directory=None)
+    start = program_start(launch, request, fixed)
+    start, passed = _with_variables(start, launch, source, at, fixed, known)
+    moved = known.directories[at] is None or there is None
+    shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
+    needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
+                  names_in(source.text[launch.call.start:launch.call.end]))
+    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
+    form = command_form(start, moved, made=not simple)
+    lines = [each.text for each in found if each.text is not None]
+    fates = [_fate(each) for each in found]
+    if simple:
+        more, said = _around(source.statements[launch.statement], launch, start)
+        lines += more
+        fates.append(said)
+    else:
+        others = {launch: form.lines}
+        for each in launches:
+            if each.statement == launch.statement and each.tier == launch.tier and each is not launch:
+                other, _ = _with_variables(program_start(each, request, fixed), each, source, at, fixed, known)
+                if (other.start, other.nodes, other.ranks_per_node) == (start.start, start.nodes, start.ranks_per_node):
+                    others[each] = command_form(other, moved, made=True).lines
+        more, said_all = _in_place(source, launch, at, others)
+        lines += more
+        fates += said_all
+    later = max(at, launch.statement) + 1
+    fates += [_after(each, number, launches) for number, each in enumerate(source.statements[later:], start=later)]
+    own = [*lines, *(form.lines if simple else ())]
+    keys = _keys(request, start, found, passed, fixed)
+    keys["program.command"] = form.command
+    goes_to = begins if moved else known.directories[at]
+    keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
+    lines = _with_step_sizes(lines, launches, launch, request)
+    needs_shell = any(not _is_plain(line) for line in lines) or form.lines
+    if own and needs_shell:
+        shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
+        flags = "".join(letter for letter in "eux" if re.search(rf"\s-[a-z]*{letter}", shebang))
+        login = bool(re.search(r"\s-\w*l|--login", shebang))
+        text = [*lines, *form.lines]
+        unset = [f"unset {' '.join(sorted(passed))}"] if passed else []
+        keys["slurm.setup"] = (*preface(text, request, begins, arguments, login, flags), *lines, *(form.lines if simple else ()),
+                               *unset, *epilogue(text, request))
+    elif lines:
+        keys["slurm.setup"] = tuple(lines)
+    notes = _notes(script, request, arguments, own, moved)
+    machine, fates_of_sizes = machine_keys(script, request, start)
+    return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
+
+
+def _unreadable(source: Source) -> frozenset[int | None]:
+    """The numbers of statements that bash cannot read, None for the script as a whole: it is asked, and runs nothing."""
+    if bash_refusal(source.text) is None:
+        return frozenset()
+    found = {number for number, each in enumerate(source.statements) if bash_refusal(f"{each.text}\n") is not None}
+    rest = "\n".join(each.text for number, each in enumerate(source.statements) if number not in found)
+    return frozenset(found if found and bash_refusal(f"{rest}\n") is None else {None})
+
+
+def _simple(statement: Statement, launch: LaunchCall) -> bool:
+    """Whether nothing stands around the launch but redirections, a pipe behind it, and ``… &&`` before it."""
+    if set(launch.call.inside) - {"redirected_statement", "pipeline", "list", "negated_command"}:
+        return False
+    before = statement.text[:launch.call.start - statement.start].strip()
+    return not before or (before.endswith("&&") and "||" not in before)
+
+
+def _called_at(source: Source, launch: LaunchCall) -> int:
+    """The number of the statement by which the launch begins: its own, or the first call of the function that it is in."""
+    statement = source.statements[launch.statement]
+    if statement.kind != "function_definition":
+        return launch.statement
+    name = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text)
+    calls = (number for number, each in enumerate(source.statements) if number > launch.statement and name
+             and any(call.command.words[:1] and call.command.words[0].text == name[1] for call in each.calls))
+    return next(calls, launch.statement)
+
+
+def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
+                    known: Known) -> tuple[ProgramStart, dict[str, str]]:
+    """The start with variables that stand before the command, and those that hpc-mp's own Python must not see."""
+    front: list[WordPiece] = []
+    environment = dict(start.environment)
+    through_env = {each.word.text.partition("=")[0] for each in launch.call.arguments if "=" in each.word.text}
+    for each in launch.call.command.assignments:
+        if (each.name in IDENTITY and start.start == "rank") or each.name in through_env:
+            continue
+        value = fields(each.raw, fixed, value=True)
+        if value is not None and each.name not in IDENTITY:
+            environment[each.name] = value[0]
+        else:
+            front += pieces(f"{each.name}={each.raw}", fixed)
+    passed: dict[str, str] = {}
+    alone = start.start == "node" and not starts_ranks(launch.texts)
+    for statement in source.statements[:at]:
+        for assigned, raw in statement.assignments:
+            unknown = fields(raw, known.fixed[0], value=True) is None and assigned.name not in known.fixed[-1].texts
+            apart = OF_PYTHON.fullmatch(assigned.name) and (unknown or assigned.appended)
+            if assigned.name in statement.exported and (apart or (alone and assigned.name in OF_ITS_OWN)):
+                passed[assigned.name] = f'"${{{assigned.name}-}}"'
+    front += [WordPiece("batch", f"{name}={value}") for name, value in passed.items()]
+    if any("OMP_NUM_THREADS" in (each.name, *statement.exported) for statement in source.statements
+           for each, _ in statement.assignments) and "OMP_NUM_THREADS" in start.environment:
+        environment.pop("OMP_NUM_THREADS")
+    words = (WordPiece("literal", "env"), *front, *start.words) if front else start.words
+    return replace(start, words=words, environment=environment), passed
+
+
+def _keys(request: Request, start: ProgramStart, found: Sequence[Disposition], passed: Mapping[str, str],
+          fixed: FixedValues) -> dict[str, Any]:
+    keys: dict[str, Any] = dict(request.keys)
+    for name, value in request.exported.items():
+        keys[f"environment.set.{name}"] = value
+    for each in found:
+        for key, value in each.keys.items():
+            keys[key] = (*keys.get(key, ()), *value) if isinstance(value, tuple) else value
+    for name, value in start.environment.items():
+        keys[f"{ENV_TABLES[name != 'CUDA_VISIBLE_DEVICES']}.{name}"] = value
+    return keys | {"job.nodes": start.nodes, "job.ranks_per_node": start.ranks_per_node, "program.start": start.start}
+
+
+def _fate(each: Disposition) -> LineFate:
+    statement = each.statement
+    return LineFate(statement.first, statement.last, statement.text, each.fate, each.where, each.why)
+
+
+def _around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
+    """What stands before a launch on its line, and what became of the line."""
+    call = launch.call
+    left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
+    right = statement.text[call.end - statement.start:].strip()
+    why = list(start.how)
+    lost = list(start.lost)
+    call_text = statement.text[call.start - statement.start:call.end - statement.start]
+    if "<<" in right or re.search(r"(?<!<)<(?![<(&])", right) or "<<<" in call_text:
+        lost.append("what it reads from stdin: ranks read nothing there; give it as a file or an argument")
+    elif right:
+        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
+                   "the program")
+    if launch.srun and (options := _step_options(launch)):
+        why.append(options)
+    if statement.background:
+        why.append("& is left out: the job waits for its program")
+    where = "program.command" + (", slurm.setup" if left else "")
+    fate = Fate.LOST if lost else Fate.REPLACED if any("replaced" in each for each in why) else Fate.KEPT
+    lines = [f"{{ {left}; }} || exit"] if left else []
+    return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
+
+
+_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
+
+
+def _step_options(launch: LaunchCall) -> str:
+    """What became of srun's options."""
+    sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
+    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID]
+    containers = [name for name in rest if name.startswith("--container")]
+    others = [name for name in rest if not name.startswith("--container")]
+    return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
+                      *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
+                        if others else []),
+                      *([f"{', '.join(dict.fromkeys(containers))}: not carried over, containers by pyxis are not built for "
+                         "[program]"]
+                        if containers else [])))
+
+
+def _in_place(source: Source, launch: LaunchCall, at: int,
+              made: Mapping[LaunchCall, Sequence[str]]) -> tuple[list[str], list[LineFate]]:
+    """The compound statement that holds the launch, or the function with the statements up to its first call."""
+    statement, call = source.statements[launch.statement], launch.call
+    uncalled = statement.kind == "function_definition" and at == launch.statement
+    if uncalled or {"subshell", "command_substitution"} & set(call.inside):
+        return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
+                              "of what stands around the program here only its command is taken")]
+    text = in_place(statement, [(each.call, lines) for each, lines in made.items()])
+    loop = is_loop(call.inside)
+    why = ("the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
+           if loop else "its command is taken out for the ranks, the rest stays as it stands up to there")
+    said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if loop else Fate.KEPT, "slurm.setup, "
+        "program.command",
+                     why)]
+    rest = [text]
+    for each in source.statements[launch.statement + 1:at + 1]:
+        rest.append(each.text)
+        said.append(LineFate(each.first, each.last, each.text, Fate.KEPT, "slurm.setup", "as it stands"))
+    return rest, said
+
+
+def _after(statement: Statement, number: int, launches: Sequence[LaunchCall]) -> LineFate:
+    quiet = kind_of(statement) in ("print", "shell", "assign") or statement.text.split()[:1] in (
+        ["wait"], ["exit"], ["conda"], ["deactivate"], ["module"], ["return"], ["sleep"], ["cd"], ["fi"], ["done"])
+    if quiet and not any(each.statement == number for each in launches):
+        return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and "
+            "does nothing "
+                        "that lasts")
+    return LineFate(statement.first, statement.last, statement.text, Fate.LOST, "", "it comes after the program: make it a "
+        "job of its own "
+                    "with slurm.depends, or a part of the program")
+
+
+def _is_plain(line: str) -> bool:
+    """Whether a line depends on no directory and no variable of Slurm."""
+    return bool(re.fullmatch(r"(export |ulimit |umask |unset |set )?[^/`$(]*", line.split("\n")[0])) and "\n" not in line \
+        and line.startswith(("export ", "ulimit ", "umask ", "unset "))
+
+
+def _with_step_sizes(lines: Sequence[str], launches: Sequence[LaunchCall], chosen: LaunchCall, request: Request) -> list[str]:
+    """Lines in which an srun that says no size gets that of the script, whose variables the job script has cleaned."""
+    size = f"srun --ntasks={request.total_tasks}"
+    return [_SIZELESS.sub(lambda found: f"{found[1]}{size}", line) for line in lines]
+
+
+_SIZELESS = re.compile(r"(^|[;&|(!\n]\s*|\b(?:then|do|else)\s+)srun(?=\s)"
+                       r"(?![^\n;|&]*\s(?:-n|-N|--n(?:tasks|odes)|--ntasks-per-node))")
+
+
+def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Sequence[str], moved: bool) -> tuple[str, ...]:
+    found = []
+    if "job.time_limit" not in request.keys:
+        found.append("job.time_limit is 1 hour, as the script names none: set it")
+    text = "\n".join(script.lines)
+    if not arguments and (used := re.search(r"\$\{?[1-9@*]", "\n".join(lines))):
+        line = next((number for number, each in enumerate(script.lines, start=1) if used[0] in each), 0)
+        found.append(f"line {line} reads {used[0]}, an argument of the script: name the arguments behind the script "
+                     "(hpc-mp adopt SCRIPT -- ARG…)")
+    if moved:
+        found.append(f"the program runs where the script's shell is by then, which is not known here ({DIRECTORY})")
+    if request.nodes is None and request.ntasks and request.ntasks > 1:
+        found.append(f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, the job has them on one node; set "
+                     "job.nodes")
+    if "scontrol requeue" in text:
+        found.append("the script queues itself again: set program.resumes = true if the program goes on from what it saved")
+    return tuple(found)
+
+
+def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str], *,
+                unreadable: bool = False) -> _Body:
+    """A script of another language than a shell's, or one in which no program is found: it is the program itself, once."""
+    words = script.lines[0][2:].split() if script.lines[0].startswith("#!") else ["bash"]
+    gpus = request.gpus.count if request.gpus and request.gpus.count else 1
+    words += [str(file.absolute()), *arguments]
+    start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
+    keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
+                                 "program.command": tuple(words), "program.directory": begins}
+    machine, sizes = machine_keys(script, request, start)
+    several = (request.nodes or 1) > 1
+    fate = Fate.LOST if unreadable or several else Fate.KEPT
+    why = "the program is this file itself, once" + (
+        ", which bash cannot read: mend it (bash -n FILE)" if unreadable else
+        ", on one node: no program was found in it that the job could start on all nodes" if several else "")
+    fates = [LineFate(number, number, line, fate, "program.command", why)
+             for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
+             and not line.startswith("#")]
+    return _Body(keys | machine, (*request.fates, *sizes, *fates), _notes(script, request, arguments, (), False))

@@ -1,0 +1,110 @@
+"""Which of a script's variables hold one known text, and where its shell is when it comes to a statement."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hpc_mp.adopt.expand import FixedValues, fields
+from hpc_mp.lint.sbatch.shell import read_shell
+from hpc_mp.lint.sbatch.statements import Source, Statement
+
+# Files that prepare a shell and leave a script's own variables alone.
+HARMLESS = re.compile(r"activate$|conda\.sh$|\.bashrc$|\.bash_profile$|\.profile$|/etc/profile(\.d/.*)?$|/init/\w+$|setvars\.sh$")
+_SET_BY_WORD = re.compile(r"\b(?:for|select|(?:read|mapfile|readarray)(?:\s+-\w+)*|unset|getopts\s+\S+|printf\s+-v|let)\s+"
+                          r"([A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known when the shell comes to each statement.
+
+    Attributes:
+        fixed: by the number of the statement, and one more for behind the last.
+        directories: where the shell is before each of them, likewise; None: nobody can know.
+        names: every variable that the script sets.
+    """
+
+    fixed: tuple[FixedValues, ...]
+    directories: tuple[str | None, ...]
+    names: frozenset[str]
+
+
+def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -> Known:
+    """Go through the statements of a script.
+
+    Args:
+        directory: where its shell begins.
+        exported: what ``--export`` sets.
+    """
+    shell = read_shell(source.text)
+    counts = Counter(each.name for each in shell.assignments)
+    for found in _SET_BY_WORD.finditer(source.text):
+        counts.update(found[1].split() * 2)  # never one known text
+    submitted = {"SLURM_SUBMIT_DIR": (directory,)}
+    texts: dict[str, tuple[str, ...]] = {**submitted, **{name: (value,) for name, value in exported.items() if not counts[name]}}
+    arrays: set[str] = set()
+    here: str | None = directory
+    fixed, directories = [], []
+    for statement in source.statements:
+        fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
+        directories.append(here)
+        if _reads_a_file(statement, texts, here):
+            texts = {**submitted}  # whatever it sets
+        for each, raw in statement.assignments:
+            if counts[each.name] == 1 and not each.appended:
+                _assign(each.name, raw, each.array, texts, arrays, here)
+        here = _moved(statement, here, FixedValues(texts, frozenset(arrays), here))
+    fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
+    directories.append(here)
+    return Known(tuple(fixed), tuple(directories), frozenset(counts))
+
+
+def _assign(name: str, raw: str, array: bool, texts: dict[str, tuple[str, ...]], arrays: set[str], here: str | None) -> None:
+    fixed = FixedValues(texts, frozenset(arrays), here)
+    if array:
+        inner = raw.strip()[1:-1]
+        if "#" in inner:
+            return
+        words = [fields(word, fixed) for word in _words(inner)]
+        if all(word is not None for word in words):
+            texts[name] = tuple(part for word in words for part in word or ())
+            arrays.add(name)
+    elif (value := fields(raw, fixed, value=True)) is not None:
+        texts[name] = value
+
+
+def _words(text: str) -> Sequence[str]:
+    """The words of an array as they are written."""
+    return re.findall(r"(?:\\.|\$\([^()]*\)|\"(?:\\.|[^\"\\])*\"|'[^']*'|[^\s\"'\\])+", text.replace("\\\n", " "))
+
+
+def _reads_a_file(statement: Statement, texts: Mapping[str, tuple[str, ...]], here: str | None) -> bool:
+    for call in statement.calls:
+        if call.command.name in ("source", ".", "eval") and "command_substitution" not in call.inside:
+            named = call.arguments[-1].source
+            words = fields(named, FixedValues(texts, frozenset(), here)) or (named.strip("\"'"),)
+            if not HARMLESS.search(words[-1]) and "conda" not in words[-1]:
+                return True
+    return False
+
+
+def _moved(statement: Statement, here: str | None, fixed: FixedValues) -> str | None:
+    """Where the shell is after a statement; a directory that is not here now counts as unknown."""
+    movers = [call for call in statement.calls if call.command.name in ("cd", "pushd", "popd")
+              and not {"command_substitution", "subshell"} & set(call.inside)]
+    if not movers:
+        return here
+    call = movers[0]
+    if here is None or len(movers) > 1 or call.command.name != "cd" or set(call.inside) - {"list", "redirected_statement"} \
+            or len(call.arguments) != 2 or (call.inside and call.start != statement.start):
+        return None
+    words = fields(call.arguments[1].source, fixed)
+    if words is None or len(words) != 1:
+        return None
+    found = os.path.normpath(Path(here) / words[0])
+    return found if os.path.isdir(found) else None

@@ -1,0 +1,167 @@
+"""Which of a script's commands is the program of the job: the one that runs long, on the most tasks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from hpc_mp.launch.program.launchers import LAUNCHERS, MODULES, PYTHON
+from hpc_mp.lint.sbatch.options import Option, parse, syntax
+from hpc_mp.lint.sbatch.script import Variables, assign, expanded
+from hpc_mp.lint.sbatch.shell import PREFIXES, ShellAssignment, read_shell
+from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
+from hpc_mp.lint.sbatch.word import Word
+
+# What prepares, prints and cleans up: never the program of a job.
+TOOLS = frozenset({
+    ".", ":", "[", "[[", "alias", "apt", "aws", "awk", "basename", "bc", "break", "case", "cat", "cd", "chmod", "chown",
+    "clear", "column", "command", "conda", "continue", "cp", "curl", "cut", "date", "declare", "df", "diff", "dirname",
+    "disown", "docker-compose", "du", "echo", "enroot", "env", "envsubst", "eval", "exit", "export", "expr", "false", "find",
+    "free", "gcloud", "getent", "git", "gpustat", "grep", "gsutil", "head", "hostname", "huggingface-cli", "hf", "id",
+    "ifconfig", "ip", "jobs", "kill", "killall", "let", "ln", "local", "ls", "lsb_release", "lscpu", "lsof", "make", "mamba",
+    "mapfile", "micromamba", "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nproc", "nvcc", "nvidia-smi", "pdsh",
+    "pgrep", "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "read", "readarray",
+    "readlink", "readonly", "realpath", "return", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch", "sbcast", "scancel",
+    "scontrol", "scp", "sed", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source", "spack", "squeue",
+    "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "typeset", "ulimit",
+    "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget", "which", "whoami", "xargs", "zip"})
+HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
+CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
+TRAINING = re.compile(r"train|tune|run|main|launch|ddp|fsdp|sft|ppo|grpo|dpo|bench", re.IGNORECASE)
+AFTERWARDS = re.compile(r"eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|download|"
+                        r"build|clean", re.IGNORECASE)
+MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "ibrun"})
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchCall:
+    """A command that may be the program of the job.
+
+    Attributes:
+        words: what it is once the script's own variables are put in, each with the number of the written word that it is of.
+        options: of srun; empty without one.
+        program: at which of ``words`` the program begins that srun starts, or that stands there alone.
+        statement: the number of its statement.
+        tier: the higher, the rather it is the program.
+        srun: whether srun starts it on the tasks of the job.
+    """
+
+    call: CallSite
+    words: tuple[tuple[Word, int], ...]
+    options: tuple[Option, ...]
+    program: int
+    statement: int
+    tier: int
+    srun: bool
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The program and its arguments."""
+        return tuple(word.text for word, _ in self.words[self.program:])
+
+    def value(self, name: str) -> str | None:
+        return next((option.value for option in reversed(self.options) if option.name == name), None)
+
+    def boundary(self, at: int) -> bool:
+        """Whether a written word begins with the word number ``at``."""
+        return at >= len(self.words) or not at or self.words[at][1] != self.words[at - 1][1]
+
+
+def find_launches(source: Source) -> tuple[LaunchCall, ...]:
+    """The commands that start programs, in their order, with variables put in as far as the text tells."""
+    known: dict[str, tuple[Word, ...]] = {}
+    found: list[LaunchCall] = []
+    for number, statement in enumerate(source.statements):
+        for call in statement.calls:
+            if "command_substitution" not in call.inside and "process_substitution" not in call.inside:
+                found += filter(None, [_launch(call, number, known)])
+        for each in _assignments(statement):
+            assign(known, each)
+    return tuple(found)
+
+
+def _assignments(statement: Statement) -> Iterator[ShellAssignment]:
+    yield from (each for each in read_shell(statement.text, statement.first).assignments if not each.captured)
+
+
+def _launch(call: CallSite, statement: int, known: Variables) -> LaunchCall | None:
+    arguments = list(call.arguments)
+    at = 0
+    while at < len(arguments) and arguments[at].word.base in ("exec", "time", "nohup", "command", "builtin", "setsid"):
+        at += 1
+    words = tuple((word, number) for number, argument in enumerate(arguments) if number >= at
+                  for word in expanded([argument.word], known))
+    if not words:
+        return None
+    if words[0][0].base == "eval":  # whatever it says is expanded once more by the same shell
+        words = tuple((replace(word, text=part), number) for word, number in words[1:] for part in word.text.split())
+    return _judged(call, words, statement)
+
+
+def _judged(call: CallSite, words: tuple[tuple[Word, int], ...], statement: int) -> LaunchCall | None:
+    bare = [word for word, _ in words]
+    skip = _wrapped(bare)
+    if not bare[skip:]:
+        return None
+    if bare[skip].base == "srun":
+        options, program = parse(bare[skip + 1:], syntax("srun"), permute=False)
+        start = len(words) - len(program)
+        if not program:
+            return None
+        return LaunchCall(call, words, options, start, statement, 1 if _tier(program) < 2 else 5, True)
+    tier = _tier(bare[skip:])
+    return LaunchCall(call, words, (), 0, statement, tier, False) if tier else None
+
+
+def _wrapped(words: Sequence[Word]) -> int:
+    """How many words only change how the command behind them is started."""
+    at = 0
+    while at < len(words) and (words[at].base in PREFIXES or re.match(r"[A-Za-z_]\w*=", words[at].text)):
+        values, timeout = PREFIXES.get(words[at].base, ()), words[at].base == "timeout"
+        at += 1
+        while at < len(words) and words[at].text.startswith("-"):
+            at += 2 if words[at].text in values else 1
+        at += timeout
+    return at
+
+
+def _tier(words: Sequence[Word]) -> int:
+    """5: starts ranks; 4: Python with a script; 3: a container or a shell script; 2: another program; 1: a helper; 0: none."""
+    skip = _wrapped(words)
+    words = words[skip:]
+    if not words:
+        return 0
+    name, texts = words[0].base, [word.text for word in words]
+    if name in ("bash", "sh") and len(texts) > 2 and re.fullmatch(r"-\w*c", texts[1]):
+        inner = texts[2]
+        if re.search(r"torchrun|torch\.distributed|accelerate|deepspeed|python", inner):
+            return 5
+        first = re.match(r"\s*([\w./-]+)", inner)
+        return 1 if first and first[1].rpartition("/")[2] in TOOLS else 3
+    if name in LAUNCHERS and not (name == "accelerate" and texts[1:2] != ["launch"]):
+        return 5
+    if PYTHON.fullmatch(name):
+        if any(text in HELPERS for text in texts[1:3]):
+            return 0 if texts[1:2] != ["-c"] else 1
+        return 5 if any(text in MODULES for text in texts[1:5]) else 4 if len(texts) > 1 else 0
+    if name in CONTAINERS:
+        return 3 if {"exec", "run", "start"} & set(texts[1:4]) or name in ("shifter", "ch-run") else 0
+    if name in ("bash", "sh", "zsh"):
+        return 3 if len(texts) > 1 else 0
+    if name in TOOLS or not name:
+        return 0
+    return 3 if name.endswith((".sh", ".py")) or texts[0].startswith("$") else 2
+
+
+def choose(launches: Sequence[LaunchCall]) -> LaunchCall | None:
+    """The program of the job: of those of the highest tier the last one that trains by its name, else the last one that does not
+    come after training by its name, else the last."""
+    best = [each for each in launches if each.tier == max(one.tier for one in launches)]
+
+    def named(each: LaunchCall) -> int:
+        script = next((text for text in each.texts if re.search(r"\.(py|sh|pyz)$", text)), " ".join(each.texts[:3]))
+        name = script.rpartition("/")[2]
+        return 0 if AFTERWARDS.search(name) else 2 if TRAINING.search(name) else 1
+
+    return max(enumerate(best), key=lambda pair: (named(pair[1]), pair[0]))[1] if best else None

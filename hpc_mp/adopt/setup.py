@@ -1,0 +1,123 @@
+"""The lines of ``slurm.setup``: what the job's shell needs before the script's own lines, these, and the command that they make.
+
+Words that the script's own shell expanded are expanded there once more: into one variable, quoted so that the program's shell on
+every node gets the same words, blanks and all.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hpc_mp.adopt.command import WORDS, ProgramStart, slurm_numbers
+from hpc_mp.adopt.expand import WordPiece
+from hpc_mp.adopt.request import ELEMENT, Request
+from hpc_mp.lint.sbatch.statements import CallSite, Statement
+
+COMMAND, DIRECTORY, ONCE = "ADOPTED_COMMAND", "ADOPTED_DIRECTORY", "ADOPTED_ONCE"
+LAUNCH = 'eval "exec ${' + COMMAND + ':?is set by slurm.setup, which runs on Slurm alone}"'
+ENTER = f'cd "${DIRECTORY}" && '
+_OF_NODES = ("{nodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{master_port}", "{run}")
+_LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
+
+
+@dataclass(frozen=True, slots=True)
+class CommandForm:
+    """``program.command``, and the lines of the job's shell that make what is in it."""
+
+    command: tuple[str, ...]
+    lines: tuple[str, ...] = ()
+
+
+def command_form(start: ProgramStart, moved: bool, *, made: bool = False) -> CommandForm:
+    """The command in the plainest form that keeps its words.
+
+    Args:
+        moved: the directory is known to the job's shell alone.
+        made: the job's shell makes the command in any case, as one of several.
+    """
+    words = start.words
+    literal = all(piece.kind == "literal" or (piece.placeholder and start.start == "node") for piece in words)
+    braces = start.start == "node" and any(mark in piece.text for piece in words if piece.kind == "literal" for mark in _OF_NODES)
+    if literal and not (moved or braces or made):
+        return CommandForm(tuple(piece.placeholder or piece.text for piece in words))
+    enter = ENTER if moved else ""
+    lines = [f'export {DIRECTORY}="$PWD"'] if moved else []
+    if not made and not any(piece.kind == "batch" for piece in words):
+        return CommandForm(("bash", "-c", f"{enter}exec {' '.join(map(_in_shell, words))}"), tuple(lines))
+    return CommandForm(("bash", "-c", f"{enter}{LAUNCH}"), (*start.before, *_command_lines(words), *lines))
+
+
+def _in_shell(piece: WordPiece) -> str:
+    return shlex.quote(piece.text) if piece.kind == "literal" else piece.text
+
+
+def _command_lines(words: Sequence[WordPiece]) -> list[str]:
+    """``ADOPTED_COMMAND``: words of the job's shell quoted, those that a rank expands as they are written."""
+    runs: list[tuple[bool, list[str]]] = []
+    for piece in words:
+        later = piece.kind == "rank"
+        if not runs or runs[-1][0] != later:
+            runs.append((later, []))
+        runs[-1][1].append(_in_shell(piece))
+    lines = []
+    for number, (later, texts) in enumerate(runs):
+        text = " ".join(texts)
+        sets = f"{COMMAND}+=" if number else f"{COMMAND}="
+        blank = " " if number else ""
+        lines += [f"{sets}{shlex.quote(blank + text)}"] if later else [
+            f"{WORDS}=({text})", f'{sets}"{blank}${{{WORDS}[*]@Q}}"']
+    return [*lines, f"export {COMMAND}"]
+
+
+def in_place(statement: Statement, launches: Sequence[tuple[CallSite, Sequence[str]]]) -> str:
+    """A compound statement in which each launch is replaced by its lines, after which nothing of the statement runs."""
+    text = statement.text
+    in_function = statement.kind == "function_definition"
+    for call, lines in sorted(launches, key=lambda each: each[0].start, reverse=True):
+        begin, stop = call.start - statement.start, call.chain_end - statement.start
+        after = re.match(r"\s*&(?!&)", text[stop:])
+        stop += after.end() if after else 0
+        body = "\n".join(("{", *lines, "return" if in_function else "break 99", "}" + (";" if after else "")))
+        text = text[:begin] + body + text[stop:]
+    return text if in_function else f"for {ONCE} in 1; do\n{text}\ndone"
+
+
+def is_loop(inside: Sequence[str]) -> bool:
+    return bool(_LOOPS & set(inside))
+
+
+def preface(texts: Sequence[str], request: Request, directory: str, arguments: Sequence[str], login: bool,
+            flags: str) -> list[str]:
+    """Lines before the script's own: its arguments, its element of the array, Slurm's variables that the job script cleans."""
+    text = "\n".join(texts)
+    lines = []
+    if arguments:
+        lines.append(f"set -- {shlex.join(arguments)}")
+    if request.elements and ELEMENT in text:
+        lines.append(f"ADOPTED_ELEMENT=${ELEMENT}; ADOPTED_ELEMENTS=({' '.join(request.elements)}); "
+                     f"{ELEMENT}=${{ADOPTED_ELEMENTS[ADOPTED_ELEMENT]}}")
+    given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0",
+                                      "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+    for name, value in given.items():
+        if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES") and re.search(rf"\b{name}\b", text):
+            lines.append(f"{name}={value}")
+    if re.search(r"\bSLURM_SUBMIT_DIR\b", text):
+        lines.append(f"SLURM_SUBMIT_DIR={shlex.quote(directory)}")
+    if re.search(r"^\s*(module|ml)\b", text, re.MULTILINE):
+        lines.append("type module &>/dev/null || . /etc/profile")
+    elif login:
+        lines.append(". /etc/profile")
+    if flags:
+        lines.append(f"set -{flags}")
+    return [*lines, f"cd {shlex.quote(directory)} || exit"]
+
+
+def epilogue(texts: Sequence[str], request: Request) -> list[str]:
+    """Lines behind the script's own, which lead back to where the job script was."""
+    lines = []
+    if request.elements and ELEMENT in "\n".join(texts):
+        lines.append(f"{ELEMENT}=$ADOPTED_ELEMENT")
+    return [*lines, 'cd "$HPC_MP_RUN" || exit']

@@ -1,0 +1,324 @@
+"""What a script does before its program starts: what becomes a key of the job file, and what stays as lines of ``slurm.setup``.
+
+A line stays where a later one, or a word of the command that the job's own shell expands, may need it; it then stands there as
+it was written and in its order. When in doubt it stays.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Literal
+
+from hpc_mp.adopt.account import Fate
+from hpc_mp.adopt.expand import FixedValues, fields, uses
+from hpc_mp.adopt.known import HARMLESS, Known
+from hpc_mp.job.program import IDENTITY
+from hpc_mp.lint.sbatch.statements import Source, Statement
+
+Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "code"]
+PRINTS = frozenset({
+    "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free", "uname",
+    "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type"})
+SHELL = frozenset({"set", "shopt"})
+OF_THE_SHELL = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_\w*")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
+OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # would be read by hpc-mp's own Python too
+_INITIAL = re.compile(r"modules?\.sh$|lmod\.sh$|/init/(ba)?sh$|/etc/profile$|/etc/bashrc$")
+_HOOK = re.compile(r"conda.*(shell\.\w+|shell\s+hook)|\$\(conda info --base\)/etc/profile\.d/conda\.sh")
+
+
+@dataclass(frozen=True, slots=True)
+class Disposition:
+    """What becomes of a statement.
+
+    Attributes:
+        keys: dotted keys of the job file with their values; those of lists are added to.
+        text: what stands in ``slurm.setup``; None: nothing.
+    """
+
+    statement: Statement
+    fate: Fate
+    where: str
+    why: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    text: str | None = None
+
+
+def kind_of(statement: Statement) -> Kind:
+    """What a statement is by itself."""
+    names = [call.command.name for call in statement.calls if "command_substitution" not in call.inside]
+    if statement.kind in ("variable_assignment", "variable_assignments", "declaration_command"):
+        return "assign"
+    if statement.command is not None and names[:1] == ["trap"]:
+        return "trap"
+    if any(name in ("sbatch", "scancel") for name in names) or re.search(r"\bscontrol\s+requeue", statement.text):
+        return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
+    simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
+    if simple and not re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) and all(name in PRINTS for name in names):
+        return "print"
+    if statement.command is None:
+        return "code"
+    name = names[0] if names else ""
+    if name in SHELL:
+        return "shell"
+    if name == "cd":
+        return "directory"
+    if name in ("module", "ml", "conda", "mamba", "micromamba", "source", ".", "eval") and _environment(statement) is not None:
+        return "environment"
+    return "code"
+
+
+def _environment(statement: Statement) -> str | None:
+    """Which part of a Python environment a statement prepares: modules, conda's hook, conda, venv; None for another one."""
+    call = statement.calls[0] if statement.calls else None
+    if call is None:
+        return None
+    name, arguments = call.command.name, [each.source for each in call.arguments[1:]]
+    if name == "ml" or (name == "module" and arguments[:1] and arguments[0] in ("load", "add", "purge", "use", "unload", "swap",
+                                                                              "switch", "restore", "reset", "list", "avail")):
+        return "modules"
+    if name in ("conda", "mamba", "micromamba"):
+        return "conda" if arguments[:1] == ["activate"] else None
+    if name == "eval":
+        return "hook" if _HOOK.search(statement.text) else None
+    if _HOOK.search(statement.text):
+        return "hook"
+    if arguments and _INITIAL.search(arguments[0].strip("\"'")):
+        return "initial"
+    if arguments[:1] == ["activate"]:
+        return "conda"
+    return "venv" if len(arguments) == 1 and arguments[0].strip("\"'").endswith("/bin/activate") else None
+
+
+def environment_keys(statements: Sequence[Statement], known: Known) -> dict[int, Disposition]:
+    """The modules, the conda environment and the virtual environment that keys of ``[slurm]`` can say; the others stay as lines.
+
+    The job script has modules first, then conda, then the virtual environment, then the lines of ``slurm.setup``.
+    """
+    found: dict[int, Disposition] = {}
+    stage, blocked = 0, False
+    rows = [(number, each, kind_of(each)) for number, each in enumerate(statements)]
+    if any(kind == "environment" and _environment(each) == "modules" and _modules(each, known.fixed[number]) is None
+           for number, each, kind in rows):
+        blocked = True
+    for number, statement, kind in rows:
+        if kind == "code":
+            blocked = blocked or not _harmless(statement)
+        elif kind == "assign":
+            blocked = blocked or any(each.name.startswith(("MODULEPATH", "CONDA", "LMOD")) for each, _ in statement.assignments)
+        elif kind == "environment":
+            part = _environment(statement)
+            order = {"initial": 0, "modules": 0, "hook": 1, "conda": 1, "venv": 2}[part or "venv"]
+            keys = None if blocked or order < stage else _keys_of(statement, part or "", known.fixed[number])
+            if keys is None:
+                blocked = True
+                continue
+            stage = order if part in ("conda", "venv") else stage
+            found[number] = keys
+            if part in ("conda", "venv"):
+                stage = order + 1
+    said = {key for each in found.values() for key in each.keys}
+    return {number: each for number, each in found.items() if each.keys or each.where in said}
+
+
+def _harmless(statement: Statement) -> bool:
+    """Whether a statement changes nothing that modules or environments depend on."""
+    names = {call.command.name for call in statement.calls}
+    return statement.kind == "function_definition" or (bool(names) and names <= _QUIET_FILES)
+
+
+_QUIET_FILES = frozenset({*PRINTS, "mkdir", "ulimit", "umask", "sleep", "touch", "chmod", "cp", "rm", "test", "[", "[["})
+# What starts no program that would read the environment.
+_QUIET = _QUIET_FILES | {"cd", "mv", "scontrol", "head", "module", "ml", "tail", "awk", "sed", "cut", "tr", "wc", "basename",
+                         "dirname", "cat", "set", "exit", "export"}
+
+
+def _modules(statement: Statement, fixed: FixedValues) -> tuple[str, ...] | None:
+    """The names that it loads; None where it does anything else."""
+    words = [fields(each.source, fixed) for each in statement.calls[0].arguments]
+    texts = [text for word in words for text in word or ("$",)]
+    verb, names = ("load", texts[1:]) if texts[0] == "ml" else (texts[1], texts[2:])
+    if verb in ("list", "avail"):
+        return ()
+    if texts[0] == "ml" and names[:1] and names[0] in ("purge", "load", "add"):
+        verb, names = names[0], names[1:]
+    if verb == "purge" or (verb in ("load", "add") and not any("$" in name or name.startswith("-") for name in names)):
+        return tuple(names)
+    return None
+
+
+def _keys_of(statement: Statement, part: str, fixed: FixedValues) -> Disposition | None:
+    if part in ("initial", "hook"):
+        return Disposition(statement, Fate.REPLACED, "slurm.modules" if part == "initial" else "slurm.conda",
+                           "the job script prepares its shell for that by itself")
+    if part == "modules":
+        names = _modules(statement, fixed)
+        if names is None:
+            return None
+        if not names:
+            return Disposition(statement, Fate.REPLACED, "slurm.modules", "`module purge` comes before them in any case")
+        return Disposition(statement, Fate.KEPT, "slurm.modules", "", {"slurm.modules": names})
+    words = [text for each in statement.calls[0].arguments for text in fields(each.source, fixed) or ("$",)]
+    if "$" in words or (part == "venv" and fixed.directory is None):
+        return None
+    if part == "venv":
+        path = str(PurePath(fixed.directory or "/") / PurePath(words[1]).parent.parent)
+        return Disposition(statement, Fate.KEPT, "slurm.venv", "", {"slurm.venv": path})
+    if len(words) != 3 and not (words[0] in ("source", ".") and len(words) == 3):
+        return None
+    name = words[2]
+    if "/" in name and not name.startswith("/"):
+        if fixed.directory is None:
+            return None
+        name = str(PurePath(fixed.directory) / name)
+    return Disposition(statement, Fate.KEPT, "slurm.conda", "", {"slurm.conda": name})
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the command needs of the lines before it.
+
+    Attributes:
+        names: variables that the job's own shell puts into it.
+        shell: whether the job's own shell makes words of it.
+        stands: variables that the launch line uses.
+    """
+
+    names: frozenset[str]
+    shell: bool
+    stands: frozenset[str]
+
+
+def dispositions(source: Source, launch: int, known: Known, needs: Needs,
+                 unreadable: Collection[int | None] = ()) -> list[Disposition]:
+    """What becomes of the statements before the number ``launch``.
+
+    Args:
+        unreadable: numbers of those that bash cannot read.
+    """
+    statements = source.statements[:launch]
+    keyed = environment_keys(statements, known)
+    kinds: list[Kind] = ["unreadable" if number in unreadable else kind_of(each) for number, each in enumerate(statements)]
+    stays = {number for number, kind in enumerate(kinds) if kind in ("code", "environment") and number not in keyed}
+    needed = set(needs.names)
+    grown = True
+    while grown:
+        grown = False
+        for number in sorted(stays):
+            names = set(re.findall(r"[A-Za-z_]\w*", statements[number].text)) & known.names
+            if _reads(statements[number]):
+                names = set(known.names)
+            grown = grown or not names <= needed
+            needed |= names
+        for number, statement in enumerate(statements):
+            if kinds[number] == "assign" and number not in stays and _assignment_stays(
+                    statement, number, needed, stays, statements, known):
+                stays.add(number)
+                grown = True
+    moves = bool(stays) or needs.shell or known.directories[launch] is None
+    return [_disposition(number, statement, kinds[number], keyed, stays, known, moves, needs)
+            for number, statement in enumerate(statements)]
+
+
+def _assignment_stays(statement: Statement, number: int, needed: set[str], stays: set[int], statements: Sequence[Statement],
+                      known: Known) -> bool:
+    """Whether an assignment has to be a line of the setup."""
+    if not statement.assignments and not statement.exported:
+        return True
+    named = {each.name for each, _ in statement.assignments} | statement.exported
+    if named & needed:
+        return True
+    if not statement.exported or named <= set(IDENTITY):
+        return False
+    if not all(_fixed(each.name, raw, number, known) for each, raw in statement.assignments) \
+            or statement.exported - {each.name for each, _ in statement.assignments}:
+        return True
+    if any(OF_THE_SHELL.fullmatch(name) for name in named):
+        return True
+    return any(later > number and _runs_programs(statements[later]) for later in stays)
+
+
+def _fixed(name: str, raw: str, number: int, known: Known) -> bool:
+    return fields(raw, known.fixed[number], value=True) is not None and name in known.fixed[-1].texts
+
+
+def _reads(statement: Statement) -> bool:
+    """Whether it runs text of another file in the same shell, which may use any variable."""
+    return any(call.command.name in ("source", ".", "eval") and not HARMLESS.search(call.arguments[-1].source.strip("\"'"))
+               for call in statement.calls)
+
+
+def _runs_programs(statement: Statement) -> bool:
+    return any(call.command.name not in _QUIET for call in statement.calls)
+
+
+def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[int, Disposition], stays: set[int], known: Known,
+                 moves: bool, needs: Needs) -> Disposition:
+    if number in keyed:
+        return keyed[number]
+    text = statement.text + (" &" if statement.background else "")
+    setup = Disposition(statement, Fate.KEPT, "slurm.setup", "as it stands", {}, text)
+    match kind:
+        case "print":
+            return Disposition(statement, Fate.DROPPED, "", "it only prints; logs and status say what runs where")
+        case "trap":
+            return Disposition(statement, Fate.LOST, "", "the job's shell becomes the supervisor, which takes signals and "
+                                                         "queues the job "
+                               "again (program.signal, program.resumes); what a trap cleans up, the program has to")
+        case "unreadable":
+            return Disposition(statement, Fate.LOST, "", "bash cannot read it: a name in < > has to be filled in, or "
+                                                         "something is not closed")
+        case "resubmit":
+            return Disposition(statement, Fate.LOST, "", "a job hands in no jobs here: slurm.chain, slurm.depends and "
+                               "program.resumes do that")
+        case "shell":
+            return setup if moves or stays else Disposition(statement, Fate.DROPPED, "", "no line of the script's shell is "
+                "left for it")
+        case "directory":
+            return _directory(number, statement, known, moves, setup)
+        case "assign":
+            return _assigned(number, statement, stays, known, needs, setup)
+    return setup
+
+
+def _directory(number: int, statement: Statement, known: Known, moves: bool, setup: Disposition) -> Disposition:
+    if known.directories[number + 1] is None:
+        return Disposition(statement, Fate.KEPT, "slurm.setup", "as it stands, and the program runs where it leads: that is "
+                                                                "known on the "
+                           "cluster alone", {}, setup.text)
+    if moves:
+        return Disposition(statement, Fate.KEPT, "slurm.setup, program.directory", "", {}, setup.text)
+    return Disposition(statement, Fate.KEPT, "program.directory", "")
+
+
+def _assigned(number: int, statement: Statement, stays: set[int], known: Known, needs: Needs, setup: Disposition) -> Disposition:
+    names = {each.name for each, _ in statement.assignments} | statement.exported
+    ours = names & set(IDENTITY)
+    if number in stays:
+        if ours:
+            return Disposition(statement, Fate.REPLACED, "slurm.setup", "the lines below still read it; every rank gets "
+                "hpc-mp's own "
+                               f"{', '.join(sorted(ours))}", {}, setup.text)
+        return setup
+    if ours == names:
+        return Disposition(statement, Fate.REPLACED, "the variables of a rank", f"hpc-mp sets {', '.join(sorted(ours))} for "
+            "every attempt")
+    if not statement.exported and names & needs.stands:
+        return Disposition(statement, Fate.REPLACED, "program.command", "its value stands in the command")
+    if not statement.exported:
+        return Disposition(statement, Fate.DROPPED, "", "nothing that is left uses it")
+    keys: dict[str, str] = {}
+    for each, _ in statement.assignments:
+        if each.name in IDENTITY:
+            continue
+        table = "program.environment" if OF_PYTHON.fullmatch(each.name) or SECRET.search(each.name) else "environment.set"
+        keys[f"{table}.{each.name}"] = known.fixed[-1].texts[each.name][0]
+    return Disposition(statement, Fate.KEPT, ", ".join(keys), "", keys)
+
+
+def names_in(text: str) -> frozenset[str]:
+    """Variables that a piece of shell text uses."""
+    return uses(text)[0] | frozenset(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", text))

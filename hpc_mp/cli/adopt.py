@@ -1,0 +1,102 @@
+"""``hpc-mp adopt``: somebody's job script becomes a job file, and every line of it is accounted for."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpc_mp.adopt import AdoptedJob, Fate, LineFate, adopt
+from hpc_mp.adopt.keys import job_text
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.files import text_of
+from hpc_mp.cli.output import terminal
+from hpc_mp.launch.render import find_template, render
+from hpc_mp.launch.run_files import next_run
+
+COLOURS = {Fate.KEPT: "green", Fate.REPLACED: "cyan", Fate.DROPPED: "dim", Fate.LOST: "red"}
+
+
+@click.command(help="Make a job file with [program] of somebody's job script, which is read and never run. Every line of it is "
+                    "accounted for: kept, replaced, dropped, or named as what could not be carried over. It is read as if sbatch "
+                    "were called in this directory with SCRIPT and ARG….")
+@click.argument("script", type=click.Path(path_type=Path))
+@click.argument("arguments", nargs=-1, metavar="[ARG]…")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path, allow_dash=True), metavar="FILE",
+              help="The job file; - prints it.  [default: job.toml]")
+@click.option("--diff", is_flag=True, help="Show the script beside the one that hpc-mp would hand in; write a job file only "
+                                           "with -o.")
+@click.option("--force", is_flag=True, help="Replace FILE if it is there.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff: bool, force: bool, as_json: bool) -> None:
+    text = text_of(script, "job script")
+    path = output or Path("job.toml")
+    printed = str(path) == "-"
+    base = Path.cwd() if printed else path.absolute().parent
+    job = adopt(text, directory=Path.cwd(), job_directory=base, file=script, arguments=arguments)
+    written = job_text(job.tree, script.name, job.lost, job.notes)
+    difference = _difference(job, text, script) if diff else ""
+    if not printed and (output is not None or not diff):
+        _write(path, written, force)
+    if as_json:
+        click.echo(json.dumps(_document(job, written, difference, path)))
+        return
+    if diff:
+        click.echo(difference, nl=False)
+    else:
+        _print_account(job, aside=printed)
+    if printed:
+        click.echo(written, nl=False)
+    elif output is not None or not diff:
+        click.echo(f"\nwrote {path}; look at it, then\n\n    hpc-mp launch {shlex.quote(str(path))} --dry-run\n")
+
+
+def _write(path: Path, text: str, force: bool) -> None:
+    try:
+        with open(path, "w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise HpcMpError(str(path), "exists", "give another name with -o, or --force to replace it") from None
+    except OSError as error:
+        raise HpcMpError(str(path), f"cannot be written ({error.strerror})",
+                         "give a path in a directory that is there and that you may write to") from None
+
+
+def _difference(job: AdoptedJob, text: str, script: Path) -> str:
+    """A unified diff from the script to the one that we would render, for a cluster of which nothing is known."""
+    rendered = render(job.spec, next_run(job.spec), python=sys.executable, template=find_template(Path.cwd())).text
+    lines = difflib.unified_diff(text.splitlines(), rendered.splitlines(), str(script), "the job script of "
+        "hpc-mp", lineterm="", n=3)
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _print_account(job: AdoptedJob, *, aside: bool) -> None:
+    """A line for each line of the script, and what to look at in the end."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True) if aside else terminal()
+    for each in job.account:
+        where = f" → {each.where}" if each.where else ""
+        why = f"  ({each.why})" if each.why else ""
+        console.print(f"{each.place:>7}  [{COLOURS[each.fate]}]{each.fate.value}[/]  {escape(each.text + where + why)}")
+    console.print(f"\n{_counts(job.account)}")
+    for each in job.lost:
+        console.print(f"[red]not carried over[/], line {each.place}: {escape(each.text)}\n    {escape(each.why)}")
+    for note in job.notes:
+        console.print(f"note: {escape(note)}")
+
+
+def _counts(account: tuple[LineFate, ...]) -> str:
+    return ", ".join(f"{sum(each.fate is fate for each in account)} {fate.value}" for fate in Fate)
+
+
+def _document(job: AdoptedJob, written: str, difference: str, path: Path) -> dict[str, Any]:
+    return {"job_file": str(path), "text": written, "diff": difference, "notes": job.notes,
+            "account": [asdict(each) | {"fate": each.fate.value} for each in job.account]}

@@ -1,0 +1,136 @@
+"""A script's statements in their order, each with its text, its lines and the calls in it as they are written.
+
+``shell`` reads a script as a flat list for rules; whoever takes a script over needs what stands around a command too: in which
+loop or function it is, where its text begins and ends, and how each of its words was quoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tree_sitter import Node
+
+from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, ShellAssignment, read_tree
+from hpc_mp.lint.sbatch.word import Word
+
+_WORDLESS = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "comment")
+_CHAIN = ("redirected_statement", "pipeline", "list")  # what only redirects, pipes or follows up its first command
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """One word of a command: as the linter reads it, and as it is written."""
+
+    word: Word
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallSite:
+    """A command where it stands.
+
+    Attributes:
+        command: as the linter reads it, without what only changes how it is started.
+        arguments: every word, its name and such prefixes included.
+        start, end: offsets of its text in the script.
+        chain_end: where the pipe, the redirections and the ``|| …`` behind it end.
+        inside: the kinds of nodes around it, the outermost first.
+    """
+
+    command: Command
+    arguments: tuple[Argument, ...]
+    start: int
+    end: int
+    chain_end: int
+    inside: tuple[str, ...]
+
+    @property
+    def line(self) -> int:
+        return self.command.line
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """One statement of the script itself, a whole ``if`` or loop included.
+
+    Attributes:
+        kind: of the grammar: ``command``, ``variable_assignment``, ``if_statement``, ``ERROR`` …
+        first, last: its lines, counted from 1.
+        assignments: those that the script's own shell makes when it comes by, in order; of compound statements none.
+        exported: names that it exports.
+        background: ``&`` follows.
+    """
+
+    kind: str
+    text: str
+    start: int
+    first: int
+    last: int
+    calls: tuple[CallSite, ...]
+    assignments: tuple[tuple[ShellAssignment, str], ...] = ()
+    exported: frozenset[str] = frozenset()
+    background: bool = False
+
+    @property
+    def command(self) -> CallSite | None:
+        """The one command that it is, where it is nothing else."""
+        return self.calls[0] if self.kind == "command" and self.calls else None
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """``comments``: the lines on which nothing but a comment stands."""
+
+    text: str
+    statements: tuple[Statement, ...]
+    comments: frozenset[int]
+
+
+def read_statements(text: str) -> Source:
+    """Everything that a script's text says, in order; what cannot be read is a statement of the kind ``ERROR``."""
+    root, reader = read_tree(text)
+    statements: list[Statement] = []
+    comments: set[int] = set()
+    children = root.children
+    for at, node in enumerate(children):
+        if node.type == "comment":
+            comments.add(reader.line(node))
+        elif node.is_named:
+            follows = children[at + 1].type if at + 1 < len(children) else ""
+            statements.append(_statement(node, reader, background=follows == "&"))
+    return Source(text, tuple(statements), frozenset(comments))
+
+
+def _statement(node: Node, reader: NodeReader, *, background: bool) -> Statement:
+    text = reader.raw(node).rstrip()
+    first = reader.line(node)
+    assignments: list[tuple[ShellAssignment, str]] = []
+    exported: frozenset[str] = frozenset()
+    own = node.children if node.type in ("declaration_command", "variable_assignments") else [node]
+    if node.type == "declaration_command":
+        exported = frozenset(reader.declaration(node, captured=False)[1])
+    for child in own:
+        if child.type == "variable_assignment":
+            value = child.child_by_field_name("value")
+            assignments.append((reader.assignment(child, exported=bool(exported), captured=False),
+                                reader.raw(value) if value else ""))
+    return Statement(node.type, text, node.start_byte, first, first + text.count("\n"),
+                     tuple(_calls(node, reader)), tuple(assignments), exported, background)
+
+
+def _calls(top: Node, reader: NodeReader) -> Iterator[CallSite]:
+    stack: list[tuple[Node, tuple[str, ...], Around, int]] = [(top, (), Around(), top.end_byte)]
+    while stack:
+        node, inside, around, end = stack.pop()
+        if node.type in ("command", "unset_command") and (command := reader.command(node, around)):
+            words = [child for child in node.children if child.is_named and child.type not in _WORDLESS]
+            words = [node.children[0], *words] if node.type == "unset_command" else words
+            yield CallSite(command, tuple(Argument(reader.word(each), reader.raw(each)) for each in words),
+                           node.start_byte, node.end_byte, max(end, node.end_byte), inside)
+        deeper = []
+        for child, held in reader.children(node, around):
+            chained = node.type in _CHAIN and child.start_byte == node.start_byte
+            below = inside if child.type == "program" else (*inside, node.type)
+            deeper.append((child, below, held, end if chained else child.end_byte))
+        stack += reversed(deeper)
