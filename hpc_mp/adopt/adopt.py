@@ -13,7 +13,7 @@ from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
 from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
-from hpc_mp.adopt.known import Known, what_is_known
+from hpc_mp.adopt.known import ShellState, what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
@@ -214,7 +214,7 @@ def _called_at(source: Source, launch: LaunchCall) -> int:
 
 
 def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
-                    known: Known) -> tuple[ProgramStart, dict[str, str]]:
+                    known: ShellState) -> tuple[ProgramStart, dict[str, str]]:
     """The start with variables that stand before the command, and those that hpc-mp's own Python must not see."""
     front: list[WordPiece] = []
     environment = dict(start.environment)
