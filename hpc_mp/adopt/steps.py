@@ -255,7 +255,8 @@ def _runs_programs(statement: Statement) -> bool:
     return any(call.command.name not in _QUIET for call in statement.calls)
 
 
-def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[int, Disposition], stays: set[int], known: ShellState,
+def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[int, Disposition], stays: set[int],
+                 known: ShellState,
                  moves: bool, needs: Needs) -> Disposition:
     if number in keyed:
         return keyed[number]
@@ -294,7 +295,8 @@ def _directory(number: int, statement: Statement, known: ShellState, moves: bool
     return Disposition(statement, Fate.KEPT, "program.directory", "")
 
 
-def _assigned(number: int, statement: Statement, stays: set[int], known: ShellState, needs: Needs, setup: Disposition) -> Disposition:
+def _assigned(number: int, statement: Statement, stays: set[int], known: ShellState, needs: Needs,
+              setup: Disposition) -> Disposition:
     names = {each.name for each, _ in statement.assignments} | statement.exported
     ours = names & set(IDENTITY)
     if number in stays:
