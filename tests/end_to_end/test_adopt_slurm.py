@@ -17,6 +17,8 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_NTASKS",
 rank = os.environ.get("RANK", os.environ.get("SLURM_PROCID"))
 if os.environ.get("SEEN_RANK") == "task":
     names = names[4:]
+else:  # of torchrun there is a task per node, and of its ranks a task each
+    names = tuple(name for name in names if name != "SLURM_NTASKS")
 with open(f"{os.environ['OUT']}/{rank}.json", "w") as file:
     json.dump([sys.argv[1:], os.getcwd(), {name: os.environ.get(name) for name in names}], file)
 """
@@ -35,8 +37,8 @@ set -e
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export COLOUR="light blue"
 ARGS=(--name "x y" --empty "")
-srun PYTHON -m torch.distributed.run --nnodes $SLURM_NNODES --nproc_per_node 2 --rdzv_backend c10d --rdzv_id 1 --rdzv_endpoint $head:29517 \\
-    seen.py "${ARGS[@]}" --stamp "$(echo a  b)" *.py
+srun PYTHON -m torch.distributed.run --nnodes $SLURM_NNODES --nproc_per_node 2 \\
+    --rdzv_backend c10d --rdzv_id 1 --rdzv_endpoint $head:29517 seen.py "${ARGS[@]}" --stamp "$(echo a  b)" *.py
 """,
     "branch": """#SBATCH --ntasks=4
 mkdir -p sub
