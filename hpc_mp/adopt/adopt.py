@@ -13,7 +13,7 @@ from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
 from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
-from hpc_mp.adopt.known import ShellState, what_is_known
+from hpc_mp.adopt.known import KnownShell, what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
@@ -165,6 +165,11 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     fates += [_after(each, number, launches) for number, each in enumerate(source.statements[later:], start=later)]
     own = [*lines, *(form.lines if simple else ())]
     keys = _keys(request, start, found, passed, fixed)
+    for disposition in found:  # the lines below may need it, and hpc-mp's own Python must not see it
+        for assigned, _ in disposition.statement.assignments if disposition.text is not None else ():
+            if OF_PYTHON.fullmatch(assigned.name) and assigned.name in known.fixed[-1].texts:
+                keys[f"program.environment.{assigned.name}"] = known.fixed[-1].texts[assigned.name][0]
+                passed[assigned.name] = ""
     keys["program.command"] = form.command
     goes_to = begins if moved else known.directories[at]
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
@@ -214,7 +219,7 @@ def _called_at(source: Source, launch: LaunchCall) -> int:
 
 
 def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
-                    known: ShellState) -> tuple[ProgramStart, dict[str, str]]:
+                    known: KnownShell) -> tuple[ProgramStart, dict[str, str]]:
     """The start with variables that stand before the command, and those that hpc-mp's own Python must not see."""
     front: list[WordPiece] = []
     environment = dict(start.environment)
@@ -365,6 +370,8 @@ def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Se
     if request.nodes is None and request.ntasks and request.ntasks > 1:
         found.append(f"--ntasks={request.ntasks} without --nodes: Slurm may spread them, the job has them on one node; set "
                      "job.nodes")
+    if request.nodes is None and not request.ntasks:
+        found.append("job.nodes is 1, as the script names none: set it where sbatch was given --nodes")
     if "scontrol requeue" in text:
         found.append("the script queues itself again: set program.resumes = true if the program goes on from what it saved")
     return tuple(found)

@@ -222,7 +222,8 @@ def _torchrun(launch: LaunchCall, module: int, nodes: int, gpus: int | None, req
     if {"m", "module"} & said.keys():
         front = (*front, WordPiece("literal", "-m"))
     how = [f"{name}: replaced by start = \"rank\", which sets the same variables on {nodes} × {ranks} ranks; its options "
-           f"({', '.join(f'--{each}' for each in said) or 'none'}) are hpc-mp's to say"]
+           f"({', '.join(f'--{each}' for each in said) or 'none'}) are hpc-mp's to say; TORCHELASTIC_… are not set, and "
+           "SLURM_NTASKS counts ranks"]
     if int(said.get("max-restarts") or 0) if (said.get("max-restarts") or "0").isdecimal() else 0:
         how.append("--max-restarts: slurm.retries, after faults of machines")
     environment = {"OMP_NUM_THREADS": "1"} if ranks > 1 else {}

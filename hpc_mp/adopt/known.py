@@ -20,7 +20,7 @@ _SET_BY_WORD = re.compile(r"\b(?:for|select|(?:read|mapfile|readarray)(?:\s+-\w+
 
 
 @dataclass(frozen=True, slots=True)
-class ShellState:
+class KnownShell:
     """What is known when the shell comes to each statement.
 
     Attributes:
@@ -34,7 +34,7 @@ class ShellState:
     names: frozenset[str]
 
 
-def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -> ShellState:
+def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -> KnownShell:
     """Go through the statements of a script.
 
     Args:
@@ -61,7 +61,7 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
         here = _moved(statement, here, FixedValues(texts, frozenset(arrays), here))
     fixed.append(FixedValues(dict(texts), frozenset(arrays), here))
     directories.append(here)
-    return ShellState(tuple(fixed), tuple(directories), frozenset(counts))
+    return KnownShell(tuple(fixed), tuple(directories), frozenset(counts))
 
 
 def _assign(name: str, raw: str, array: bool, texts: dict[str, tuple[str, ...]], arrays: set[str], here: str | None) -> None:

@@ -71,7 +71,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class _Request:
+class _RequestSoFar:
     """What is gathered while the directives are read one by one."""
 
     lines: Sequence[str]
@@ -91,7 +91,7 @@ class _Request:
 
 def read_request(script: Script) -> Request:
     """The directives of a script, those of a heterogeneous job's first component."""
-    reading = _Request(script.lines)
+    reading = _RequestSoFar(script.lines)
     last = {option.name: option for option in script.options}
     for option in script.options:
         if last[option.name] is not option and option.name != "export":
@@ -149,7 +149,7 @@ def _typed(value: str, form: str, shares: float) -> GpuCount:
     return GpuCount(max(1, round(int(found[2] or 1) / shares)), found[1], form)
 
 
-def _any(reading: _Request, option: Option) -> None:
+def _any(reading: _RequestSoFar, option: Option) -> None:
     name, shown = option.name, f"--{option.name}"
     if name in PLAIN and option.value:
         reading.keep(option, PLAIN[name], option.value)
@@ -169,7 +169,7 @@ def _any(reading: _Request, option: Option) -> None:
         reading.note(option, Fate.DROPPED, "", f"{shown} says how sbatch behaves, not what the job is")
 
 
-def _time(reading: _Request, option: Option) -> None:
+def _time(reading: _RequestSoFar, option: Option) -> None:
     value = option.value or ""
     if TIME.fullmatch(value):
         reading.keep(option, "job.time_limit", value)
@@ -179,18 +179,18 @@ def _time(reading: _Request, option: Option) -> None:
         reading.note(option, Fate.LOST, "", f"“{value}” is no time that Slurm takes: set job.time_limit")
 
 
-def _name(reading: _Request, option: Option) -> None:
+def _name(reading: _RequestSoFar, option: Option) -> None:
     value = option.value or ""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", value).lstrip("._-")[:128] or "job"
     reading.keep(option, "job.name", plain, *(() if plain == value else (
         "a run's directory has its name: letters, digits, dots, dashes", Fate.REPLACED)))
 
 
-def _log(reading: _Request, option: Option) -> None:
+def _log(reading: _RequestSoFar, option: Option) -> None:
     reading.note(option, Fate.REPLACED, "RUN/log", "logs lie in the run directory, one per node and one per rank: hpc-mp logs")
 
 
-def _requeue(reading: _Request, option: Option) -> None:
+def _requeue(reading: _RequestSoFar, option: Option) -> None:
     if option.name == "no-requeue":
         reading.keep(option, "slurm.extra.no-requeue", True)
         reading.keys["slurm.retries"] = 0
@@ -198,7 +198,7 @@ def _requeue(reading: _Request, option: Option) -> None:
         reading.note(option, Fate.REPLACED, "slurm.retries", "the job is always queued again after a fault of a machine")
 
 
-def _signal(reading: _Request, option: Option) -> None:
+def _signal(reading: _RequestSoFar, option: Option) -> None:
     found = re.fullmatch(r"(?:[RB]+:)?(?:SIG)?(\w+)(?:@(\d+))?", option.value or "", re.IGNORECASE)
     name = SIGNALS.get(found[1].upper()) if found else None
     if found is None or name is None:
@@ -211,7 +211,7 @@ def _signal(reading: _Request, option: Option) -> None:
                  "say program.resumes = true if the program saves then")
 
 
-def _array(reading: _Request, option: Option) -> None:
+def _array(reading: _RequestSoFar, option: Option) -> None:
     spec, _, most = (option.value or "").partition("%")
     numbers: list[str] = []
     for part in spec.split(","):
@@ -231,7 +231,7 @@ def _array(reading: _Request, option: Option) -> None:
     reading.note(option, Fate.REPLACED, "sweep.grid", f"each element is a run of a sweep with its own {ELEMENT}")
 
 
-def _export(reading: _Request, option: Option) -> None:
+def _export(reading: _RequestSoFar, option: Option) -> None:
     named = dict(part.split("=", 1) for part in (option.value or "").split(",") if "=" in part)
     reading.exported.update(named)
     reading.note(option, Fate.REPLACED, "environment.set" if named else "", "what the submitting shell has of Slurm, NCCL, "
@@ -239,16 +239,16 @@ def _export(reading: _Request, option: Option) -> None:
                  "Python is always cleaned, all else is there" + (", and these variables are set" if named else ""))
 
 
-def _chdir(reading: _Request, option: Option) -> None:
+def _chdir(reading: _RequestSoFar, option: Option) -> None:
     reading.directory = option.value
     reading.note(option, Fate.KEPT, "program.directory", "")
 
 
-def _container_hook(reading: _Request, option: Option) -> None:
+def _container_hook(reading: _RequestSoFar, option: Option) -> None:
     reading.note(option, Fate.LOST, "", "containers are not built for [program]: let program.command start the container")
 
 
-def _exclusive(reading: _Request, option: Option) -> None:
+def _exclusive(reading: _RequestSoFar, option: Option) -> None:
     if option.value in (None, "exclusive"):
         reading.keys["slurm.extra.exclusive"] = None  # what the script asks for anyway
         reading.note(option, Fate.KEPT, "", "whole nodes are what hpc-mp asks for by itself")
@@ -256,7 +256,7 @@ def _exclusive(reading: _Request, option: Option) -> None:
         reading.keep(option, "slurm.extra.exclusive", option.value)
 
 
-def _mem(reading: _Request, option: Option) -> None:
+def _mem(reading: _RequestSoFar, option: Option) -> None:
     if option.value in ("0", None):
         reading.keys["slurm.extra.mem"] = None
         reading.note(option, Fate.KEPT, "", "all memory of a node is what hpc-mp asks for by itself")
@@ -264,7 +264,7 @@ def _mem(reading: _Request, option: Option) -> None:
         reading.keep(option, "slurm.extra.mem", option.value)
 
 
-_ROWS: Mapping[str, Callable[[_Request, Option], None]] = {
+_ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {
     "time": _time, "job-name": _name, "output": _log, "error": _log, "open-mode": _log, "requeue": _requeue,
     "no-requeue": _requeue, "signal": _signal, "array": _array, "export": _export, "chdir": _chdir, "container": _container_hook,
     "exclusive": _exclusive, "mem": _mem}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hpc_mp.adopt.account import Fate
 from hpc_mp.adopt.expand import FixedValues, fields, uses
-from hpc_mp.adopt.known import HARMLESS, ShellState
+from hpc_mp.adopt.known import HARMLESS, KnownShell
 from hpc_mp.job.program import IDENTITY
 from hpc_mp.lint.sbatch.statements import Source, Statement
 
@@ -93,7 +93,7 @@ def _environment(statement: Statement) -> str | None:
     return "venv" if len(arguments) == 1 and arguments[0].strip("\"'").endswith("/bin/activate") else None
 
 
-def environment_keys(statements: Sequence[Statement], known: ShellState) -> dict[int, Disposition]:
+def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict[int, Disposition]:
     """The modules, the conda environment and the virtual environment that keys of ``[slurm]`` can say; the others stay as lines.
 
     The job script has modules first, then conda, then the virtual environment, then the lines of ``slurm.setup``.
@@ -192,7 +192,7 @@ class Needs:
     stands: frozenset[str]
 
 
-def dispositions(source: Source, launch: int, known: ShellState, needs: Needs,
+def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
                  unreadable: Collection[int | None] = ()) -> list[Disposition]:
     """What becomes of the statements before the number ``launch``.
 
@@ -224,7 +224,7 @@ def dispositions(source: Source, launch: int, known: ShellState, needs: Needs,
 
 
 def _assignment_stays(statement: Statement, number: int, needed: set[str], stays: set[int], statements: Sequence[Statement],
-                      known: ShellState) -> bool:
+                      known: KnownShell) -> bool:
     """Whether an assignment has to be a line of the setup."""
     if not statement.assignments and not statement.exported:
         return True
@@ -241,7 +241,7 @@ def _assignment_stays(statement: Statement, number: int, needed: set[str], stays
     return any(later > number and _runs_programs(statements[later]) for later in stays)
 
 
-def _fixed(name: str, raw: str, number: int, known: ShellState) -> bool:
+def _fixed(name: str, raw: str, number: int, known: KnownShell) -> bool:
     return fields(raw, known.fixed[number], value=True) is not None and name in known.fixed[-1].texts
 
 
@@ -256,8 +256,7 @@ def _runs_programs(statement: Statement) -> bool:
 
 
 def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[int, Disposition], stays: set[int],
-                 known: ShellState,
-                 moves: bool, needs: Needs) -> Disposition:
+                 known: KnownShell, moves: bool, needs: Needs) -> Disposition:
     if number in keyed:
         return keyed[number]
     text = statement.text + (" &" if statement.background else "")
@@ -285,7 +284,7 @@ def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[i
     return setup
 
 
-def _directory(number: int, statement: Statement, known: ShellState, moves: bool, setup: Disposition) -> Disposition:
+def _directory(number: int, statement: Statement, known: KnownShell, moves: bool, setup: Disposition) -> Disposition:
     if known.directories[number + 1] is None:
         return Disposition(statement, Fate.KEPT, "slurm.setup", "as it stands, and the program runs where it leads: that is "
                                                                 "known on the "
@@ -295,7 +294,7 @@ def _directory(number: int, statement: Statement, known: ShellState, moves: bool
     return Disposition(statement, Fate.KEPT, "program.directory", "")
 
 
-def _assigned(number: int, statement: Statement, stays: set[int], known: ShellState, needs: Needs,
+def _assigned(number: int, statement: Statement, stays: set[int], known: KnownShell, needs: Needs,
               setup: Disposition) -> Disposition:
     names = {each.name for each, _ in statement.assignments} | statement.exported
     ours = names & set(IDENTITY)
@@ -309,7 +308,9 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: ShellSt
         return Disposition(statement, Fate.REPLACED, "the variables of a rank", f"hpc-mp sets {', '.join(sorted(ours))} for "
             "every attempt")
     if not statement.exported and names & needs.stands:
-        return Disposition(statement, Fate.REPLACED, "program.command", "its value stands in the command")
+        stands = all(name in known.fixed[-1].texts for name in names)
+        return Disposition(statement, Fate.REPLACED, "program.command", "its value stands in the command" if stands else
+                           "the options of the launcher that used it are hpc-mp's to say")
     if not statement.exported:
         return Disposition(statement, Fate.DROPPED, "", "nothing that is left uses it")
     keys: dict[str, str] = {}
