@@ -17,6 +17,7 @@ PROGRAMS = ("sacct", "sacctmgr", "salloc", "sattach", "sbatch", "sbcast", "scanc
 ROOM = "cluster/slurm/"
 OTHERS = {
     "lab/": "it is a Slurm of its own: it starts the daemons, and asks them while they come up",
+    "adopt/": "it reads job scripts, in which these words are text",
     "lint/sbatch/": "it reads job scripts, in which these words are text",
     "lint/kinds.py": "sbatch is the name of a kind of file",
     "cli/lint.py": "sbatch is the name of a kind of file",
