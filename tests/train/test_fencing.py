@@ -294,7 +294,7 @@ def test_a_stop_before_the_first_step_ends_without_one(place_: Path, phase: str)
         return train(run.job)
 
     steps, detail, last = ended(spec, run, rank)
-    reason = "stop file" if phase == "tokenizing" else "SIGUSR2"
+    reason = "stop file" if phase == "tokenizing" else "asked to by SIGUSR2"
     assert (steps, detail) == (0, reason) and f"stopped before the first step of this attempt: {reason}" in last
     assert not complete_steps(run.checkpoints) and not list(run.path.glob("failures/*"))
     caches = list(run.cache.glob("tokens-*"))
@@ -319,5 +319,5 @@ def test_a_stop_while_a_checkpoint_is_written_completes_it_and_stops(place_: Pat
         checkpoint.write_shard = asked
         return train(run.job)
 
-    assert ended(spec, run, rank)[:2] == (2, "SIGTERM")
+    assert ended(spec, run, rank)[:2] == (2, "asked to by SIGTERM")
     assert newest_complete(run.checkpoints)[0] == run.checkpoints / "step-00000002"
