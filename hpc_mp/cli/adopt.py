@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import shlex
 import sys
 from dataclasses import asdict
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,7 @@ def _write(path: Path, text: str, force: bool) -> None:
 def _difference(job: AdoptedJob, text: str, script: Path) -> str:
     """A unified diff from the script to the one that we would render, for a cluster of which nothing is known."""
     rendered = render(job.spec, next_run(job.spec), python=sys.executable, template=find_template(Path.cwd())).text
-    lines = difflib.unified_diff(text.splitlines(), rendered.splitlines(), str(script), "the job script of "
-        "hpc-mp", lineterm="", n=3)
+    lines = unified_diff(text.splitlines(), rendered.splitlines(), str(script), "the job script of hpc-mp", lineterm="", n=3)
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -17,6 +17,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hpc_mp"
 # The same name for something that is no file of a run directory.
 OTHERS = {
     ("cli/init.py", "job.toml"): "a job file of the user's own, wherever he wants it",
+    ("cli/adopt.py", "job.toml"): "a job file of the user's own, wherever he wants it",
     ("launch/submit/tasks.py", "job.sbatch"): "the script of a submitted Python function, in its own folder",
     ("launch/submit/tasks.py", ".lock"): "the lock of that folder",
     ("lab/cluster.py", "log"): "the logs of a Slurm on one machine",
