@@ -226,7 +226,8 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
     """Ranks that were ended for their silence."""
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
-        yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
+        yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place and evidence.hosts else None,
+                      evidence.hang.rank)
 
 
 def _early(evidence: Evidence) -> Iterator[Symptom]:
