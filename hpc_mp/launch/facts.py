@@ -13,6 +13,7 @@ from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import mpi_plugins, srun_options
 from hpc_mp.job import AnySpec, ProgramSpec
+from hpc_mp.job.program import meets_through_mpi
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask
         topology=config.get("TopologyPlugin") or None,
         most_elements=int(most) if (most := config.get("MaxArraySize", "")).isdigit() else None,
         srun_options=srun_options(ask) if spec.slurm.container else None,
-        mpi_plugins=mpi_plugins(ask) if isinstance(spec, ProgramSpec) and spec.program.start == "mpi" else None,
+        mpi_plugins=mpi_plugins(ask) if isinstance(spec, ProgramSpec) and meets_through_mpi(spec) else None,
         silence=silence,
     )
 

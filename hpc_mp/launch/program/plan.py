@@ -11,6 +11,7 @@ from hpc_mp.cluster.bandwidth import noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import ProgramSpec
+from hpc_mp.job.program import meets_through_mpi
 from hpc_mp.job.resolution import ProgramChoices, ResolvedKey, resolved
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.choices import avoided
@@ -72,7 +73,7 @@ def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> Resolved
         HpcMpError: srun has not the one that is wanted, or none.
     """
     wanted, known = given.slurm.mpi, facts.mpi_plugins
-    if given.program.start != "mpi" or not target.in_script:
+    if not meets_through_mpi(given) or not target.in_script:
         return ResolvedKey(MPI, wanted)
     shown = ", ".join(known or ())
     if wanted != "none":
