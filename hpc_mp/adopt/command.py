@@ -121,8 +121,8 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
     lost = () if asked_mpi in ("none", *PLUGINS) else (
         f"--mpi={asked_mpi}: slurm.mpi takes {', '.join(PLUGINS)}; set the one that the program's MPI knows",)
     meets = asked_mpi if asked_mpi in PLUGINS else None
-    how = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
-    return ProgramStart("rank", nodes, tasks, words, how, lost, before, mpi=meets)
+    said = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
+    return ProgramStart("rank", nodes, tasks, words, said, lost, before, mpi=meets)
 
 
 def _idle(launch: LaunchCall, asked: int, nodes: int) -> tuple[str, ...]:

