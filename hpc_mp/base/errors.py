@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+COMMANDS = ("hpc-mp ", "pip ", "sbatch ", "scontrol ", "srun ")  # a remedy that begins so is typed as it stands
+
 
 class HpcMpError(Exception):
     """A mistake in the input that its author can mend. Commands print it and exit 2.
@@ -20,7 +22,8 @@ class HpcMpError(Exception):
 
     def __str__(self) -> str:
         end = "" if self.remedy.endswith((".", "?", "!")) else "."
-        return f"{self.value}: {self.rule}. {self.remedy[:1].upper()}{self.remedy[1:]}{end}"
+        first = self.remedy[:1] if self.remedy.startswith(COMMANDS) else self.remedy[:1].upper()
+        return f"{self.value}: {self.rule}. {first}{self.remedy[1:]}{end}"
 
 
 class RunFailed(Exception):

@@ -30,7 +30,15 @@ Release = tuple[int, int]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
     release = _release(slurm_version)
-    finish([finding for file in files for finding in _lint(file, kind, release)], as_json)
+    found: list[Finding] = []
+    for file in files:
+        try:
+            found += _lint(file, kind, release)
+        except HpcMpError as error:  # the others are judged all the same
+            if len(files) == 1:
+                raise
+            found.append(Finding("file", "error", error.value, f"{error.rule}.", error.remedy, str(file)))
+    finish(found, as_json)
 
 
 def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:

@@ -19,7 +19,7 @@ from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.program.sizes import size_of
 from hpc_mp.launch.render import site_defaults
 
-ON = ("auto", "slurm", "local")
+ON = ("auto", "slurm", "local", "mpi")
 
 
 @click.command(help="Start any distributed program: COMMAND runs once for every rank, with the variables that torchrun sets, on "

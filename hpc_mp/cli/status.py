@@ -145,7 +145,7 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         unsaved = seen.step - step_of(seen.checkpoint)
         lost = f" ({lost_words(unsaved)})" if seen.ended and unsaved > 0 else ""
         yield "saved", f"{seen.checkpoint}{lost}"
-    elif seen.ended and seen.step:
+    elif seen.ended and seen.step and seen.steps:  # nobody knows what a program has saved
         yield "saved", f"nothing: {lost_words(seen.step)}"
     if seen.best is not None:
         yield "best", f"{seen.best.path}, held out {loss_words(seen.best.loss)}"

@@ -58,7 +58,7 @@ class RunStatus:
         checkpoint: the newest one.
         cause: of a failure.
         late: whether its step takes much longer than those before it; there is no ``eta`` then.
-        before: of a run that goes on or is to go on, how its last attempt ended, in words; None where nothing went wrong.
+        before: how the attempt ended after which it was started again, or is to be; None where there was none.
         sweep: its place in the sweep that it belongs to; None where it belongs to none.
         usage: what it has cost.
         plan: what was predicted and chosen; None for ranks that were started by hand.
@@ -161,9 +161,9 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,
         late=late,
-        before=_before(run, attempt) if state in GOES_ON else None,
+        before=_before(run, attempt) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
-        usage=usage(run, time.time() if state in GOES_ON else None),
+        usage=usage(run, time.time() if state in GOES_ON else None, waits=state == "pending"),
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
         best=best_checkpoint(run))

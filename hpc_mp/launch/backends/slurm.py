@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,10 +12,12 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
+from hpc_mp.cluster.slurm.query import NO_CONTROLLER
 from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
 from hpc_mp.job import AnySpec
+from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
@@ -54,6 +58,18 @@ def start(launch: Launch) -> Outcome:
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
 
 
+NO_JOB = re.compile(r"\bJob \d+ to(?= start)")  # the number is that of no job: none was made
+# What sbatch says of a value, the key that has it, and what shows which values there are.
+REFUSALS = (
+    (r"[Ii]nvalid feature", "slurm.constraint", "name features that nodes have: sinfo --format='%P %N %f' lists them"),
+    (r"reservation", "slurm.reservation", "name one that is there and yours: scontrol show reservation lists them"),
+    (r"[Ii]nvalid (account|acct)|account or account/partition", "slurm.account",
+     "name one of yours: sacctmgr show associations user=$USER lists them"),
+    (r"[Ii]nvalid qos", "slurm.qos", "name one of yours: sacctmgr show associations user=$USER format=account,qos lists them"),
+    (r"licenses", "slurm.extra", "name licences that there are: scontrol show licenses lists them"),
+)
+
+
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[JobPlan, ...], str]:
     """What Slurm says of the script of these plans when it only tests it, as a row of the summary, and the plans that it takes:
     where it takes them only with the nodes that we would keep them off, those without that.
@@ -76,10 +92,22 @@ def _tested(plan: JobPlan, text: str) -> str:
     if found is None or found.state == "untested":
         return f"slurm     has not tested the script: {plan.facts.silence if found is None else found.words}"
     if found.state == "refused":
-        raise HpcMpError(f"the job script of {plan.spec.job.name!r}", f"is refused by Slurm (sbatch --test-only): {found.words}",
-                         "mend what these words name; --dry-run shows the script")
+        value, remedy = _meant(plan.spec, found.words)
+        raise HpcMpError(value, f"is refused by Slurm (sbatch --test-only): {found.words}", remedy)
     later = "warning: it will wait until nodes are back: " if found.state == "waits" else ""
-    return f"slurm     {later}{found.words}"
+    if found.state == "accepted" and plan.spec.slurm.depends:
+        return "slurm     sbatch takes the script; when it starts depends on slurm.depends"
+    return f"slurm     {later}{NO_JOB.sub('it would', found.words)}"
+
+
+def _meant(spec: AnySpec, words: str) -> tuple[str, str]:
+    """What of the job Slurm's refusal is about, as its author wrote it, and what to do."""
+    for pattern, key, remedy in REFUSALS:
+        section, name = key.split(".")
+        value = getattr(getattr(spec, section), name)
+        if value is not None and re.search(pattern, words):
+            return f"{key} = {shown(value)}", remedy
+    return f"the job script of {spec.job.name!r}", "mend what these words name"
 
 
 def _job(launch: Launch) -> Outcome:
@@ -142,8 +170,11 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
 
 def _refused(refused: SubmissionRefused) -> HpcMpError:
     """sbatch's refusal, word for word. The script's path is left out: the script is gone with its run."""
+    silent = any(words in refused.words for words in NO_CONTROLLER)
+    unset = "SLURM_CONF is not set: export it where slurm.conf lies elsewhere, " if "SLURM_CONF" not in os.environ else ""
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
-                      "mend what these words name, and launch again")
+                      f"{unset}launch on a machine of the cluster where sinfo answers, or try it here with --on local" if silent
+                      else "mend what these words name, and launch again")
 
 
 def _element(run: RunDirectory, plan: JobPlan) -> str:
@@ -203,7 +234,7 @@ class _QueueWatcher:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
-                self._listener.update(attempt.status() or waiting, attempt.steps())
+                self._listener.update(waiting if job.waits else attempt.status() or waiting, attempt.steps())
                 self._listener.evaluated(attempt.evaluations())
             if all(verdict(attempt.run) for attempt in self._attempts):  # the job is about to end
                 time.sleep(min(left, LAST_S))

@@ -17,6 +17,7 @@ from hpc_mp.job.values import toml_value
 from hpc_mp.launch.choices import avoided
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.plan import JobPlan, Target, fitting, machine_choices
+from hpc_mp.launch.program.files import check_files
 from hpc_mp.launch.program.launchers import check_command
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import RunDirectory
@@ -40,7 +41,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     """Make all choices and all checks.
 
     Raises:
-        HpcMpError: for a command that starts ranks by itself, a directory that is not there, a back end that starts no programs,
+        HpcMpError: for a command that starts ranks by itself, a directory or a program that is not there, a back end of MPI alone,
             a GPU that is not there, an environment profile that there is not, a job that could never start.
     """
     check_command(given)
@@ -50,6 +51,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     if not Path(given.program.directory).is_dir():
         raise HpcMpError(f"program.directory = {toml_value(given.program.directory)}", "is no directory here",
                          "name one that all nodes see")
+    check_files(given, target.in_script)
     facts = target.facts(given, slurm_version)
     bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
