@@ -12,13 +12,15 @@ class HpcMpError(Exception):
         value: what was given, as the user wrote it (``"train.steps = -3"``).
         rule: the rule it breaks (``"must be at least 1"``).
         remedy: what to do (``"set train.steps to the number of optimizer steps"``).
+        several: each mistake for itself, where there are several of which the others are said in short only.
     """
 
-    def __init__(self, value: str, rule: str, remedy: str) -> None:
+    def __init__(self, value: str, rule: str, remedy: str, several: tuple[HpcMpError, ...] = ()) -> None:
         super().__init__(value, rule, remedy)
         self.value = value
         self.rule = rule
         self.remedy = remedy
+        self.several = several
 
     def __str__(self) -> str:
         end = "" if self.remedy.endswith((".", "?", "!")) else "."

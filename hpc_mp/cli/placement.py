@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import SwitchTree, load_topology, order_hosts
 from hpc_mp.layout.placement import (
@@ -77,7 +78,7 @@ def command(
         click.echo(json.dumps(_tree(chosen, placements, site)))
         return
     console = Console(highlight=False)
-    console.print(f"[bold]{degrees.world} ranks on {chosen.nodes} nodes, order {chosen.order}[/] "
+    console.print(f"[bold]{counted(degrees.world, 'rank')} on {counted(chosen.nodes, 'node')}, order {chosen.order}[/] "
                   f"(T {tensor} × P {pipeline} × C {context} × D {data}, E {expert})\n")
     console.print(picture(chosen, hosts=site.hosts, tree=site.tree) if site else picture(chosen))
     console.print("colour: pipeline stage; bold: every second tensor group\n")

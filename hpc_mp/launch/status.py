@@ -22,7 +22,7 @@ from hpc_mp.job import JobSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
@@ -38,6 +38,7 @@ LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as 
 SLOW_PHASES = ("saving", "evaluating")  # of rank 0, between two steps
 AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
 GOES_ON = ("pending", "running", "unknown")
+UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 UNREADABLE = "unreadable"  # the state, in a list, of a run whose job file this release does not understand
 
 
@@ -233,6 +234,17 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
         return found.message
     if job is None:
         return "it ended without a word: its launcher was killed, or its machine went down"
+    if (unstarted := unstarted_words(run, job)) is not None:
+        return f"Slurm job {job.id} ended as {job.state}: {unstarted}"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
     reason = f" ({job.meaning or job.reason})" if job.reason else ""
-    return f"Slurm job {job.id} ended as {job.state}{code}{reason}"
+    words = last_words(tail(run.slurm_log(job.id)))
+    return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {words}" if words else "")
+
+
+def unstarted_words(run: RunDirectory, job: SlurmJob) -> str | None:
+    """What to look at where a node could not open the script or its log; None where it could."""
+    log = run.slurm_log(job.id)
+    if job.reason != UNSTARTED or log.exists():
+        return None
+    return f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"

@@ -151,7 +151,7 @@ def test_a_topology_that_slurm_takes_otherwise_than_it_is_written(tmp_path: Path
 def test_one_file_that_is_not_there_hides_nothing_of_the_others(tmp_path: Path) -> None:
     conf = tmp_path / "slurm.conf"
     conf.write_text(SLURM_CONF)
-    done = CliRunner().invoke(cli, ["lint", str(tmp_path / "nothing"), str(conf), "--json"])
+    done = CliRunner().invoke(command, [str(tmp_path / "nothing"), str(conf), "--json"])
     codes = [each["code"] for each in json.loads(done.stdout)["findings"]]
     assert done.exit_code == 1 and "file" in codes and "cons-tres" in codes
 

@@ -28,6 +28,7 @@ from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target, without_avoiding
 from hpc_mp.launch.run_files import begin, begin_sweep, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
+from hpc_mp.launch.status import unstarted_words
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
@@ -37,7 +38,6 @@ from hpc_mp.rundir.runs import record_successors
 from hpc_mp.supervisor.exclusions import end_watch, watch_waiting
 
 POLL_S = 1.0  # between two polls of a run directory
-UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
 
 TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, fits=check_fit)
@@ -248,9 +248,6 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    log = attempt.run.slurm_log(job.id)
-    where = f"its log is {log}"
-    if job.reason == UNSTARTED and not log.exists():
-        where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"
+    where = unstarted_words(attempt.run, job) or f"its log is {attempt.run.slurm_log(job.id)}"
     said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; {where}")
     return "failed", cause(attempt.run) or said

@@ -41,7 +41,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     """Make all choices and all checks.
 
     Raises:
-        HpcMpError: for a command that starts ranks by itself, a directory or a program that is not there, a back end of MPI alone,
+        HpcMpError: for a command that starts ranks by itself, a directory or program that is not there, a back end of MPI alone,
             a GPU that is not there, an environment profile that there is not, a job that could never start.
     """
     check_command(given)

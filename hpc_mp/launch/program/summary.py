@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from hpc_mp.launch.program.plan import ProgramPlan
-from hpc_mp.launch.summary import table, where_row, without_effect
+from hpc_mp.launch.summary import table, unseen, where_row, without_effect
 
 STARTED = {
     "rank": "",
@@ -33,4 +33,4 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
             rows[name] = choice.why
     if (note := without_effect(plan.given, plan.where.place)) is not None:
         rows["note"] = note
-    return table(rows)
+    return table(rows | unseen(plan))

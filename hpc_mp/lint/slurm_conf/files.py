@@ -29,8 +29,8 @@ def lint_slurm_conf(text: str, path: Path) -> list[Finding]:
 
 
 def lint_topology(text: str, path: Path) -> list[Finding]:
-    """The faults at which a reader of topology.conf stops; else what Slurm does not take or takes otherwise than it is written, and
-    fabrics that are apart."""
+    """The faults at which a reader of topology.conf stops; else what Slurm does not take, or takes otherwise than it is written,
+    and fabrics that are apart."""
     try:
         topologies = read_topologies(text)
         notes = [note for topology in topologies if topology.tree for note in amiss(topology)]
