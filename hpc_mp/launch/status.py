@@ -162,7 +162,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,
         late=late,
-        before=_before(run, attempt) if state in GOES_ON or attempt > 1 else None,
+        before=_before(run, attempt, job) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
         usage=usage(run, time.time() if state in GOES_ON else None, waits=state == "pending"),
         plan=read_plan(run),
@@ -216,11 +216,13 @@ def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | Non
     return "stopped" if phase == "stopped" else None
 
 
-def _before(run: RunDirectory, attempt: int) -> str | None:
+def _before(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str | None:
     """How the attempt ended after which the run was, or is to be, started again."""
     ended = next((end for end in reversed(known_history(run)) if end.attempt == attempt and end.action in AGAIN), None)
     if ended is not None:
         return f"attempt {attempt}, saved up to step {ended.step}: {ended.message}"
+    if job is not None and job.waits and job.restarts and run.attempt_record.exists():
+        return f"attempt {attempt}: Slurm has ended it and queued its job again, as where one of its nodes fails"
     if attempt == 1:
         return None
     last, said = cause(run, attempt - 1), verdict(run, attempt - 1)

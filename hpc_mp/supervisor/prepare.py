@@ -25,6 +25,7 @@ from hpc_mp.environment.versions import Installed, distribution
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
+from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.history import AttemptEnd, history, record, returned, saved_step
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
@@ -79,7 +80,9 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner) -> None:
     with suppress(CommandFailed):
         down = unresponsive_nodes(earlier.hosts, ask) if earlier.hosts else ()
         known = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
-    said = f"it ended without a word, as where its first node dies; {known}"
+    failures = read_failures(run, earlier.attempt)
+    heard = f"; before it {failures[0]}" if failures else ""
+    said = f"it ended without a word, as where its first node dies; {known}{heard}"
     record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished", said, down, "requeue",
                            last_sign(run, earlier), returned=returned(ends, earlier.hosts)))
     waiting.say(f"attempt {earlier.attempt}: {said}")
