@@ -1,5 +1,5 @@
-"""What the site shows otherwise than GitHub: links from a page to a file of the repository outside docs/, in whose place the file's
-path stands, and the bars in code within tables, which GitHub alone wants to be escaped."""
+"""What the site shows otherwise than GitHub: links from a page to a file of the repository outside docs/, in whose place its path
+stands, and the bars in code within tables, which GitHub alone wants to be escaped."""
 
 from __future__ import annotations
 

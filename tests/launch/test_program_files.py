@@ -28,8 +28,8 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("words", [
-    "python train.py", "python -u train.py --x", "python3.11 -m pkg", "./tool", "torch", "/opt/no/such", "python /in/container.py",
-    "python -c pass", "bash nothing.sh", "python -X importtime nothere.py"])
+    "python train.py", "python -u train.py --x", "python3.11 -m pkg", "./tool", "torch", "/opt/no/such",
+    "python /in/container.py", "python -c pass", "bash nothing.sh", "python -X importtime nothere.py"])
 def test_what_may_be_there(here: Path, words: str) -> None:
     """A path from the root may be in a container or on the nodes alone; what other programs do with their words nobody knows."""
     check_files(spec(here, *words.split()), in_script=True)
