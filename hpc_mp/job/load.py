@@ -35,7 +35,7 @@ OTHERS = {  # what people give in place of a job file, by its suffix
 
 AnySpec = JobSpec | ProgramSpec
 Spec = TypeVar("Spec", JobSpec, ProgramSpec)
-OWN = ("model", "data", "parallel", "train", "evaluate", "checkpoint")  # tables of a training, which a program knows nothing of
+OWN = ("model", "data", "train", "evaluate", "checkpoint")  # tables of a training, which a program knows nothing of
 
 # What an override takes the place of beside its own key: a job says one of the two.
 INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained": "config"}

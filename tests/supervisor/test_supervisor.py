@@ -259,7 +259,8 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
     assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
-    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), Slurm(sinfo="localhost|idle|none\nn2|down*|Not responding\n")).record
+    down = Slurm(sinfo="localhost|idle|none\nn2|down*|Not responding\n")
+    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), down).record
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
     assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
@@ -269,7 +270,7 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert set(bad_nodes(ledger("lab"))) == {"n2"}
 
     history.record(run, end(token="7.1.2"))
-    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), Slurm(sinfo="localhost|idle|none\nn2|down*|Not responding\n"))
+    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), down)
     assert len(history.history(run)) == 2  # that start had said how it ended
 
 
