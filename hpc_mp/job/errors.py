@@ -107,7 +107,7 @@ def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
     homes = [name for name, keys in sections.items() if key in keys]
     rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:
-        return rule, (f"it belongs to {' or '.join(f'[{name}]' for name in homes)}; "
+        return rule, (f"move it: {key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
                       f"on the command line --set {homes[0]}.{key}=…")
     known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
     return key_here(key, dotted(parents), known) or (

@@ -166,9 +166,9 @@ def _parse(path: Path) -> dict[str, Any]:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         twice = "Cannot overwrite" in str(error) or "twice" in str(error)
-        said = str(error).replace("Cannot overwrite a value", "a key stands there for the second time")
-        raise HpcMpError(value, f"is not valid TOML ({said})",
-                         OTHERS.get(path.suffix, "leave one of the two out" if twice else "mend that line")) from None
+        said = str(error).replace("Cannot overwrite a value", "Cannot overwrite a value: a key stands there for the second time")
+        line = "mend that line: leave one of the two out" if twice else "mend that line"
+        raise HpcMpError(value, f"is not valid TOML ({said})", OTHERS.get(path.suffix, line)) from None
     except ValueError:  # from Python's int
         raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
     except RecursionError:

@@ -215,7 +215,7 @@ def _who(symptom: Symptom, evidence: Evidence) -> str:
         return f"node {symptom.host}"
     if symptom.rank is not None:
         place = evidence.places.get(symptom.rank)
-        shown = coordinates(place) if place and evidence.axes else ()
+        shown = coordinates(place) if place and (evidence.axes or not evidence.program) else ()
         return who(symptom.rank, shown, symptom.host)
     if symptom.task is not None:
         return f"task {symptom.task}" + (f" on {symptom.host}" if symptom.host else "")

@@ -48,7 +48,7 @@ class Evidence:
         resident: bytes of memory by rank, as each wrote last.
         run: whose logs they are.
         hang: of a program whose ranks were ended for their silence.
-        axes: whether ranks have coordinates: those of our own engine, and of a program that has said how it numbers them.
+        axes: whether a program's ranks have coordinates, as it has said how it numbers them.
         program: whether ranks are somebody's program, whose words may speak of anything.
         of_node: whether each of them is the one command of a node, which numbers its ranks itself.
     """
@@ -69,7 +69,7 @@ class Evidence:
     run: RunDirectory | None = None
     hang: Hang | None = None
     program: bool = False
-    axes: bool = True
+    axes: bool = False
     of_node: bool = False
 
     def ranks_on(self, host: str | None) -> list[int]:
@@ -136,7 +136,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         run=run,
         hang=hang,
         program=isinstance(attempt.spec, ProgramSpec),
-        axes=not isinstance(attempt.spec, ProgramSpec) or attempt.spec.program.axes is not None,
+        axes=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.axes is not None,
         of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
     )
 
