@@ -13,7 +13,7 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import ago, data_size, duration, loss_words
 from hpc_mp.cli.follow import follow
-from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.find import find_all, job_of, listing, runs_below
@@ -128,6 +128,9 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         yield "before", seen.before
     if seen.job is not None:
         yield "job", _job(seen.job)
+        if seen.job.state == UNKNOWN:
+            why = f" ({seen.job.reason})" if seen.job.reason else ""
+            yield "slurm", f"does not answer{why}: `scontrol ping` tells when it does again"
         if seen.job.waits and seen.job.reason:
             yield "waits", f"{seen.job.reason}: {seen.job.meaning}" if seen.job.meaning else seen.job.reason
             if seen.job.remedy:

@@ -164,7 +164,7 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         late=late,
         before=_before(run, attempt, job) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
-        usage=usage(run, time.time() if state in GOES_ON else None, waits=state == "pending"),
+        usage=usage(run, time.time() if state in ("pending", "running") else None, waits=state == "pending"),
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
         best=best_checkpoint(run))
