@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-COMMANDS = ("hpc-mp ", "pip ", "sbatch ", "scontrol ", "srun ")  # a remedy that begins so is typed as it stands
+COMMANDS = ("hpc-mp ", "pip ")  # a remedy that begins so is typed as it stands
 
 
 class HpcMpError(Exception):

@@ -17,6 +17,7 @@ from hpc_mp.job.errors import dotted, shown, wrong
 from hpc_mp.job.schedules import NAMES, TABLE, is_schedule
 
 LEVELS = 32  # of tables and lists inside each other; a Hugging Face configuration has three
+SURROGATE = re.compile("[\ud800-\udfff]")
 WHOLE = 2**63  # TOML's whole numbers have 64 bits, Python reads longer ones too
 
 # What TOML can say and no key takes: (whether a value is so, the rule, the remedy).
@@ -24,6 +25,8 @@ UNUSABLE: tuple[tuple[Callable[[Any], bool], str, str], ...] = (
     (lambda v: isinstance(v, int) and not -WHOLE <= v < WHOLE, "does not fit into 64 bits", "write a smaller number"),
     (lambda v: isinstance(v, float) and not math.isfinite(v), "must be finite", "write a number"),
     (lambda v: isinstance(v, str) and "\0" in v, "holds a NUL character", "leave it out"),
+    (lambda v: isinstance(v, str) and SURROGATE.search(v) is not None,
+     "holds half a character (a surrogate), which no text file can", "write it as UTF-8"),
     (lambda v: isinstance(v, datetime.date | datetime.time), "is a date or a time, which no key takes",
      "write it in quotes if text is meant"),
 )

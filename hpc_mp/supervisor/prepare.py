@@ -81,8 +81,8 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner) -> None:
         down = unresponsive_nodes(earlier.hosts, ask) if earlier.hosts else ()
         known = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
     failures = read_failures(run, earlier.attempt)
-    heard = f"; before it {failures[0]}" if failures else ""
-    said = f"it ended without a word, as where its first node dies; {known}{heard}"
+    noted_before = f"; before it {failures[0]}" if failures else ""
+    said = f"it ended without a word, as where its first node dies; {known}{noted_before}"
     record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished", said, down, "requeue",
                            last_sign(run, earlier), returned=returned(ends, earlier.hosts)))
     waiting.say(f"attempt {earlier.attempt}: {said}")

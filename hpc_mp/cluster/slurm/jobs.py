@@ -26,7 +26,7 @@ from hpc_mp.cluster.slurm.job import (
     parse_sacct,
     parse_scontrol,
 )
-from hpc_mp.cluster.slurm.query import last_line, until_silent
+from hpc_mp.cluster.slurm.query import last_line
 
 DELAYS_S = (2, 5, 10, 30)  # between two polls, the last for ever: schedulers serve many people
 PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue
@@ -39,13 +39,13 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
     """What Slurm says of each job, by the id that was asked for; never raises: see FORGOTTEN and UNKNOWN."""
     found: dict[str, SlurmJob] = {}
     denied: set[str] = set()
-    silence, of_controller = "", until_silent(ask)
-    for source, asked, decides in ((_squeue, of_controller, True), (_scontrol, of_controller, True), (_sacct, ask, False)):
+    silence = ""
+    for source, decides in ((_squeue, True), (_scontrol, True), (_sacct, False)):
         missing = [job_id for job_id in job_ids if job_id not in found]
         if not missing:
             break
         try:
-            records = source(missing, asked)
+            records = source(missing, ask)
         except CommandFailed as error:
             if GONE in str(error):
                 denied.update(missing)

@@ -1,0 +1,130 @@
+"""Random commands and environments, from the job file to the program: what arrives is what was given, or it is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import ProgramSpec, dump_job, resolve_any
+from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.program.rank import main
+from hpc_mp.rundir import RunDirectory, create_run, write_json
+from hpc_mp.rundir.program import write_program
+
+MARK = b"-- the environment --\0"
+SHOW = r"/bin/cat /proc/$$/cmdline; printf -- '-- the environment --\0'; /bin/cat /proc/$$/environ"  # of the shell: as exec gave them to it
+PLACEHOLDERS = ("{nodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{run}", "{master_port}", "{other}", "{", "}}")
+HARD = ("a b", "$HOME", "`id`", ";ls", "'", '"', "\n", "\r\n", "\t", "é 漢", "--nodes", "--", "", "\\", "*", "!x", "~", "%p",
+        "\0", "\ud800", "#", "$(id)", "{{ x }}", "{% raw %}", "\x1b[0m", *PLACEHOLDERS)
+TEXT = st.one_of(st.text(max_size=12), st.lists(st.sampled_from(HARD), max_size=4).map("".join))
+NAMES = ("PATH", "HOME", "RANK", "HPC_MP_RUN", "A B", "", "1X", "PYTHONUNBUFFERED", "OMP_NUM_THREADS", "É")
+NAME = st.one_of(st.sampled_from(NAMES), st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True))
+
+
+def arrived(run: RunDirectory, environ: dict[str, str], into: Path) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The words and the variables of the process that a rank has become, in a fork of this one."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            file = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.dup2(file, 1)
+            signal.alarm(20)
+            os._exit(main(run.path, environ))
+        finally:
+            os._exit(70)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    words, _, variables = into.read_bytes().partition(MARK)
+    pairs = (item.partition(b"=") for item in variables.split(b"\0") if item)
+    return words.split(b"\0")[:-1], {name: value for name, _, value in pairs}
+
+
+def check(folder: Path, start: str, arguments: list[str], own: dict[str, str], around: dict[str, str]) -> bool:
+    """Whether it was taken; raises where something else has arrived."""
+    command = ["/bin/sh", "-c", SHOW, *arguments]
+    tree = {"job": {"nodes": 2, "ranks_per_node": 2}, "program": {"command": command, "environment": own, "start": start}}
+    try:
+        spec = resolve_any(tree, folder)
+    except HpcMpError as refused:
+        assert refused.value and refused.rule and refused.remedy
+        return False
+    again = resolve_any(tomllib.loads(dump_job(spec)), Path("/elsewhere"))  # as the run directory has it
+    assert isinstance(again, ProgramSpec)
+    run = RunDirectory(next(iter((folder / "runs" / "x").glob("0*")), None) or create_run(folder / "runs", "x").path)
+    per_node = again.tasks_per_node
+    write_json(run.placement, to_dict(place(Degrees(data=2 * per_node), "cluster", per_node)))
+    write_program(run.program, again)
+    rank = {"RANK": "1", "WORLD_SIZE": str(2 * per_node), "LOCAL_RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "7"}
+    words, variables = arrived(run, {"PATH": os.environ["PATH"], **around, **rank}, folder / "seen")
+    expected = arguments
+    if start == "node":
+        values = {"{nodes}": "2", "{node_rank}": "1", "{ranks_per_node}": "2", "{master_addr}": "n1", "{master_port}": "7",
+                  "{run}": str(run.path)}
+        expected = [_filled(word, values) for word in arguments]
+    assert words == [word.encode() for word in ("/bin/sh", "-c", SHOW, *expected)]
+    assert {name: variables[name.encode()].decode() for name in own} == own
+    left_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", *own}
+    kept = {name: value for name, value in around.items() if name not in left_out and not name.startswith("HPC_MP_")}
+    assert {name: variables[name.encode()].decode() for name in kept} == kept
+    return True
+
+
+def _filled(word: str, values: dict[str, str]) -> str:
+    """One pass from the left: what is put in is not looked at again."""
+    at, out = 0, ""
+    while at < len(word):
+        name = next((each for each in values if word.startswith(each, at)), None)
+        out, at = out + (values[name] if name else word[at]), at + (len(name) if name else 1)
+    return out
+
+
+AROUND = st.dictionaries(st.from_regex(r"X_[A-Z]{1,4}", fullmatch=True),
+                         st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=8), max_size=2)
+QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+
+
+@pytest.mark.parametrize("start", ["rank", "node", "mpi"])
+@settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
+@example(["{nodes}{node_rank}", "{{run}}"], {"A": "{nodes}"}, {})
+@given(st.lists(TEXT, max_size=4), st.dictionaries(NAME, TEXT, max_size=3), AROUND)
+def test_a_program_gets_what_was_given(tmp_path: Path, start: str, arguments: list[str], own: dict[str, str],
+                                       around: dict[str, str]) -> None:
+    check(tmp_path, start, arguments, own, around)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("start", ["rank", "node", "mpi"])
+@settings(max_examples=1000, deadline=None, suppress_health_check=QUIET)
+@given(st.lists(TEXT, max_size=6), st.dictionaries(NAME, TEXT, max_size=4), AROUND)
+def test_a_thousand_programs_get_what_was_given(tmp_path: Path, start: str, arguments: list[str], own: dict[str, str],
+                                                around: dict[str, str]) -> None:
+    taken.append(check(tmp_path, start, arguments, own, around))
+
+
+taken: list[bool] = []
+
+
+@pytest.mark.prove
+def test_the_thousands_were_not_refused_all() -> None:
+    assert not taken or (0.2 < sum(taken) / len(taken) < 0.95 and len(taken) >= 900), f"{sum(taken)} of {len(taken)}"
+
+
+@pytest.mark.parametrize("broken", ["word", "variable"])
+def test_the_control_is_seen(tmp_path: Path, broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that changes a blank, or loses a variable, is noticed."""
+    import hpc_mp.program.rank as rank
+
+    become = rank.become
+    change = {"word": lambda program, environ: become(
+                  rank.replace(program, command=tuple(word.replace("  ", " ") for word in program.command)), environ),
+              "variable": lambda program, environ: become(program, {k: v for k, v in environ.items() if k != "OWN"})}
+    monkeypatch.setattr(rank, "become", change[broken])
+    with pytest.raises((AssertionError, KeyError)):
+        check(tmp_path, "rank", ["a  b"], {"OWN": "x"}, {})
