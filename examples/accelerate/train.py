@@ -53,7 +53,8 @@ for epoch in range(done // len(loader), EPOCHS):
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        accelerator.print(f"step {step} epoch {epoch} loss {loss.item():.4f}")
+        if accelerator.is_main_process:
+            print(f"step {step} epoch {epoch} loss {loss.item():.4f}")
         if step % EVERY == 0:
             save(step)
         with suppress(ImportError):

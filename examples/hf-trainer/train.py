@@ -44,8 +44,8 @@ model = LlamaForCausalLM(LlamaConfig(vocab_size=256, hidden_size=64, intermediat
 trainer = Trainer(
     model=model, train_dataset=text(), callbacks=[Curve()],
     args=TrainingArguments(
-        output_dir=str(SAVED), max_steps=STEPS, save_steps=EVERY, logging_steps=1, per_device_train_batch_size=4, learning_rate=3e-3,
-        report_to=[], disable_tqdm=True,
+        output_dir=str(SAVED), max_steps=STEPS, save_steps=EVERY, logging_steps=1, per_device_train_batch_size=4,
+        learning_rate=3e-3, report_to=[], disable_tqdm=True,
         use_cpu=not torch.cuda.is_available()))  # without GPUs it has to be told so: else each rank would train alone
 trainer.remove_callback(PrinterCallback)
 whole = []

@@ -32,14 +32,16 @@ share = args.global_batch_size // dp  # rows of a data parallel rank
 for fits, rule in ((tp * pp * dp == world, f"{world} ranks are no multiple of tensor {tp} x pipeline {pp}"),
                    (args.num_layers % pp == 0, "--num-layers is no multiple of the stages"),
                    (4 * args.hidden_size % tp == 0, "4 x --hidden-size is no multiple of the tensor ranks"),
-                   (args.global_batch_size % (dp * args.micro_batch_size) == 0, "--global-batch-size is no multiple of the rest")):
+                   (args.global_batch_size % (dp * args.micro_batch_size) == 0,
+                    f"--global-batch-size is no multiple of {dp} data ranks x --micro-batch-size")):
     if not fits:
         raise SystemExit(rule)
 
 # Megatron's order: neighbours are tensor ranks, then come data ranks, and the stages of a pipeline are farthest apart.
 grid = torch.arange(world).view(pp, dp, tp)
 stage, data_rank, tensor_rank = (int(place) for place in (grid == rank).nonzero()[0])
-lines = {"tensor": grid.reshape(-1, tp), "data": grid.transpose(1, 2).reshape(-1, dp), "pipeline": grid.permute(1, 2, 0).reshape(-1, pp)}
+lines = {"tensor": grid.reshape(-1, tp), "data": grid.transpose(1, 2).reshape(-1, dp),
+         "pipeline": grid.permute(1, 2, 0).reshape(-1, pp)}
 group: dict[str, Any] = {}
 for axis, members in lines.items():
     for ranks in members.tolist():
