@@ -22,6 +22,9 @@ CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ D
 JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
+IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
+
+OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated")
@@ -61,7 +64,7 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
         if exited is None and how not in _SIGNALS and how != "Out Of Memory":
             continue
         code = None if how == "Out Of Memory" else int(exited[1]) if exited else -_SIGNALS[how]
-        yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted)
+        yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted and code not in OWN)
 
 
 def completed_first(lines: Iterable[str]) -> TaskEnd | None:

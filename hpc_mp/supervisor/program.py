@@ -15,11 +15,12 @@ from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.silence import SilenceWatch, node_files
+from hpc_mp.supervisor.silence import SilenceWatch, node_files, rank_files
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
@@ -35,11 +36,13 @@ class ProgramWatch:
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
         """Writes down that the attempt begins now."""
         run, record = attempt.run, attempt.record
-        say_begun(run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
+        hosts = record.hosts or [emulated_node(node) for node in range(attempt.placement.nodes)]  # mpirun alone knows its hosts
+        say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
-        self.silence = SilenceWatch(spec.program.silent_limit, len(attempt.placement.ranks),
-                                    node_files(run, attempt.placement, record.hosts))
+        ranks = len(attempt.placement.ranks)
+        self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
+                                    if record.hosts else rank_files(run, ranks))
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang."""

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy
 import psutil
 import pytest
 import torch
@@ -53,6 +54,11 @@ def of_megatron(run: Path) -> Tensors:
 def of_deepspeed(run: Path) -> Tensors:
     saved = run / "checkpoints/global_step40/mp_rank_00_model_states.pt"
     return torch.load(saved, weights_only=False)["module"]  # type: ignore[no-any-return]
+
+
+def of_plate(run: Path) -> Tensors:
+    with numpy.load(run / "plate.npz") as saved:
+        return {name: torch.from_numpy(saved[name]) for name in saved}
 
 
 @dataclass(frozen=True)
@@ -93,7 +99,7 @@ EXAMPLES = {
         "loss.backward()", "checkpoints/step-10",
         ('load(SAVED / f"step-{done}")', 'load(SAVED / f"step-{done}")\n        optimizer.state.clear()'), of_shards),
     "hf-trainer": Example(
-        "if not state.is_world_process_zero", "checkpoints/checkpoint-10/trainer_state.json",
+        'print(f"step', "checkpoints/checkpoint-10/trainer_state.json",
         ("trainer.train(", "trainer._load_optimizer_and_scheduler = lambda *_: None\ntrainer.train("),
         lambda run: load_file(run / "checkpoints/checkpoint-40/model.safetensors"), "accelerate"),
     "accelerate": Example(
@@ -106,7 +112,10 @@ EXAMPLES = {
     "megatron": Example(
         "optimizer.step()", "checkpoints/latest_checkpointed_iteration.txt",
         ("    optimizer.load_state_dict", "    (lambda _: None)"), of_megatron),
+    "mpi4py": Example(
+        "change = world", "plate.npz", ("plate, done = ", "_, done = "), of_plate, "mpi4py", "solve.py", range(10, 401, 10), 0.02),
 }
+RANK_1 = {("RANK", "1"), ("OMPI_COMM_WORLD_RANK", "1"), ("PMI_RANK", "1")}
 LONG = ("hf-trainer",)  # to start takes it long
 
 
@@ -206,10 +215,10 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str,
     launched = subprocess.Popen([*LAUNCH, "--on", "local"], cwd=disturbed, text=True, stderr=subprocess.PIPE,
                                 env={**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)})
     try:
-        until(lambda: list(disturbed.glob(f"runs/*/0001/{example.first}")), "a checkpoint", 200)
+        until(lambda: list(disturbed.glob(f"runs/*/0001/{example.first}")) or launched.poll() is not None, "a checkpoint", 200)
         time.sleep(0.5)
         ranks = [each for each in psutil.Process(launched.pid).children(recursive=True) if example.program in each.cmdline()]
-        next(each for each in ranks if each.environ()["RANK"] == "1").send_signal(signal.SIGKILL)
+        next(each for each in ranks if RANK_1 & each.environ().items()).send_signal(signal.SIGKILL)
         _, said = launched.communicate(timeout=60)
     finally:
         launched.terminate()
