@@ -61,7 +61,7 @@ class Example:
 
     pace: the words before which a step of it can be slowed down, so that it can be disturbed.
     first: what is there once it has saved for the first time.
-    forget: words of it, and those in their place by which a resumed one begins with an optimizer that knows nothing.
+    forget: words of it, and those in their place by which a resumed one lacks a part of what was saved.
     parameters: what a run has saved last. needs: a library that not every installation of the tests has.
     steps: those that rank 0 says something of; it saves after a quarter of them. seconds: that a slow one takes longer.
     """
@@ -104,8 +104,8 @@ EXAMPLES = {
         "optimizer.step()", "checkpoints/latest_checkpointed_iteration.txt",
         ("    optimizer.load_state_dict", "    (lambda _: None)"), of_megatron),
     "mpi4py": Example(
-        "change = world", "plate.npz", ("plate, done = ", "_, done = "), of_plate, "mpi4py",
-        "solve.py", range(10, 401, 10), 0.02),
+        "change = world", "plate.npz", ('plate, done = saved["plate"]', '_, done = saved["plate"]'), of_plate, "mpi4py", "solve.py",
+        range(10, 401, 10), 0.02),
 }
 RANK_1 = {("RANK", "1"), ("OMPI_COMM_WORLD_RANK", "1"), ("PMI_RANK", "1")}
 
