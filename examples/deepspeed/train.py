@@ -23,14 +23,14 @@ CONFIG = {
     "gradient_clipping": 1.0,
     "zero_optimization": {"stage": 2},
     "bf16": {"enabled": cuda},
-    "zero_force_ds_cpu_optimizer": False,  # torch's AdamW, so that nothing has to be compiled on the nodes
 }
 
 deepspeed.init_distributed("nccl" if cuda else "gloo")
 rank, world = deepspeed.comm.get_rank(), deepspeed.comm.get_world_size()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
-engine, *_ = deepspeed.initialize(model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2), config=CONFIG)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)  # DeepSpeed's own would be compiled on the nodes
+engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=CONFIG)
 if os.environ.get("HPC_MP_RESUME") and (SAVED / "latest").exists():
     engine.load_checkpoint(str(SAVED))
 done = engine.global_steps

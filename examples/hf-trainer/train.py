@@ -45,7 +45,7 @@ trainer = Trainer(
     model=model, train_dataset=text(), callbacks=[Curve()],
     args=TrainingArguments(
         output_dir=str(SAVED), max_steps=STEPS, save_steps=EVERY, logging_steps=1, per_device_train_batch_size=4,
-        learning_rate=3e-3, report_to=[], disable_tqdm=True,
+        learning_rate=3e-3, report_to=[], disable_tqdm=True, ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available()))  # without GPUs it has to be told so: else each rank would train alone
 trainer.remove_callback(PrinterCallback)
 whole = []

@@ -1,13 +1,11 @@
-"""Every example but torch-ddp, which has tests of its own: each runs as it is, and ends as undisturbed where it was disturbed."""
+"""Every example but torch-ddp, which has tests of its own, on emulated nodes: as it is, and killed and gone on with."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,15 +13,8 @@ import pytest
 import torch
 from example_programs import EXAMPLES, LAUNCH, PATH, RANK_1, ROOT, assert_same, copy, installed, local, newest, replace, steps
 from slurm_jobs import until
-from slurm_lab.lab import Lab
-
-from hpc_mp.rundir import read_json
-from hpc_mp.rundir.outcome import verdict
 
 LONG = ("hf-trainer",)  # to start takes it long
-
-# --- on emulated nodes -----------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.prove] * (name in LONG)) for name in EXAMPLES])
 def test_it_runs_as_it_is(tmp_path: Path, name: str) -> None:
@@ -82,43 +73,3 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, name: str,
         return
     with pytest.raises(AssertionError):
         assert_same(example, newest(whole), newest(disturbed))
-
-
-# --- on Slurm --------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def shared(lab: Lab) -> Iterator[Path]:
-    directory = lab.share / f"examples {os.urandom(2).hex()}"
-    directory.mkdir()
-    directory.chmod(0o777)
-    yield directory
-    lab.mend()
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-@pytest.mark.prove
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, shared: Path, name: str) -> None:
-    """Two hosts, started by an ordinary user; then the same with a host that dies."""
-    example = installed(name)
-    own = {"PATH": PATH, "XDG_STATE_HOME": str(shared / "state"), "GLOO_SOCKET_IFNAME": "eth0"}
-    options = ["--on", "slurm", "--set", "environment.health=false", "--set", 'environment.set={ GLOO_SOCKET_IFNAME = "eth0" }']
-    whole = copy(name, shared)
-    done = lab.run([*LAUNCH, *options, "--wait"], user="nobody", cwd=whole, timeout=200, environ=own)
-    assert done.returncode == 0 and example.summary in done.stdout, done.stdout + done.stderr
-    assert steps(newest(whole)) == list(example.steps)
-
-    disturbed = copy(name, shared, slow=True)
-    done = lab.run([*LAUNCH, *options], cwd=disturbed, timeout=120, environ=own)
-    assert done.returncode == 0, done.stderr
-    run = newest(disturbed)
-    until(lambda: (run.path / example.first).exists(), "a checkpoint", 120)
-    victim = read_json(run.attempt_record)["hosts"][1]
-    lab.kill(victim)
-    until(lambda: verdict(run) is not None, "the end", 240)
-    assert verdict(run).state == "completed" and run.attempt() == 2, run.main_log.read_text()  # type: ignore[union-attr]
-    assert victim not in read_json(run.attempt_record)["hosts"]
-    assert steps(run)[-1] == example.steps[-1] and steps(run)[0] > example.steps[0]
-    assert_same(example, newest(whole), run)

@@ -104,8 +104,8 @@ EXAMPLES = {
         "optimizer.step()", "checkpoints/latest_checkpointed_iteration.txt",
         ("    optimizer.load_state_dict", "    (lambda _: None)"), of_megatron),
     "mpi4py": Example(
-        "change = world", "plate.npz", ('plate, done = saved["plate"]', '_, done = saved["plate"]'), of_plate, "mpi4py", "solve.py",
-        range(10, 401, 10), 0.02),
+        "change = world", "plate.npz", ('plate, done = saved["plate"]', '_, done = saved["plate"]'), of_plate, "mpi4py",
+        "solve.py", range(10, 401, 10), 0.02),
 }
 RANK_1 = {("RANK", "1"), ("OMPI_COMM_WORLD_RANK", "1"), ("PMI_RANK", "1")}
 
