@@ -15,6 +15,9 @@ from slurm_lab.lab import Lab
 from hpc_mp.rundir import read_json
 from hpc_mp.rundir.outcome import verdict
 
+STAYS_QUEUED = pytest.mark.xfail(run=False, reason="PMIx ends the step before Slurm knows that the node is dead; queued again "
+                                 "without that node, the job has this for ever: PENDING, BadConstraints")
+
 
 @pytest.fixture
 def shared(lab: Lab) -> Iterator[Path]:
@@ -54,7 +57,7 @@ def test_an_ordinary_user_runs_it_on_two_hosts(lab: Lab, shared: Path, name: str
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[STAYS_QUEUED] * (name == "mpi4py")) for name in EXAMPLES])
 def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, shared: Path, name: str) -> None:
     """Its parameters are those of a run on this machine that nothing has disturbed."""
     example, whole = on_slurm(lab, name), copy(name, shared)
