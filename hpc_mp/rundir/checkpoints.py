@@ -105,8 +105,8 @@ def _document(manifest: Manifest) -> dict[str, Any]:
 
 
 def complete_steps(checkpoints: Path) -> list[Path]:
-    """Published checkpoint directories, oldest first (unverified)."""
-    named = (path for path in checkpoints.glob(f"{STEP}*") if path.name.removeprefix(STEP).isdigit())
+    """Published checkpoint directories, oldest first (unverified); a program's own ``step-10`` is none."""
+    named = checkpoints.glob(STEP + "[0-9]" * len(checkpoint_name(0).removeprefix(STEP)))
     return sorted((path for path in named if path.is_dir()), key=lambda path: path.name)
 
 
