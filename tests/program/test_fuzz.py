@@ -18,8 +18,9 @@ from hpc_mp.program.rank import main
 from hpc_mp.rundir import RunDirectory, create_run, write_json
 from hpc_mp.rundir.program import write_program
 
+# The shell's own words and variables, as exec gave them to it.
 MARK = b"-- the environment --\0"
-SHOW = r"/bin/cat /proc/$$/cmdline; printf -- '-- the environment --\0'; /bin/cat /proc/$$/environ"  # of the shell: as exec gave them to it
+SHOW = r"/bin/cat /proc/$$/cmdline; printf -- '-- the environment --\0'; /bin/cat /proc/$$/environ"
 PLACEHOLDERS = ("{nodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{run}", "{master_port}", "{other}", "{", "}}")
 HARD = ("a b", "$HOME", "`id`", ";ls", "'", '"', "\n", "\r\n", "\t", "é 漢", "--nodes", "--", "", "\\", "*", "!x", "~", "%p",
         "\0", "\ud800", "#", "$(id)", "{{ x }}", "{% raw %}", "\x1b[0m", *PLACEHOLDERS)
