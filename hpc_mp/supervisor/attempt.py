@@ -90,7 +90,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
     cancelled = run.stop.exists() or user_cancelled(script)
-    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.silence.hang if watch is not None else None)
+    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.hang() if watch is not None else None)
 
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),

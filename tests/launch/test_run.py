@@ -139,6 +139,45 @@ def test_a_hang_of_which_nobody_can_tell_who_was_first(here: Path) -> None:
     assert cause.message.startswith("the job made no progress: no rank has printed a line for 2 s")
 
 
+# (what rank 2 of 4 does in its second step in place of all_reduce, where it stands then)
+HANGS = {
+    "a data loader": ("next_batch()", "rank 2: program.py:14 in next_batch"),
+    "a collective": ("dist.barrier()", "rank 2: program.py:18 in barrier"),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path, name: str) -> None:
+    """No rank is the first to fall silent."""
+    own, words = HANGS[name]
+    done, found = local(here, program(here, f"""
+        import threading
+        loaded = threading.Event()
+        def say():
+            while not loaded.wait(1):
+                print("imports torch")
+        threading.Thread(target=say).start()
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        loaded.set()
+        def next_batch():
+            time.sleep(60)
+        for step in range(2):
+            print("step", step)
+            if (rank, step) == (2, 1):
+                {own}
+            dist.all_reduce(torch.ones(1))
+        """), "--set", "program.silent_limit=4")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert done.exit_code == 1 and cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "node1"), cause
+    assert f"{words}; ranks 0, 1, 3: program.py:19 in all_reduce" in cause.message, cause
+    assert "where ranks 0-3 stood: log/stack-*" in done.output + found.main_log.read_text()
+    assert all("all_reduce" in found.rank_stack(rank).read_text() for rank in (0, 1, 3))
+    shown = CliRunner().invoke(cli, ["logs", str(found.path)]).output
+    assert "log/stack-*" in shown and cause.message in shown
+
+
 def test_a_rank_may_go_on_long_after_another_has_ended_well(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Longer than ranks of our own engine may."""
     monkeypatch.setattr("hpc_mp.launch.emulator.zygote.LAG_S", 0.1)

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
@@ -19,6 +20,7 @@ from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, node_name
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.placement import RankPlace
+from hpc_mp.program.stacks import look
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
@@ -28,6 +30,7 @@ from hpc_mp.rundir.program import rank_variables
 from hpc_mp.supervisor.begun import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
 from hpc_mp.supervisor.silence import Hang, SilenceWatch, rank_files
+from hpc_mp.supervisor.stacks import add_what_logs_say, told, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -55,10 +58,15 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         say_begun(run, number, plan.placement, names, spec.job.device)
         patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
-        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks))
+        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks), look=lambda: look(run, number))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
     hang = silence.hang
+    if hang is not None:
+        add_what_logs_say(run, attempt.last_lines)
+        listener.note(where(run))
+        hang = told(hang, run)
+        ended = replace(ended, exits=tuple(replace(end, ours=end.ours or end.time >= hang.time) for end in ended.exits))
     alone = _alone(ended, attempt, plan, names, hang)
     state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
     if cause is not None and cause.kind == "hang" and hang is not None and hang.rank is None:

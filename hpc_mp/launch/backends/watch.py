@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import selectors
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,13 +16,15 @@ from hpc_mp.launch.emulator.emulator import Emulator, Exit
 from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
-from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader, last_words
 from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, kind_of_end, read_failures, root_cause, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
+from hpc_mp.rundir.stacks import before_abort
 from hpc_mp.rundir.tracebacks import last_error
 from hpc_mp.rundir.waits import read_standings
 
 POLL_S = 1.0  # between two questions whether the ranks hang
+ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between
 COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
 
 
@@ -43,9 +47,9 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
     """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs.
 
     Args:
-        hung: asked every second whether the ranks hang; then they are killed. None: they notice it themselves.
+        hung: asked every second whether the ranks hang; then they are ended. None: they notice it themselves.
     """
-    pressed, killed = 0, False
+    pressed, due, ending = 0, -math.inf, list(ENDING_A_HANG)
     pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
     with selectors.DefaultSelector() as selector:
         selector.register(emulator, selectors.EVENT_READ)
@@ -57,9 +61,9 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
             emulator.receive()
-            if hung is not None and not killed and emulator.running and hung():
-                killed = True
-                emulator.command("kill")
+            if hung is not None and ending and emulator.running and time.monotonic() >= due and hung():
+                emulator.command(ending.pop(0))
+                due = time.monotonic() + ABORT_S
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())
@@ -99,13 +103,13 @@ def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Pr
     """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
     place, of_node = placement.ranks[end.rank], program is not None and program.start == "node"
     at = coordinates(place) if program is None else ()
-    error = last_error(attempt.last_lines(end.rank)) if end.code > 0 else None
+    said = before_abort(attempt.last_lines(end.rank))
+    error = last_error(said) if end.code > 0 and not end.ours else None
     if error is not None:
         kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
     else:
-        words = attempt.last_words(end.rank)
-        said = "" if end.ours else ending(end.code)
+        words, how = last_words(said), "" if end.ours else ending(end.code)
         kind = "straggled" if end.ours else kind_of_end(end.code, program is not None)
-        text, traceback = "; ".join(filter(None, (said, words and f"its last words: {words}"))), ""
+        text, traceback = "; ".join(filter(None, (how, words and f"its last words: {words}"))), ""
     return RankFailure(end.rank, node_name(place.node), kind, text, end.time, attempt.number, place=at, traceback=traceback,
                        of_node=of_node)
