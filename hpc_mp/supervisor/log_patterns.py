@@ -25,7 +25,8 @@ NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
 ENDED_BY_US = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
-_ABORTED = re.compile(rf"{ENDED_BY_US}|" r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated")
+_ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
+                      + ENDED_BY_US)
 _EXIT = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 

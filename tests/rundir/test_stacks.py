@@ -94,8 +94,8 @@ def test_numbers(ranks: list[int], words: str) -> None:
 def abort(file: Path, text: str) -> list[str]:
     """What a Python program says that gets SIGABRT once it has printed a line."""
     file.write_text(text)
-    process = subprocess.Popen([sys.executable, "-u", "-X", "faulthandler", file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               text=True)
+    process = subprocess.Popen([sys.executable, "-u", "-X", "faulthandler", file], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     first = process.stdout.readline()
     time.sleep(0.2)
@@ -122,9 +122,10 @@ def written(run: RunDirectory, rank: int, lines: Sequence[str]) -> None:
 def test_a_rank_of_several_processes(tmp_path: Path) -> None:
     run = create_run(tmp_path, "x")
     thread = ['Thread 0x7f "other" (most recent call first):', '  File "q.py", line 1 in get', "",
-              'Thread 0x7f "MainThread" (most recent call first):', "  Garbage-collecting", '  File "/a/train.py", line 41 in load', ""]
-    written(run, 1, ["rank 1, pid 7, state S (do_wait): bash train.sh", "", "rank 1, pid 8, state S (futex): python train.py", *thread,
-                     "rank 1, pid 9, state S: python worker", *thread[:3]])
+              'Thread 0x7f "MainThread" (most recent call first):', "  Garbage-collecting",
+              '  File "/a/train.py", line 41 in load', ""]
+    written(run, 1, ["rank 1, pid 7, state S (do_wait): bash train.sh", "",
+                     "rank 1, pid 8, state S (futex): python train.py", *thread, "rank 1, pid 9, state S: python worker", *thread[:3]])
     written(run, 0, ["rank 0, pid 6, state D: ./solver"])
     assert [(stack.rank, str(stack), stack.state) for stack in read_stacks(run)] == [
         (0, "nothing of Python, its process in state D", "state D"), (1, "train.py:41 in load", "state S (futex)")]

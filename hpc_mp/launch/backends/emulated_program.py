@@ -64,7 +64,6 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
     hang = silence.hang
     if hang is not None:
         add_what_logs_say(run, attempt.last_lines)
-        listener.note(where(run))
         hang = told(hang, run)
         ended = replace(ended, exits=tuple(replace(end, ours=end.ours or end.time >= hang.time) for end in ended.exits))
     alone = _alone(ended, attempt, plan, names, hang)
@@ -77,7 +76,8 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
                 write_failure(run, failure)
     if cause is not None:
         log = LineFile(run.main_log)
-        log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
+        for words in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
+            log.write(f"{datetime.now():%H:%M:%S} {words}")
         log.close()
     say_ended(run, number, state)
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)

@@ -14,8 +14,8 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
 It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
 It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
 ``emulator.Patience``), carrying the lock on the run and, where there is one, rank 0's listening socket; later
-``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` or ``{"command": "kill"}``. When the channel closes, the launcher is dead
-and every rank is killed; when this process dies, the kernel kills them.
+``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` (SIGABRT) or ``{"command": "kill"}``. When the
+channel closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
 """
 
 from __future__ import annotations
