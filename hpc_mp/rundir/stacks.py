@@ -15,7 +15,7 @@ from itertools import takewhile
 from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.tracebacks import LIBRARY
 
-PROCESS = re.compile(r"rank (?P<rank>\d+), pid \d+, (?P<state>.*?): ")
+PROCESS = re.compile(r"rank (?P<rank>\d+), pid (?P<pid>\d+), (?P<state>.*?): ")
 THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
 MAIN = re.compile(r'Current thread|.*"MainThread"')
 FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
@@ -63,11 +63,13 @@ class RankStack:
     Attributes:
         frames: of its main thread, the innermost first; none where Python has not told.
         state: of its process, as the kernel names it.
+        pid: on its node.
     """
 
     rank: int
     frames: tuple[Frame, ...]
     state: str = ""
+    pid: int = 0
 
     @property
     def waits(self) -> bool:
@@ -132,7 +134,7 @@ def _of_rank(lines: Sequence[str]) -> list[RankStack]:
     """The first process of the rank of which Python has told, else its first."""
     heads = [(number, found) for number, line in enumerate(lines) if (found := PROCESS.match(line))]
     ends = [number for number, _ in heads[1:]] + [len(lines)]
-    stacks = [RankStack(int(found["rank"]), main_thread(lines[number:end]), found["state"])
+    stacks = [RankStack(int(found["rank"]), main_thread(lines[number:end]), found["state"], int(found["pid"]))
               for (number, found), end in zip(heads, ends, strict=True)]
     return [next((stack for stack in stacks if stack.frames), stacks[0])] if stacks else []
 

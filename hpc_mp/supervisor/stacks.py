@@ -38,7 +38,7 @@ def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) 
         said = aborted(lines(stack.rank)) if not stack.frames else ()
         if said:
             with open(run.rank_stack(stack.rank), "a", encoding="utf-8") as file:
-                file.write("\n".join((f"rank {stack.rank}, pid 0, {stack.state}: what SIGABRT has made it write", *said, "")))
+                file.write("\n".join((f"rank {stack.rank}, pid {stack.pid}, {stack.state}: what SIGABRT has made it write", *said, "")))
 
 
 def told(hang: Hang, run: RunDirectory) -> Hang:

@@ -125,7 +125,8 @@ def test_a_rank_of_several_processes(tmp_path: Path) -> None:
               'Thread 0x7f "MainThread" (most recent call first):', "  Garbage-collecting",
               '  File "/a/train.py", line 41 in load', ""]
     written(run, 1, ["rank 1, pid 7, state S (do_wait): bash train.sh", "",
-                     "rank 1, pid 8, state S (futex): python train.py", *thread, "rank 1, pid 9, state S: python worker", *thread[:3]])
+                     "rank 1, pid 8, state S (futex): python train.py", *thread,
+                     "rank 1, pid 9, state S: python worker", *thread[:3]])
     written(run, 0, ["rank 0, pid 6, state D: ./solver"])
     assert [(stack.rank, str(stack), stack.state) for stack in read_stacks(run)] == [
         (0, "nothing of Python, its process in state D", "state D"), (1, "train.py:41 in load", "state S (futex)")]
