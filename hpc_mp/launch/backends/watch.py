@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import selectors
+import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
 from hpc_mp.rundir.stacks import before_abort
 from hpc_mp.rundir.tracebacks import last_error
 from hpc_mp.rundir.waits import read_standings
+from hpc_mp.rundir.watchdogs import thrown
 
 POLL_S = 1.0  # between two questions whether the ranks hang
 ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between
@@ -108,8 +110,9 @@ def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Pr
     if error is not None:
         kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
     else:
-        words, how = last_words(said), "" if end.ours else ending(end.code)
-        kind = "straggled" if end.ours else kind_of_end(end.code, program is not None)
+        what = thrown(said) if end.code == -signal.SIGABRT and program is not None else ""
+        words, how = what or last_words(said), "" if end.ours else ending(end.code)
+        kind = "straggled" if end.ours else kind_of(what) or kind_of_end(end.code, program is not None)
         text, traceback = "; ".join(filter(None, (how, words and f"its last words: {words}"))), ""
     return RankFailure(end.rank, node_name(place.node), kind, text, end.time, attempt.number, place=at, traceback=traceback,
                        of_node=of_node)
