@@ -129,8 +129,8 @@ class Symptom:
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence), _nodes(evidence), _said(evidence),
-                  _unfit(evidence), _missing(evidence))
+    found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence),
+                  _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
     symptoms = list(found) or [_last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):

@@ -37,8 +37,9 @@ def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) 
     for stack in read_stacks(run):
         said = aborted(lines(stack.rank)) if not stack.frames else ()
         if said:
+            head = f"rank {stack.rank}, pid {stack.pid}, {stack.state}: what SIGABRT has made it write"
             with open(run.rank_stack(stack.rank), "a", encoding="utf-8") as file:
-                file.write("\n".join((f"rank {stack.rank}, pid {stack.pid}, {stack.state}: what SIGABRT has made it write", *said, "")))
+                file.write("\n".join((head, *said, "")))
 
 
 def told(hang: Hang, run: RunDirectory) -> Hang:

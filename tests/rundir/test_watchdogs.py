@@ -7,6 +7,7 @@ from watchdog_words import said
 
 from hpc_mp.rundir.watchdogs import collective_timeout, thrown
 
+
 @pytest.mark.parametrize(("lines", "apart", "words"), [
     ({0: said(0), 1: said(1), 2: ["step 11"], 3: said(3)}, 2,
      "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
