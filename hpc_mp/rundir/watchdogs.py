@@ -58,8 +58,8 @@ def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> Collec
 
 
 def thrown(lines: Sequence[str]) -> str:
-    """What the C++ exception says for which a process aborted; empty where none is known."""
+    """Why native code has aborted: what the C++ exception says, or the watchdog; empty where nothing is known."""
     begin = next((number for number in reversed(range(len(lines))) if THROWN.search(lines[number])), None)
     if begin is None:
-        return ""
+        return next((found[0] for found in map(LINE.search, reversed(lines)) if found), "")
     return next((match[1] for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match), "")

@@ -31,6 +31,7 @@ from hpc_mp.rundir.failures import (
     who,
 )
 from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.rundir.stacks import before_abort
 from hpc_mp.rundir.tracebacks import last_error
 from hpc_mp.rundir.watchdogs import collective_timeout, thrown
 from hpc_mp.supervisor.evidence import Evidence
@@ -301,7 +302,7 @@ def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str
 
 
 def _last_words(host: str, task: int, evidence: Evidence) -> str:
-    return last_words(_own_lines(host, task, evidence))
+    return last_words(before_abort(_own_lines(host, task, evidence)))
 
 
 def _own_lines(host: str, task: int, evidence: Evidence) -> list[str]:

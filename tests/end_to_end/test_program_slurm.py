@@ -104,14 +104,14 @@ ENDS = {
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGKILL", 2),
     "out of memory": ("raise MemoryError()", "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory", 1),
     "SIGBUS": ("os.kill(os.getpid(), signal.SIGBUS)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGBUS", 2),
-    "more memory than there is": ("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)); bytearray(1 << 33)",
-                                  "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory: MemoryError", 1),
-    "C++'s": ("print(\"terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\"); os.abort()",
-              "time.sleep(60)", "memory", 2, "bad_alloc", 1),
+    "a limit on memory": ("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)); bytearray(1 << 33)",
+                          "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory: MemoryError", 1),
+    "C++'s": ("print(\"terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\"); "
+              "os.abort()", "time.sleep(60)", "memory", 2, "bad_alloc", 1),
     "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
                             "os.abort()", "time.sleep(60)", "crash", 2, "native code gave up): no such kernel", 1),
-    "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); os.abort()",
-                        "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog", 2),
+    "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); time.sleep(2); "
+                        "os.abort()", "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog", 2),
     "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
                 "CUDA out of memory", 1),
     "alone": ("sys.exit(0)", "time.sleep(2); raise ConnectionResetError('Connection reset by peer')", "early", 2,

@@ -28,5 +28,6 @@ def test_nobody_waited() -> None:
 
 def test_what_a_cpp_exception_says() -> None:
     assert "Watchdog caught" in thrown(said(1))
+    assert thrown(said(1)[:2]).startswith("Watchdog caught") and thrown(["step 11"]) == ""
     assert thrown(["terminate called after throwing an instance of 'std::bad_alloc'", "  what():  bad_alloc"]) == "bad_alloc"
     assert thrown(["  what():  not ours", "terminate called without an active exception"]) == ""
