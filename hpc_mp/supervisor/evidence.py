@@ -20,7 +20,7 @@ from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
+from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST
 from hpc_mp.supervisor.silence import Hang
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -100,6 +100,12 @@ def script_log(descriptor: str = "/proc/self/fd/1") -> ScriptLog | None:
 def user_cancelled(script: ScriptLog | None) -> bool:
     """Whether somebody has ended the job with scancel: slurmstepd then gives no other reason."""
     return script is not None and any(JOB_CANCELLED.search(line) for line in _tail(script.path, script.begin))
+
+
+def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
+    """Whether Slurm has ended the job for a node: it sends SIGTERM then, as it does when it only wants the job to stop."""
+    said = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
+    return any(NODE_LOST.search(line) for line in said)
 
 
 def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
