@@ -127,7 +127,7 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
             hang: Hang | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     if isinstance(attempt.spec, ProgramSpec):
-        failed = again or hang is not None or (not cancelled and node_lost(attempt.run, script))
+        failed = again or hang is not None or (code != 0 and not cancelled and node_lost(attempt.run, script))
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled)
         return found or classify(gather(attempt, code, script, hang=hang))
     if code == 0 and not again:
