@@ -49,7 +49,8 @@ def compare(title: str, plain: Sequence[str], ours: Sequence[str], start: Start,
         found.append((first, seconds(start, ours, directory), seconds(start, plain, directory)))
     between = [one - (first + second) / 2 for first, one, second in found]
     plainly, with_us = median(first for first, _, _ in found), median(one for _, one, _ in found)
-    print(f"{title:12} plain {plainly:6.2f} s   hpc-mp {with_us:6.2f} s   difference {median(between):+6.2f} s ({min(between):+.2f} … {max(between):+.2f})   "
+    print(f"{title:12} plain {plainly:6.2f} s   hpc-mp {with_us:6.2f} s   "
+          f"difference {median(between):+6.2f} s ({min(between):+.2f} … {max(between):+.2f})   "
           f"A/A {median(second / first for first, _, second in found):.2f}", flush=True)
 
 

@@ -56,7 +56,7 @@ class RankProcess:
         return "python" in os.path.basename(_link(self.pid, "exe"))
 
 
-def look(run: RunDirectory, attempt: int, until: float = 0.0) -> list[int]:
+def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[int]:
     """Write down where the ranks of this machine stand; the ranks that were found.
 
     Args:
@@ -150,4 +150,4 @@ def _link(pid: int, name: str) -> str:
 
 
 if __name__ == "__main__":
-    look(RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))
+    record_stacks(RunDirectory(Path(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))

@@ -22,7 +22,7 @@ from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.log_patterns import ENDED_BY_US
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files
-from hpc_mp.supervisor.stacks import add_what_logs_say, look_on_all_nodes, told, where
+from hpc_mp.supervisor.stacks import add_what_logs_say, record_on_all_nodes, told, where
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
@@ -43,7 +43,7 @@ class ProgramWatch:
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self.silence = SilenceWatch(spec.program.silent_limit, len(attempt.placement.ranks),
-                                    node_files(run, attempt.placement, record.hosts), look=self._look)
+                                    node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
@@ -52,11 +52,11 @@ class ProgramWatch:
             self._send(self._spec.program.signal)
         return self.silence.noticed()
 
-    def _look(self) -> None:
+    def _record_stacks(self) -> None:
         """Have the stacks of all ranks written down, and end those that are left: by SIGABRT, at which Python writes them too."""
         with open(self._attempt.run.srun_log, "a", encoding="utf-8") as log:
             log.write(f"{ENDED_BY_US}\n")
-        look_on_all_nodes(self._attempt)
+        record_on_all_nodes(self._attempt)
         self._send("ABRT")
 
     def hang(self) -> Hang | None:

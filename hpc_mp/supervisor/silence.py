@@ -50,15 +50,15 @@ class SilenceWatch:
         limit: seconds of silence that are a hang; 0: never.
         ranks: how many there are.
         speakers: who has printed since the last call.
-        look: called once they hang, before anybody ends them.
+        on_hang: called once they hang, before anybody ends them.
 
     Attributes:
         hang: once it was noticed.
     """
 
     def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic,
-                 look: Callable[[], object] = lambda: None) -> None:
-        self._limit, self._speakers, self._clock, self._look = limit, speakers, clock, look
+                 on_hang: Callable[[], object] = lambda: None) -> None:
+        self._limit, self._speakers, self._clock, self._on_hang = limit, speakers, clock, on_hang
         self._ranks, self._begin = ranks, clock()
         self._last: dict[int, float] = {}
         self.hang: Hang | None = None
@@ -71,7 +71,7 @@ class SilenceWatch:
         if self.hang is None and self._limit and silent >= self._limit:
             first = self._first()
             self.hang = Hang(silent, first, first)
-            self._look()
+            self._on_hang()
         return self.hang is not None
 
     def _first(self) -> int | None:

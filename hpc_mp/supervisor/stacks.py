@@ -20,7 +20,7 @@ MEET_S = 8.0  # until all nodes have been asked: then ranks of which nothing is 
 AT_MOST_S = 20.0  # for the step: a node that is gone does not answer, and must not keep the verdict waiting
 
 
-def look_on_all_nodes(attempt: AttemptContext) -> None:
+def record_on_all_nodes(attempt: AttemptContext) -> None:
     """Start a step that writes down where every rank stands, and ends those that only tell as they die."""
     words = [sys.executable, "-P", "-m", MODULE, str(attempt.run.path), str(attempt.record.attempt), str(time.time() + MEET_S)]
     argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)

@@ -20,7 +20,7 @@ from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, node_name
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.placement import RankPlace
-from hpc_mp.program.stacks import look
+from hpc_mp.program.stacks import record_stacks
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
@@ -59,7 +59,7 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         say_begun(run, number, plan.placement, names, spec.job.device)
         patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
-        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks), look=lambda: look(run, number))
+        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks), on_hang=lambda: record_stacks(run, number))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
     hang = silence.hang

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_mp.program import stacks
-from hpc_mp.program.stacks import look
+from hpc_mp.program.stacks import record_stacks
 from hpc_mp.rundir import RunDirectory, create_run
 from hpc_mp.rundir.stacks import read_stacks
 from hpc_mp.supervisor.stacks import add_what_logs_say
@@ -53,7 +53,7 @@ def test_without_py_spy_by_sigabrt(run: RunDirectory, ranks: list[subprocess.Pop
     without_py_spy(monkeypatch)
     for rank in ranks:
         resource.prlimit(rank.pid, resource.RLIMIT_CORE, (1 << 20, resource.prlimit(rank.pid, resource.RLIMIT_CORE)[1]))
-    assert look(run, 1) == [0, 1]
+    assert record_stacks(run, 1) == [0, 1]
     assert [rank.wait(10) for rank in ranks] == [-6, 3]
     add_what_logs_say(run, lambda rank: run.rank_log(rank).read_text().splitlines())
     assert [str(stack) for stack in read_stacks(run)] == ["train.py:4 in next_batch"] * 2
@@ -63,7 +63,7 @@ def test_without_py_spy_by_sigabrt(run: RunDirectory, ranks: list[subprocess.Pop
 @pytest.mark.skipif(shutil.which(stacks.TOOL, path=f"{os.environ['PATH']}:{Path(sys.executable).parent}") is None,
                     reason="py-spy is not installed")
 def test_with_py_spy_they_live_on(run: RunDirectory, ranks: list[subprocess.Popen[str]]) -> None:
-    assert look(run, 1) == [0, 1]
+    assert record_stacks(run, 1) == [0, 1]
     assert [str(stack) for stack in read_stacks(run)] == ["train.py:4 in next_batch"] * 2
     assert [rank.poll() for rank in ranks] == [None, None]
 
@@ -71,5 +71,5 @@ def test_with_py_spy_they_live_on(run: RunDirectory, ranks: list[subprocess.Pope
 def test_other_attempts_and_runs_are_none_of_its_business(
         run: RunDirectory, ranks: list[subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without_py_spy(monkeypatch)
-    assert look(run, 2) == [] and look(create_run(tmp_path, "y"), 1) == []
+    assert record_stacks(run, 2) == [] and record_stacks(create_run(tmp_path, "y"), 1) == []
     assert [rank.poll() for rank in ranks] == [None, None] and read_stacks(run) == []
