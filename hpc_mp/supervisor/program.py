@@ -22,7 +22,7 @@ from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.log_patterns import ENDED_BY_US
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files
-from hpc_mp.supervisor.stacks import add_what_logs_say, record_on_all_nodes, told, where
+from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
@@ -66,7 +66,7 @@ class ProgramWatch:
             return None
         add_what_logs_say(run, self._last_lines)
         self._attempt.say(where(run))
-        return told(found, run)
+        return explained(found, run)
 
     def _last_lines(self, rank: int) -> list[str]:
         """Of a rank's own in the log of its node."""

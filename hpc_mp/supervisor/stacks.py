@@ -42,7 +42,7 @@ def add_what_logs_say(run: RunDirectory, lines: Callable[[int], Sequence[str]]) 
                 file.write("\n".join((head, *said, "")))
 
 
-def told(hang: Hang, run: RunDirectory) -> Hang:
+def explained(hang: Hang, run: RunDirectory) -> Hang:
     """The hang with what the stacks say of it."""
     stacks = read_stacks(run)
     apart = standing_apart(stacks, hang.first)

@@ -31,7 +31,7 @@ from hpc_mp.rundir.watchdogs import collective_timeout
 from hpc_mp.supervisor.begun import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
 from hpc_mp.supervisor.silence import SilenceWatch, rank_files
-from hpc_mp.supervisor.stacks import add_what_logs_say, told, where
+from hpc_mp.supervisor.stacks import add_what_logs_say, explained, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -59,13 +59,14 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         say_begun(run, number, plan.placement, names, spec.job.device)
         patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
-        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks), on_hang=lambda: record_stacks(run, number))
+        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks),
+                               on_hang=lambda: record_stacks(run, number))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
     hang = silence.hang
     if hang is not None:
         add_what_logs_say(run, attempt.last_lines)
-        hang = told(hang, run)
+        hang = explained(hang, run)
         ended = replace(ended, exits=tuple(replace(end, ours=end.ours or end.time >= hang.time) for end in ended.exits))
     waited = collective_timeout({rank: attempt.last_lines(rank) for rank in range(tasks)}, tasks)
     hangs = [(hang.rank, str(hang))] if hang is not None else [(waited.apart, str(waited))] if waited is not None else []
