@@ -26,6 +26,7 @@ from hpc_mp.rundir import RunDirectory
 
 TOOL = "py-spy"
 TOOL_S = 4.0  # a process that does not answer the debugger (in state D, say) must not keep the others waiting
+ABORT_S = 4.0  # to write its stacks as it dies: another SIGABRT, which whoever ends it may send, would end it in the middle
 WORKERS = 8  # further processes of a rank, its data loader's, that are looked at
 NO_CORE = 1  # byte: of this size no core is written, to a file or to a program (core(5)); that of a rank may be hundreds of GB
 WORDS = 200  # characters of a command line
@@ -80,7 +81,17 @@ def record_stacks(run: RunDirectory, attempt: int, until: float = 0.0) -> list[i
     for pid in silent:
         with suppress(OSError):  # it has ended by now
             os.kill(pid, signal.SIGABRT)
+    due = time.monotonic() + ABORT_S
+    while any(map(_lives, silent)) and time.monotonic() < due:
+        time.sleep(0.05)
     return sorted(ranks)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:

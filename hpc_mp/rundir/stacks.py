@@ -29,6 +29,8 @@ WAITS = re.compile(r"(?:batch_)?i?(?:send|recv)\b|(?:reduce|gather|scatter)(?:_o
                    r"_?rendezvous\w*$|_store_based_barrier$|new_group$|destroy_process_group$")
 BACKWARD = re.compile(r"/torch/autograd/")  # DDP and FSDP reduce gradients within it, in threads without Python
 
+STUCK = re.compile(r"state [DTt]\b")
+
 SHOWN = 3  # places that a verdict names
 
 
@@ -75,6 +77,11 @@ class RankStack:
     def waits(self) -> bool:
         """Whether it waits for other ranks."""
         return self._operation() is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known where it stands: by Python, or as the kernel has it stopped or waiting for a disk."""
+        return bool(self.frames) or STUCK.match(self.state) is not None
 
     def __str__(self) -> str:
         """``train.py:52 in all_reduce``."""
@@ -145,6 +152,7 @@ def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None
     Args:
         first: the rank that fell silent before all others; None: nobody did.
     """
+    stacks = [stack for stack in stacks if stack.known]
     apart = [stack.rank for stack in stacks if not stack.waits]
     if not 0 < len(apart) < len(stacks):
         places = Counter(map(str, stacks)).most_common()  # all wait, or none in a way that is known: who is not with the others?

@@ -75,7 +75,12 @@ def test_where_a_rank_stands(frames: tuple[Frame, ...], waits: bool, words: str)
     ([], None, None),
 ])
 def test_for_whom_the_others_wait(stands: list[tuple[Frame, ...]], first: int | None, apart: int | None) -> None:
-    assert standing_apart([RankStack(rank, frames) for rank, frames in enumerate(stands)], first) == apart
+    assert standing_apart([RankStack(rank, frames, "state D") for rank, frames in enumerate(stands)], first) == apart
+
+
+def test_a_rank_that_has_not_told_is_not_apart() -> None:
+    asleep = [RankStack(0, NOTHING, "state S (futex_do_wait)"), *(RankStack(rank, REDUCES) for rank in (1, 3))]
+    assert standing_apart([*asleep, RankStack(2, LOADS)], None) == 2 and standing_apart(asleep, None) is None
 
 
 def test_the_sentence() -> None:
