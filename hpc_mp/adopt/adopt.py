@@ -258,6 +258,8 @@ def _keys(request: Request, start: ProgramStart, found: Sequence[Disposition], p
             keys[key] = (*keys.get(key, ()), *value) if isinstance(value, tuple) else value
     for name, value in start.environment.items():
         keys[f"{ENV_TABLES[name != 'CUDA_VISIBLE_DEVICES']}.{name}"] = value
+    if start.mpi is not None:
+        keys["slurm.mpi"] = start.mpi
     return keys | {"job.nodes": start.nodes, "job.ranks_per_node": start.ranks_per_node, "program.start": start.start}
 
 
@@ -295,7 +297,7 @@ _SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node"
 def _step_options(launch: LaunchCall) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
-    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID]
+    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID and option.name != "mpi"]
     containers = [name for name in rest if name.startswith("--container")]
     others = [name for name in rest if not name.startswith("--container")]
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),

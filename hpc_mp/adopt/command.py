@@ -15,6 +15,7 @@ from hpc_mp.adopt.expand import FixedValues, WordPiece, arithmetic, pieces
 from hpc_mp.adopt.launches import MPI, LaunchCall
 from hpc_mp.adopt.request import Request
 from hpc_mp.launch.program.launchers import PYTHON, launcher
+from hpc_mp.launch.program.plan import PLUGINS
 
 WORDS = "ADOPTED_WORDS"
 TORCH_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -45,10 +46,11 @@ class ProgramStart:
         how: what became of the launch line, for the account.
         lost: what of it could not be carried over.
         environment: variables that the launcher set.
+        mpi: by what srun has the ranks meet through MPI.
         loose: whether an option of the launcher stands in a variable, so that it stays as it is.
     """
 
-    start: Literal["rank", "node"]
+    start: Literal["rank", "node", "mpi"]
     nodes: int
     ranks_per_node: int
     words: tuple[WordPiece, ...]
@@ -56,6 +58,7 @@ class ProgramStart:
     lost: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    mpi: str | None = None
 
 
 def slurm_numbers(request: Request) -> dict[str, str]:
@@ -114,7 +117,12 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
         return ProgramStart("node", nodes, ranks, words, (how,), _idle(launch, asked, nodes), before)
     if not launch.srun:
         return ProgramStart("node", 1, 1, words, ("once, on one node, as without srun",), _idle(launch, asked, 1), before)
-    return ProgramStart("rank", nodes, tasks, words, ("srun: replaced by hpc-mp's own, with a task for every rank",), (), before)
+    asked_mpi = (launch.value("mpi") or "none").partition("_v")[0]
+    lost = () if asked_mpi in ("none", *PLUGINS) else (
+        f"--mpi={asked_mpi}: slurm.mpi takes {', '.join(PLUGINS)}; set the one that the program's MPI knows",)
+    meets = asked_mpi if asked_mpi in PLUGINS else None
+    said = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
+    return ProgramStart("rank", nodes, tasks, words, said, lost, before, mpi=meets)
 
 
 def _idle(launch: LaunchCall, asked: int, nodes: int) -> tuple[str, ...]:
@@ -304,19 +312,39 @@ def _deepspeed(launch: LaunchCall, nodes: int, gpus: int | None, request: Reques
 
 
 def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -> ProgramStart:
-    """Its options are left out: ranks that meet through MPI are not built for ``[program]``, and the account says so."""
+    """srun starts the ranks in its place; of its options those that set variables are kept as such."""
     texts, at = launch.texts, 1
-    total = None
+    environment: dict[str, str] = {}
+    total, left = None, []
     while at < len(texts) and (texts[at].startswith("-") or texts[at].isdecimal()):
-        if re.fullmatch(r"--?(np?|ntasks|c)", texts[at]):
-            total = number_in(texts[at + 1] if at + 1 < len(texts) else None, request)
-        at += _MPI_VALUES.get(texts[at].lstrip("-").partition("=")[0], 1) if "=" not in texts[at] else 1
+        name, equals, value = texts[at].lstrip("-").partition("=")
+        count = 1 if equals else _MPI_VALUES.get(name, 1)
+        values = (value,) if equals else texts[at + 1:at + count]
+        if name in _MPI_COUNTS:
+            total = number_in(values[0] if values else None, request)
+        elif (found := _set_by_mpirun(name, values)) is not None:
+            environment |= found
+        elif name not in _MPI_SIZES:
+            left.append(" ".join(texts[at:at + count]))
+        at += count
     ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
-    return ProgramStart("rank", nodes, ranks, words, (), (
-        f"{texts[0]}: program.start for MPI is not built, so that ranks that meet through MPI would each find themselves "
-        "alone; its "
-        f"options are left out ({' '.join(texts[1:at]) or 'none'})",), before)
+    how = f"{texts[0]}: replaced by srun with Slurm's own MPI plug-in (slurm.mpi; left out: the first that the site has)"
+    kept = (f"variables that it sets: {', '.join(environment)}",) if environment else ()
+    lost = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
+    return ProgramStart("mpi", nodes, ranks, words, (how, *kept), lost, before, environment)
+
+
+def _set_by_mpirun(name: str, values: Sequence[str]) -> dict[str, str] | None:
+    """The variables that an option of mpirun sets: ``-x A=1``, ``-genv A 1``, ``--mca btl tcp``; None for another option."""
+    if name == "x" and values:
+        variable, equals, value = values[0].partition("=")
+        return {variable: value} if equals else {}  # without a value it passes on what is there, as srun does
+    if name in ("genv", "env") and len(values) == 2:
+        return {values[0]: values[1]}
+    if name in ("mca", "gmca") and len(values) == 2:
+        return {f"OMPI_MCA_{values[0]}": values[1]}
+    return None
 
 
 # Options of mpirun, mpiexec and their like, and how many words each is with its values.
@@ -325,6 +353,10 @@ _MPI_VALUES = {
     **dict.fromkeys(("x", "np", "n", "c", "ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "map-by",
                      "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
                      "cpu-bind"), 2)}
+_MPI_COUNTS = frozenset({"np", "n", "ntasks", "c"})
+# What says where and how many, which the job's own sizes do; and that root may, or that all variables go along.
+_MPI_SIZES = frozenset({"ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "perhost", "bootstrap",
+                        "allow-run-as-root", "genvall", "envall", "oversubscribe", "prefix"})
 
 
 def starts_ranks(texts: Sequence[str]) -> str | None:

@@ -32,10 +32,11 @@ class Program(Section):
     environment: dict[Variable, str] = Field(default={})
     """Variables of the program alone, byte for byte. They go before all others but those that tell a rank who it is. Example:
     `{ WANDB_MODE = "offline" }`."""
-    start: Literal["rank", "node"] = "rank"
+    start: Literal["rank", "node", "mpi"] = "rank"
     """`"rank"`: the command once for every rank, with the variables that torchrun sets. `"node"`: once for every node, for a
     command that starts `job.ranks_per_node` ranks there itself; `{nodes}`, `{node_rank}`, `{ranks_per_node}`, `{master_addr}`,
-    `{master_port}` and `{run}` in it are replaced. Example: `"node"`."""
+    `{master_port}` and `{run}` in it are replaced. `"mpi"`: once for every rank, which meet through MPI and find none of
+    torchrun's variables. Example: `"node"`."""
     resumes: bool = False
     """Whether a later attempt goes on from what an earlier one has saved (`HPC_MP_RESUME` is 1 there). With `true` the job is
     queued again after the time limit, whatever its ranks end with; else that ends it, unless the first rank to end does so with
@@ -75,12 +76,17 @@ class ProgramSpec(Section):
         return 1 if self.program.start == "node" else self.job.ranks_per_node
 
 
+def meets_through_mpi(spec: ProgramSpec) -> bool:
+    """Whether its ranks meet through MPI, be it beside torchrun's variables."""
+    return spec.program.start == "mpi" or spec.slurm.mpi != "none"
+
+
 # Keys of what a program shares with a training that mean nothing to a program, or are not built for it: (rule, remedy).
 _ENGINE = "is for hpc-mp's own engine, and nobody knows the steps of another program"
 REFUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("job.heartbeat_timeout", "job.step_timeout", "job.start_timeout", "job.load_timeout", "job.save_timeout"),
                     (_ENGINE, "leave it out; program.silent_limit says how long it may be silent")),
-    "slurm.mpi": ("is not built for [program]: its ranks meet at MASTER_ADDR and MASTER_PORT", "leave it out"),
+    "slurm.mpi": ("is for tasks that are ranks, and here a task starts those of its node itself", "leave it out"),
     "slurm.container": ("is not built for [program]", "leave it out, or let program.command start the container "
                         '(["apptainer", "exec", "image.sif", "python", "train.py"])'),
     "slurm.python": ("names the interpreter of hpc-mp's own ranks", "name the program's interpreter in program.command"),
@@ -94,7 +100,7 @@ def check_program(spec: ProgramSpec) -> None:
         section, name = key.split(".")
         table = getattr(spec, section)
         value = getattr(table, name)
-        if value != type(table).model_fields[name].default:
+        if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
     for name in spec.program.environment:
         if name in IDENTITY or name.startswith("HPC_MP_"):

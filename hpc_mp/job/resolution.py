@@ -48,6 +48,21 @@ class MachineChoices:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgramChoices(MachineChoices):
+    """Those of the launch of somebody's program.
+
+    Attributes:
+        mpi: the plug-in of srun by which its ranks meet, where they meet through MPI.
+    """
+
+    mpi: ResolvedKey[str]
+
+    @property
+    def keys(self) -> tuple[ResolvedKey[Any], ...]:
+        return (self.device, self.gpu_request, self.gpu_type, self.exclude, self.profile, self.mpi)
+
+
+@dataclass(frozen=True, slots=True)
 class Resolution(MachineChoices):
     """All choices of the launch of a training, in the order in which they depend on each other.
 

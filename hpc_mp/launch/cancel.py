@@ -60,6 +60,9 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
             with suppress(RunFailed):  # they may have ended just now
                 for number, ids in _by_signal(live, jobs).items():
                     cancel(ids, number)
+        for run in live:
+            if jobs[run] is None and isinstance(load_any(run.job), ProgramSpec):  # no program looks for the file of our ranks
+                _interrupt(run, (signal.SIGTERM,))
         say(f"asked the ranks to save at the next step and to stop; at the latest in {grace:g} s they are ended")
         ended = _within(live, jobs, grace)
     if late := [run for run in live if run not in ended]:
@@ -107,16 +110,20 @@ def _kill(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | N
         say(f"ended Slurm job{'s' * (len(ids) > 1)} {', '.join(ids)}")
     for run in runs:
         if jobs[run] is None:
-            _kill_emulated(run)
+            _interrupt(run, (signal.SIGTERM, signal.SIGINT))  # the launcher's second interrupt kills
             say("ended the ranks")
 
 
-def _kill_emulated(run: RunDirectory) -> None:
-    """On emulated nodes: the launcher holds the run's lock file open, and so do its ranks, which die with it."""
+def _interrupt(run: RunDirectory, numbers: Sequence[signal.Signals]) -> None:
+    """Send these to the launcher of ranks on this machine: it holds the run's lock file open, as its ranks do, which die with it.
+
+    Raises:
+        RunFailed: it runs on another machine.
+    """
     holders = sorted(_holders(run.lock), key=lambda process: process.create_time())
     if not holders:
         raise RunFailed(f"{run.path} is held by no process of this machine: cancel it where it was launched")
-    for number in (signal.SIGTERM, signal.SIGINT):  # the launcher's second interrupt kills
+    for number in numbers:
         with suppress(psutil.NoSuchProcess):
             holders[0].send_signal(number)
 

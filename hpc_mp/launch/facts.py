@@ -11,8 +11,9 @@ from hpc_mp.cluster.slurm.partition import PartitionLimits, partition_limits
 from hpc_mp.cluster.slurm.query import SlurmPartition, last_line, partition_names, partitions, until_silent, version
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.cluster.slurm.steps import srun_options
-from hpc_mp.job import AnySpec
+from hpc_mp.cluster.slurm.steps import mpi_plugins, srun_options
+from hpc_mp.job import AnySpec, ProgramSpec
+from hpc_mp.job.program import meets_through_mpi
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class ClusterFacts:
         topology: its ``TopologyPlugin``, such as ``topology/tree``.
         most_elements: that an array of jobs may have (``MaxArraySize``).
         srun_options: long options that srun knows, those of the site's plug-ins among them.
+        mpi_plugins: by which srun's tasks may meet through MPI; asked for where they do.
         silence: why partitions are unknown, in Slurm's last words.
     """
 
@@ -53,6 +55,7 @@ class ClusterFacts:
     topology: str | None = None
     most_elements: int | None = None
     srun_options: frozenset[str] | None = None
+    mpi_plugins: tuple[str, ...] | None = None
     silence: str | None = None
 
     @property
@@ -94,6 +97,7 @@ def ask_cluster(spec: AnySpec, release: Version | None = None, ask: Runner = ask
         topology=config.get("TopologyPlugin") or None,
         most_elements=int(most) if (most := config.get("MaxArraySize", "")).isdigit() else None,
         srun_options=srun_options(ask) if spec.slurm.container else None,
+        mpi_plugins=mpi_plugins(ask) if isinstance(spec, ProgramSpec) and meets_through_mpi(spec) else None,
         silence=silence,
     )
 

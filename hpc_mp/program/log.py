@@ -12,6 +12,7 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import cut_metrics
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.rank_env import identity
 from hpc_mp.rundir.records import StepMetrics, last_records, line_of
 from hpc_mp.rundir.usage import cut_steps
 
@@ -35,10 +36,16 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
         HpcMpError: a step that does not follow the one before.
     """
     run = os.environ.get("HPC_MP_RUN")
-    if run is None or os.environ.get("RANK", "0") != "0":
+    if run is None or _rank(os.environ) != 0:
         return
     _writer(run, int(os.environ.get("HPC_MP_ATTEMPT", "1"))).write(
         step, {"loss": float(loss), "learning_rate": float(learning_rate), "grad_norm": float(grad_norm)}, int(tokens))
+
+
+def _rank(environ: Mapping[str, str]) -> int:
+    """As the program's own launcher says; where there is none, as MPI's does."""
+    own = environ.get("RANK", "")
+    return int(own) if own.isdecimal() else identity(environ).rank
 
 
 @cache

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
 from hpc_mp.job.program import IDENTITY
 from hpc_mp.layout.placement import Placement, from_dict
+from hpc_mp.program.guard import guard
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import ProgramCommand, filled_in, node_variables, rank_variables, read_program, run_variables
-from hpc_mp.rundir.rank_env import RankEnv, at_place, identity, node_name
+from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name
 
 EMULATED = "HPC_MP_EMULATED"
 # What is between the launcher and this process, and no business of the program's.
@@ -44,19 +46,27 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     attempt = record.attempt if record else run.attempt()
     program = read_program(run.program)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
-    if program.ranks_per_node is None:
+    if program.mpi:
+        own: Mapping[str, str] = {}
+    elif program.ranks_per_node is None:
         own = rank_variables(placement, who.rank, *meeting)
     else:
         own = node_variables(placement, placement.ranks[who.rank].node, *meeting)
         program = replace(program, command=filled_in(program, run.path, own))
-    own |= run_variables(run.path, attempt)
-    try:
-        become(program, environment(program, own, environ))
-    except HpcMpError as error:
-        print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
-        with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
-            write_failure(run, RankFailure(who.rank, who.node, "user", f"{who.node}: {error}", time.time(), attempt))
-        return 2
+    found = environment(program, {**own, **run_variables(run.path, attempt)}, environ)
+
+    def start() -> int:
+        try:
+            become(program, found)
+        except HpcMpError as error:
+            print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
+            with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
+                write_failure(run, RankFailure(who.rank, who.node, "user", f"{who.node}: {error}", time.time(), attempt))
+            return 2
+
+    if program.mpi and record is not None and not record.hosts:  # started by mpirun, which says little of the ends of ranks
+        return guard(program, run, who, attempt, start)
+    return start()
 
 
 def emulated(path: Path) -> int:
@@ -102,7 +112,11 @@ def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
 def _identity(placement: Placement, record: AttemptRecord | None, environ: Mapping[str, str]) -> RankEnv:
     """By the place where this process runs, where somebody has said which host is which node; else as its launcher says."""
     if record is None or not record.hosts:
-        return identity(environ)
+        who = identity(environ)
+        if who.world != len(placement.ranks):
+            raise HpcMpError(f"{counted(who.world, 'rank')} ({who.source})", f"the run has {len(placement.ranks)}",
+                             "start that many, with the mpirun of `hpc-mp launch`")
+        return replace(who, node=emulated_node(placement.ranks[who.rank].node)) if EMULATED in environ else who
     if "SLURM_LOCALID" not in environ:
         raise HpcMpError("SLURM_LOCALID", "is not set", "start ranks with srun, as the script of `hpc-mp launch` does")
     return at_place(placement, record.hosts, node_name(environ), int(environ["SLURM_LOCALID"]), "Slurm")

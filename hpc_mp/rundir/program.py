@@ -22,19 +22,26 @@ class ProgramCommand:
         directory: in which it runs.
         environment: variables of its own.
         ranks_per_node: that it starts itself on every node, where it is started once per node; None: it is started once per rank.
+        mpi: whether its ranks meet through MPI, which tells each of them who it is.
+        signal: that asks it to stop, by its name without SIG.
+        stop_codes: by which it says that it has saved.
     """
 
     command: tuple[str, ...]
     directory: str
     environment: dict[str, str]
     ranks_per_node: int | None = None
+    mpi: bool = False
+    signal: str = "TERM"
+    stop_codes: tuple[int, ...] = ()
 
 
 def write_program(path: Path, spec: ProgramSpec) -> None:
     """For the eyes of the run's owner: arguments and variables may be passwords. Raises OSError."""
     given = spec.program
     itself = spec.job.ranks_per_node if given.start == "node" else None
-    command = ProgramCommand(given.command, given.directory, given.environment, itself)
+    command = ProgramCommand(given.command, given.directory, given.environment, itself, given.start == "mpi", given.signal,
+                             given.stop_codes)
     write_text(path, render_json(asdict(command)), opener=owners)
 
 

@@ -37,6 +37,11 @@ def node_name(environ: Mapping[str, str] = os.environ) -> str:
     return environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
+def emulated_node(node: int) -> str:
+    """The name of an emulated node."""
+    return f"node{node}"
+
+
 def identity(environ: Mapping[str, str] = os.environ) -> RankEnv:
     """Raises HpcMpError when variables are half there; without any, this is the only rank."""
     for source, marker, names in SOURCES:

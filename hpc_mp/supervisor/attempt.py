@@ -82,7 +82,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         code = STOPPED
     watch = ProgramWatch(attempt, attempt.spec) if code == 0 and isinstance(attempt.spec, ProgramSpec) else None
     if code == 0:
-        signals.warn = None if watch is None else partial(watch.warn, signals)
+        by_srun = watch is not None and attempt.allocation is not None  # mpirun passes on what it gets
+        signals.warn = partial(watch.warn, signals) if watch is not None and by_srun else None
         hung = never if watch is None else watch.poll
         code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, lambda: attempt.has_failed() or hung()).code
     if not attempt.is_current():

@@ -17,6 +17,7 @@ from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.failures import (
     ECHO,
@@ -38,6 +39,7 @@ from hpc_mp.supervisor.evidence import Evidence
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
     CANNOT_START,
+    IMPROPER,
     JOB_CANCELLED,
     KILLED_PID,
     NODE_FAILURE,
@@ -188,9 +190,17 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
     message = one_line(symptom.text) if symptom.kind == "user" else sentence(_who(symptom, evidence), symptom.kind, symptom.text)
     if symptom.kind == "lost" and blamed:
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
-    log = str(evidence.run.node_log(symptom.host)) if evidence.run and symptom.host else None
+    log = _log(evidence.run, symptom)
     time = symptom.time if math.isfinite(symptom.time) else 0.0
     return RootCause(Cause(symptom.kind, message, symptom.rank, symptom.host, log, time), blamed, consequence.retry)
+
+
+def _log(run: RunDirectory | None, symptom: Symptom) -> str | None:
+    """Of its node, which srun writes; else its own."""
+    if run is None or symptom.host is None:
+        return None
+    of_node = run.node_log(symptom.host)
+    return str(of_node if symptom.rank is None or of_node.exists() else run.rank_log(symptom.rank))
 
 
 def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
@@ -230,6 +240,18 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
         yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
+        yield from _given_up_inside(evidence)
+
+
+def _given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
+    """Ranks whose last words are a traceback though they have not ended: MPI and NCCL may wait for the others as Python exits."""
+    for place in evidence.places.values():
+        host = evidence.hosts[place.node]
+        lines = [line for line in _own_lines(host, place.rank, evidence) if line.strip()]
+        error = last_error(lines)
+        if error is not None and error.text.splitlines()[-1] in lines[-1]:
+            text = f"{error}; it never ended, for at its exit it waits for the others"
+            yield Symptom(sign(error.text) or "error", text, host, place.rank)
 
 
 def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
@@ -246,6 +268,9 @@ def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
 
 def _early(evidence: Evidence) -> Iterator[Symptom]:
     """A task that had ended well by itself when the others failed or hung."""
+    improper = next((found for line in evidence.srun if (found := IMPROPER.search(line))), None)
+    if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
+        yield Symptom("early", "without a word to MPI (MPI_Finalize)", evidence.hosts[place.node], place.rank)
     end = completed_first(evidence.srun)
     if end is not None:
         yield Symptom("early", "with exit code 0, while others went on", end.host, evidence.rank_of(end.host, end.tasks[0]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +13,11 @@ from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.cluster.slurm.jobs import largest_task
 from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.job import ProgramSpec
-from hpc_mp.layout.placement import RankPlace
+from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.failures import RankFailure, read_failures
 from hpc_mp.rundir.layout import FilesOfRun
+from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
@@ -117,18 +118,19 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         script: the log of the job's script.
         hang: that was noticed.
     """
-    run, number, hosts = attempt.run, attempt.record.attempt, attempt.record.hosts
+    run, number, placement = attempt.run, attempt.record.attempt, attempt.placement
+    hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
     srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
-    logs = _by_host(run.node_log)
+    logs = _by_host(run.node_log) if attempt.record.hosts else _by_rank(run, placement, hosts)
     announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == number]
     return Evidence(
         code=code,
-        failures=tuple(read_failures(run, number)),
+        failures=tuple(failure for failure in read_failures(run, number) if hang is None or failure.time < hang.time),
         standings=tuple(read_standings(run, number)),
         srun=srun,
         logs=logs,
         kernel=_by_host(run.kernel_log),
-        states=_states(hosts, ask) if attempt.allocation else {},
+        states=_states(attempt.record.hosts, ask) if attempt.allocation else {},
         places={place.rank: place for place in attempt.placement.ranks},
         hosts=hosts,
         here=os.environ.get("SLURMD_NODENAME"),
@@ -145,6 +147,15 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
 def _by_host(logs: FilesOfRun) -> dict[str, tuple[str, ...]]:
     """The last lines of each host's log, by host."""
     return {logs.values(path)[0]: _tail(path) for path in logs.found()}
+
+
+def _by_rank(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The same where each rank has a log of its own, with its number before its lines as srun would write it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for place in placement.ranks:
+        lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank)))
+        found[hosts[place.node]] = found.get(hosts[place.node], ()) + lines
+    return found
 
 
 def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:

@@ -23,6 +23,9 @@ JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
+IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
+
+OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
 ENDED_BY_US = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
@@ -64,7 +67,7 @@ def all_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:
         if exited is None and how not in _SIGNALS and how != "Out Of Memory":
             continue
         code = None if how == "Out Of Memory" else int(exited[1]) if exited else -_SIGNALS[how]
-        yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted)
+        yield TaskEnd(found[1], _numbers(found[2]), code, line, aborted and code not in OWN)
 
 
 def completed_first(lines: Iterable[str]) -> TaskEnd | None:

@@ -15,13 +15,15 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.rundir import AttemptRecord
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause
+from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.log_patterns import ENDED_BY_US
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files
+from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
@@ -39,11 +41,13 @@ class ProgramWatch:
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
         """Writes down that the attempt begins now."""
         run, record = attempt.run, attempt.record
-        say_begun(run, record.attempt, attempt.placement, record.hosts, spec.job.device, record.token)
+        hosts = record.hosts or [emulated_node(node) for node in range(attempt.placement.nodes)]  # mpirun alone knows its hosts
+        say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
-        self.silence = SilenceWatch(spec.program.silent_limit, len(attempt.placement.ranks),
-                                    node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
+        ranks = len(attempt.placement.ranks)
+        self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
+                                    if record.hosts else rank_files(run, ranks), on_hang=self._record_stacks)
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
@@ -69,7 +73,9 @@ class ProgramWatch:
         return explained(found, run)
 
     def _last_lines(self, rank: int) -> list[str]:
-        """Of a rank's own in the log of its node."""
+        """Of a rank's own: in its own log, else in that of its node."""
+        if not self._attempt.record.hosts:
+            return AttemptReader(self._attempt.run, self._attempt.record.attempt).last_lines(rank)
         seats = sorted(self._attempt.placement.ranks, key=lambda place: (place.node, place.local_rank))
         task, place = next((task, place) for task, place in enumerate(seats) if place.rank == rank)
         log = self._attempt.run.node_log(self._attempt.record.hosts[place.node])

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
+from hpc_mp.program.stacks import record_stacks
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.stacks import aborted, numbers, read_stacks, sentence_of, standing_apart
 from hpc_mp.supervisor.context import AttemptContext
@@ -24,7 +25,9 @@ def record_on_all_nodes(attempt: AttemptContext) -> None:
     """Start a step that writes down where every rank stands, and ends those that only tell as they die."""
     words = [sys.executable, "-P", "-m", MODULE, str(attempt.run.path), str(attempt.record.attempt), str(time.time() + MEET_S)]
     argv = one_task_per_node(attempt.command, attempt.spec.job.nodes, words)
-    if argv is not None:
+    if argv is None:  # mpirun's ranks, of which only those on this host can be seen
+        record_stacks(attempt.run, attempt.record.attempt)
+    else:
         follow(StepCommand(argv, one_task_environment(attempt.environ), attempt.run.srun_log), None, at_most=AT_MOST_S)
 
 

@@ -99,7 +99,21 @@ def test_what_cannot_be_carried_over_is_named_with_its_line(tmp_path: Path) -> N
     found = {name: [each.first for each in golden(name, tmp_path).lost]
              for name in ("loop.sbatch", "mpi.sbatch", "branch.sbatch", "variables.sbatch", "plain.sbatch")}
     assert found == {
-        "loop.sbatch": [11], "mpi.sbatch": [5], "branch.sbatch": [5], "variables.sbatch": [15, 19], "plain.sbatch": []}
+        "loop.sbatch": [11], "mpi.sbatch": [], "branch.sbatch": [5], "variables.sbatch": [15, 19], "plain.sbatch": []}
+
+
+def test_ranks_that_meet_through_mpi(tmp_path: Path) -> None:
+    """mpirun's variables are kept, its sizes become the job's, and what has no counterpart is named."""
+    job = golden("mpi.sbatch", tmp_path)
+    assert (job.spec.program.start, job.spec.program.environment) == ("mpi", {"OMPI_MCA_btl": "tcp,self"})
+    assert job.spec.program.command == ("./solver", "input.nml")
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=5\n"
+    bound = adopted(f"{head}mpirun -x A=1 -x B -genv C 2 --bind-to core -N 2 ./solve -n 3\n", tmp_path)
+    assert bound.spec.program.environment == {"A": "1", "C": "2"} and bound.spec.program.command == ("./solve", "-n", "3")
+    assert "--bind-to core" in bound.lost[0].why
+    step = adopted(f"{head}srun --mpi=pmix_v4 ./solve\n", tmp_path)
+    assert (step.spec.program.start, step.spec.slurm.mpi, step.lost) == ("rank", "pmix", ())
+    assert "--mpi=cray_shasta" in adopted(f"{head}srun --mpi=cray_shasta ./solve\n", tmp_path).lost[0].why
 
 
 def test_an_array_becomes_a_sweep(tmp_path: Path) -> None:
@@ -118,7 +132,7 @@ def test_a_script_of_another_language_is_the_program_itself(tmp_path: Path) -> N
     ("srun python -m torch.distributed.run --nnodes 2 --nproc-per-node=8 -m pkg.train", "rank", 2, 8),
     ("srun python -m torch.distributed.launch --nproc_per_node=8 t.py", "node", 2, 8),
     ("srun singularity exec --nv i.sif torchrun --nproc_per_node=8 t.py", "node", 2, 8),
-    ("accelerate launch --num_processes 8 t.py", "node", 1, 8), ("mpirun -np 8 ./solve", "rank", 2, 4),
+    ("accelerate launch --num_processes 8 t.py", "node", 1, 8), ("mpirun -np 8 ./solve", "mpi", 2, 4),
     ("srun bash -c 'torchrun --nproc_per_node=8 --node_rank $SLURM_NODEID t.py'", "node", 2, 8)])
 def test_who_starts_the_ranks_and_how_many(line: str, kind: str, nodes: int, ranks: int, tmp_path: Path) -> None:
     head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=8\n#SBATCH --time=5\n"

@@ -240,7 +240,8 @@ def test_a_job_file_and_a_sweep(here: Path) -> None:
     (["--nodes", "2", "--set", "job.nodes=3", "--", "true"], "is said by --nodes too"),
     (["--on", "local", "--", "torchrun", "--nproc-per-node", "4", "train.py", "--lr", "1"],
      "-- python train.py --lr 1"),
-    (["--on", "local", "--set", "slurm.mpi=pmix", "--", "true"], "is not built for [program]"),
+    (["--on", "local", "--set", "slurm.mpi=pmix", "--set", "program.start=node", "--", "true"],
+     "is for tasks that are ranks"),
     (["--on", "local", "--set", "program.directory=/no/such", "--", "true"], "is no directory here"),
     (["--on", "local", "--", "x\udcff"], "is not UTF-8 text"),
     (["--on", "local", "--set", "job.device=cuda", "--", "true"], "nvidia-smi finds no GPU"),
@@ -252,10 +253,10 @@ def test_what_is_refused_leaves_nothing_behind(here: Path, monkeypatch: pytest.M
     assert done.exception.remedy and not (here / "runs").exists()
 
 
-def test_mpirun_starts_no_program(here: Path) -> None:
+def test_mpirun_starts_programs_of_mpi_alone(here: Path) -> None:
     (here / "job.toml").write_text('[program]\ncommand = ["true"]\n')
     done = CliRunner().invoke(cli, ["launch", "job.toml", "--on", "mpi"])
-    assert "--on mpi: is not built for [program]" in str(done.exception)
+    assert "--on mpi: is for programs whose ranks meet through MPI" in str(done.exception)
 
 
 @pytest.mark.parametrize(("command", "found"), [

@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "hpc_mp"
 OTHERS = {
     ("cli/init.py", "job.toml"): "a job file of the user's own, wherever he wants it",
     ("cli/adopt.py", "job.toml"): "a job file of the user's own, wherever he wants it",
+    ("adopt/request.py", "RUN/log"): "what people are told of where a script's logs will lie",
     ("launch/submit/tasks.py", "job.sbatch"): "the script of a submitted Python function, in its own folder",
     ("launch/submit/tasks.py", ".lock"): "the lock of that folder",
     ("lab/cluster.py", "log"): "the logs of a Slurm on one machine",

@@ -217,6 +217,10 @@ ENDINGS = [
     ("silence", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, 5, 5)), "hang", (),
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
+    ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
+        "srun: Force Terminated StepId=3.1", "srun: error: n4: task 7: Killed",
+        "srun: error: n3: task 5: Segmentation fault"), program=True),
+     "crash", (), "rank 5 on n3 was killed by SIGSEGV"),
     ("SIGSEGV of a program", replace(srun("srun: error: n3: task 5: Segmentation fault (core dumped)"), program=True),
      "crash", (), "rank 5 on n3 was killed by SIGSEGV"),
     ("SIGKILL of a program", replace(srun("srun: error: n3: task 5: Killed"), program=True), "signal", (), "SIGKILL"),

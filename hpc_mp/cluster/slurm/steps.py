@@ -27,6 +27,16 @@ def srun_options(ask: Runner = ask) -> frozenset[str] | None:
         return None
 
 
+def mpi_plugins(ask: Runner = ask) -> tuple[str, ...] | None:
+    """The ways in which srun's tasks may meet through MPI (``srun --mpi=list``); None when it does not tell."""
+    try:
+        said = ask(("sh", "-c", "exec srun --mpi=list 2>&1"))  # releases write it to the one or to the other
+    except CommandFailed:
+        return None
+    lines = [line.removeprefix("srun: ").strip() for line in said.splitlines()]
+    return tuple(line for line in lines if re.fullmatch(r"[a-z]\w*", line)) or None
+
+
 def one_task_per_node(step: Sequence[str], nodes: int, command: Sequence[str]) -> list[str] | None:
     """Start ``command`` once on each node of the ranks' step; None when the ranks are not started by srun.
 

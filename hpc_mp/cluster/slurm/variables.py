@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping
 
 # What a scheduler or another launcher left around us says nothing about our ranks.
-FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PALS_|TORCHELASTIC_|"
+FOREIGN = re.compile(r"SLURM_|SLURMD_|SRUN_|PMI|OMPI_|PRTE_|HYDI_|MPI_LOCALN?RANK|PALS_|TORCHELASTIC_|"
                      r"HPC_MP_(EMULATED|LISTEN_FD|TOKEN|SECRET|MPI|LOCAL|STAGED|RUN)$|"
                      r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|NODE_RANK|GROUP_RANK|MASTER_ADDR|MASTER_PORT)$")
 STARTERS = frozenset({"srun", "sbatch", "salloc"})  # programs of Slurm that start ranks, or a job in which they are started

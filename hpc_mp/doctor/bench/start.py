@@ -101,7 +101,7 @@ def on_slurm(spec: BenchSpec, options: Sequence[str], environ: Mapping[str, str]
 
 def on_mpirun(spec: BenchSpec, environ: Mapping[str, str], ask: Runner = ask_mpirun) -> Iterator[Event]:
     """The mpirun on PATH, on the hosts that it knows of. Raises HpcMpError when there is none, and RunFailed."""
-    words = family(ask, "put another one first on PATH")
+    words = family(ask, "put another one first on PATH").options
     settings = {name: value for name, value in environ.items() if name.startswith("OMPI_MCA_")}
     environs = {"OMP_NUM_THREADS": "1", **inherited(environ), **settings, **mpirun_environment()}
     names = sorted(name for name in environs if NETWORKS.match(name))

@@ -16,7 +16,7 @@ from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.interrupts import Interrupts
 from hpc_mp.launch.backends.watch import RanksEnd, judge, watch
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Patience
-from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited, node_name
+from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.placement import RankPlace
@@ -27,6 +27,7 @@ from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.program import rank_variables
+from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.watchdogs import collective_timeout
 from hpc_mp.supervisor.begun import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
@@ -55,7 +56,7 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         listener.say(f"run       {run.path}" + (f" (attempt {number})" if number > 1 else ""))
         attempt = AttemptReader(run, number)
         tasks = len(plan.placement.ranks)
-        names = [node_name(node) for node in range(plan.placement.nodes)]
+        names = [emulated_node(node) for node in range(plan.placement.nodes)]
         say_begun(run, number, plan.placement, names, spec.job.device)
         patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
@@ -120,7 +121,7 @@ def _ranks(plan: ProgramPlan, run: RunDirectory, shared: Mapping[str, str]) -> l
     for place in plan.placement.ranks:
         environ = rank_variables(plan.placement, place.rank, "127.0.0.1", where)
         # Of the process that forks it is the launcher's own search path; the program gets what its user has.
-        environ |= {"PYTHONPATH": shared.get("PYTHONPATH", ""), "SLURMD_NODENAME": node_name(place.node)}
+        environ |= {"PYTHONPATH": shared.get("PYTHONPATH", ""), "SLURMD_NODENAME": emulated_node(place.node)}
         environ |= _gpus(plan, place.node, shared)
         found.append(EmulatedRank(run.rank_log(place.rank), environ))
     return found

@@ -16,6 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.extras import need_train
 from hpc_mp.cluster.node.nvidia_smi import find_gpus
 from hpc_mp.job import AnySpec, ProgramSpec
+from hpc_mp.launch.backends import mpi
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks
 from hpc_mp.launch.backends.emulated_program import start_program
 from hpc_mp.launch.backends.interrupts import Interrupts
@@ -58,7 +59,8 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
     """
     plan, listener = launch.plan, launch.listener
     if isinstance(plan, ProgramPlan):
-        return start_program(launch, plan)
+        by_mpirun = plan.spec.program.start == "mpi"
+        return mpi.start_program(launch, plan, here=True) if by_mpirun else start_program(launch, plan)
     assert isinstance(plan, TrainingPlan)
     if sys.platform != "linux":
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")

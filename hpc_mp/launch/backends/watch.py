@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 import selectors
-import signal
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hpc_mp.base.exit_codes import ending
 from hpc_mp.job.program import Program
 from hpc_mp.launch.backends.interrupts import MEANINGS, Interrupts
 from hpc_mp.launch.emulator.emulator import Emulator, Exit
-from hpc_mp.launch.emulator.slurm_env import node_name
 from hpc_mp.launch.listener import Listener
 from hpc_mp.layout.placement import Placement
-from hpc_mp.rundir.attempt import AttemptReader, last_words
-from hpc_mp.rundir.failures import RankFailure, coordinates, kind_of, kind_of_end, read_failures, root_cause, write_failure
+from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.ends import unsaid_end
+from hpc_mp.rundir.failures import RankFailure, coordinates, read_failures, root_cause, write_failure
 from hpc_mp.rundir.outcome import STOPPED, Cause, State, cause_of
-from hpc_mp.rundir.stacks import before_abort
-from hpc_mp.rundir.tracebacks import last_error
+from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.waits import read_standings
-from hpc_mp.rundir.watchdogs import thrown
 
 POLL_S = 1.0  # between two questions whether the ranks hang
 ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between
@@ -95,7 +91,7 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
                     write_failure(attempt.run, failures[end.rank])
     ends = [*(failures[end.rank] for end in bad), *more]
     failure = root_cause(ends, read_standings(attempt.run, attempt.number), placement.ranks,
-                         [node_name(node) for node in range(placement.nodes)])
+                         [emulated_node(node) for node in range(placement.nodes)])
     if failure is not None and not (ended.asked and failure.kind == "peer"):
         return "failed", cause_of(attempt.run, failure)
     return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
@@ -103,16 +99,7 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
 
 def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
     """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
-    place, of_node = placement.ranks[end.rank], program is not None and program.start == "node"
-    at = coordinates(place) if program is None else ()
-    said = before_abort(attempt.last_lines(end.rank))
-    error = last_error(said) if end.code > 0 and not end.ours else None
-    if error is not None:
-        kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
-    else:
-        what = thrown(said) if end.code == -signal.SIGABRT and program is not None else ""
-        words, how = what or last_words(said), "" if end.ours else ending(end.code)
-        kind = "straggled" if end.ours else kind_of(what) or kind_of_end(end.code, program is not None)
-        text, traceback = "; ".join(filter(None, (how, words and f"its last words: {words}"))), ""
-    return RankFailure(end.rank, node_name(place.node), kind, text, end.time, attempt.number, place=at, traceback=traceback,
-                       of_node=of_node)
+    place = placement.ranks[end.rank]
+    node = emulated_node(place.node)
+    return unsaid_end(attempt, end.rank, node, end.code, end.time, program=program is not None, ours=end.ours,
+                      of_node=program is not None and program.start == "node", at=coordinates(place) if program is None else ())

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.variables import FOREIGN
 from hpc_mp.job import AnySpec
+from hpc_mp.rundir.rank_env import emulated_node
 
 # Of ranks that share one machine. torch asks for the name of ::ffff:127.0.0.1 when it connects, which no name server knows; where
 # one is slow to say so, hundreds of ranks wait for 5 s and try again: the defaults of resolv.conf(5).
@@ -19,10 +20,6 @@ class TaskPlace(NamedTuple):
 
     node: int
     local: int
-
-
-def node_name(node: int) -> str:
-    return f"node{node}"
 
 
 def in_blocks(nodes: int, per_node: int) -> list[TaskPlace]:
@@ -65,7 +62,7 @@ def srun_environments(places: Sequence[TaskPlace], job_id: str, step: Mapping[st
     """
     nodes = 1 + max(place.node for place in places)
     per_node = len(places) // nodes
-    names = compress(map(node_name, range(nodes)))
+    names = compress(map(emulated_node, range(nodes)))
     tasks = str(len(places))
     shared = {
         "SLURM_NTASKS": tasks,
@@ -84,5 +81,5 @@ def srun_environments(places: Sequence[TaskPlace], job_id: str, step: Mapping[st
         "SLURM_PROCID": str(task),
         "SLURM_LOCALID": str(place.local),
         "SLURM_NODEID": str(place.node),
-        "SLURMD_NODENAME": node_name(place.node),
+        "SLURMD_NODENAME": emulated_node(place.node),
     } for task, place in enumerate(places)]

@@ -20,7 +20,6 @@ channel closes, the launcher is dead and every rank is killed; when this process
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import math
@@ -38,11 +37,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpc_mp.base.child import die_with, redirect
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.launch.emulator.channel import EventChannel
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_S = 2.0  # after an abnormal exit in which the others end by themselves: their exits are its echoes
 LAG_S = 60.0  # after an orderly exit until the others are thought to hang, as with srun's --wait=60
 ENDING = (signal.SIGTERM, signal.SIGKILL)  # what the others then get, a second apart
@@ -128,25 +127,6 @@ def fork_rank(rank: int, order: dict[str, Any], listener: int | None) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)  # never back into the zygote's own loop
-
-
-def die_with(parent: int) -> None:
-    """Let the kernel kill this process when ``parent`` ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the kernel was asked
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def redirect(log: Path) -> None:
-    """Nothing on standard input; output and errors appended to ``log``, line by line."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    for source, target in ((nothing, 0), (file, 1), (file, 2)):
-        os.dup2(source, target)
-    os.close(nothing)
-    os.close(file)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 class Ranks:

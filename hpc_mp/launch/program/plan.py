@@ -11,14 +11,19 @@ from hpc_mp.cluster.bandwidth import noted
 from hpc_mp.cluster.slurm.inside import Where
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.job import ProgramSpec
-from hpc_mp.job.resolution import resolved
+from hpc_mp.job.program import meets_through_mpi
+from hpc_mp.job.resolution import ProgramChoices, ResolvedKey, resolved
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.choices import avoided
+from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.plan import JobPlan, Target, fitting, machine_choices
 from hpc_mp.launch.program.launchers import check_command
 from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.plan import RunPlan, Traffic
+
+MPI = "slurm.mpi"
+PLUGINS = ("pmix", "pmi2")  # its values, in the order in which they are taken: Open MPI 5 knows PMIx alone, MPICH both
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,7 @@ class ProgramPlan(JobPlan):
 
     given: ProgramSpec
     spec: ProgramSpec
+    resolution: ProgramChoices
 
 
 def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_version: Version | None = None,
@@ -38,8 +44,9 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
             a GPU that is not there, an environment profile that there is not, a job that could never start.
     """
     check_command(given)
-    if where.place == "mpi":
-        raise HpcMpError("--on mpi", "is not built for [program]", "use --on slurm or --on local")
+    if where.place == "mpi" and given.program.start != "mpi":
+        raise HpcMpError("--on mpi", "is for programs whose ranks meet through MPI",
+                         'set program.start = "mpi", or use --on slurm or --on local')
     if not Path(given.program.directory).is_dir():
         raise HpcMpError(f"program.directory = {toml_value(given.program.directory)}", "is no directory here",
                          "name one that all nodes see")
@@ -47,7 +54,9 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
     gpus = target.gpus(given, facts)
-    choices = machine_choices(given, target, facts, bad, gpus, measured)
+    machine = machine_choices(given, target, facts, bad, gpus, measured)
+    choices = ProgramChoices(machine.device, machine.gpu_request, machine.gpu_type, machine.exclude, machine.profile,
+                             _plugin(given, facts, target))
     exclude = fitting(given, choices, target, facts, bad)
     choices = replace(choices, exclude=exclude)
     placement = place(Degrees(data=given.job.nodes * given.tasks_per_node), "cluster", given.tasks_per_node, "block")
@@ -55,3 +64,27 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     return ProgramPlan(
         given=given, resolution=choices, spec=resolved(given, choices.keys), where=where, placement=placement, device=gpus.device,
         record=record, facts=facts, measured=measured, avoided=avoided(given, exclude, bad), resumes=resumed)
+
+
+def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:
+    """The value of ``slurm.mpi``: the job's own, else the first of those that it may have which the site's srun has.
+
+    Raises:
+        HpcMpError: srun has not the one that is wanted, or none.
+    """
+    wanted, known = given.slurm.mpi, facts.mpi_plugins
+    if not meets_through_mpi(given) or not target.in_script:
+        return ResolvedKey(MPI, wanted)
+    shown = ", ".join(known or ())
+    if wanted != "none":
+        if known is not None and wanted not in known:
+            raise HpcMpError(f"slurm.mpi = {toml_value(wanted)}", f"is none of what this site's srun has: {shown}",
+                             "leave slurm.mpi out, or choose one of these")
+        return ResolvedKey(MPI, wanted)
+    if known is None:
+        return ResolvedKey(MPI, PLUGINS[0], "what most sites have; `srun --mpi=list` did not tell")
+    found = next((name for name in PLUGINS if name in known), None)
+    if found is None:
+        raise HpcMpError('program.start = "mpi"', f"needs one of {', '.join(PLUGINS)}, and this site's srun has {shown}",
+                         'ask the site for Slurm\'s PMIx plug-in, or start mpirun itself by program.start = "node"')
+    return ResolvedKey(MPI, found, f"the first of {', '.join(PLUGINS)} that this site's srun has")

@@ -22,7 +22,8 @@ from hpc_mp.cluster.slurm import submit as slurm
 from hpc_mp.cluster.slurm.job import FINAL, SlurmJob
 from hpc_mp.launch.backends.backend import CallRequest, SubmittedTasks
 from hpc_mp.launch.emulator.emulator import EmulatedRank, Emulator, Exit
-from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, node_name, srun_environments
+from hpc_mp.launch.emulator.slurm_env import EMULATED, in_blocks, inherited, srun_environments
+from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.log_patterns import task_ends
 
 ENTRY = "hpc_mp.launch.submit.worker:emulated"
@@ -122,7 +123,7 @@ class EmulatedTasks(SubmittedTasks):
         return "FAILED" if self._emulator.broken or any(end.code for end in exits) else "COMPLETED"
 
     def why(self) -> str:
-        ends = "; ".join(f"task {end.rank} on {node_name(end.rank // self._per_node)} {ending(end.code)}"
+        ends = "; ".join(f"task {end.rank} on {emulated_node(end.rank // self._per_node)} {ending(end.code)}"
                          for end in self._ended() if end.code)
         return self._emulator.broken or ends or f"it is {self.state()}"
 

