@@ -7,14 +7,12 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.torchrun import IDENTITY
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import shown
 from hpc_mp.job.spec import Job, grace_of
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import NonNegative, PathName, Section, Variable, must
-
-# What tells a rank who it is and where the others are, by the names that torchrun gives them; Lightning reads NODE_RANK.
-IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 Command = Annotated[tuple[str, ...], must(
     "names no program", 'write for example command = ["python", "train.py", "--lr", "1e-3"]',

@@ -165,7 +165,7 @@ def test_a_job_goes_on_after_what_is_no_fault_of_the_program(fault: str, undistu
         happens(lab, run)
         until(lambda: verdict(run) is not None, "the end", 240)
         said = run.main_log.read_text() + run.path.joinpath("history.jsonl").read_text()
-        assert verdict(run).state == "completed" and run.attempt() == 2, said  # type: ignore[union-attr]
+        assert verdict(run).state == "completed" and run.attempt() >= 2, said  # type: ignore[union-attr]
         end = history.history(run)[0]
         assert end.kind in kinds, said
         later = read_json(run.attempt_record)["hosts"]
