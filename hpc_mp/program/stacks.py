@@ -23,6 +23,7 @@ from typing import Any
 
 from hpc_mp.base.files import write_text
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.rank_env import SOURCES
 
 TOOL = "py-spy"
 TOOL_S = 4.0  # a process that does not answer the debugger (in state D, say) must not keep the others waiting
@@ -102,18 +103,25 @@ def processes(run: RunDirectory, attempt: int) -> list[RankProcess]:
         if entry.isdigit():
             with suppress(OSError, ValueError, IndexError):  # it has ended, or is somebody else's
                 environ = dict(word.split("=", 1) for word in _words(entry, "environ") if "=" in word)
-                if environ.get("RANK", "").isdigit() and wanted.items() <= environ.items():
-                    found.append(_process(int(entry), environ))
+                rank = rank_of(environ) if wanted.items() <= environ.items() else None
+                if rank is not None:
+                    found.append(_process(int(entry), rank, environ))
     return sorted(found, key=lambda process: process.pid)
 
 
-def _process(pid: int, environ: Mapping[str, str]) -> RankProcess:
+def rank_of(environ: Mapping[str, str]) -> int | None:
+    """By the name of torchrun's, else by that of MPI's launcher; None for the one command of a node, which is no rank."""
+    names = ("RANK",) if "NODE_RANK" in environ else ("RANK", *(rank for _, _, (rank, _, _) in SOURCES))
+    return next((int(environ[name]) for name in names if name in environ), None)
+
+
+def _process(pid: int, rank: int, environ: Mapping[str, str]) -> RankProcess:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     where = ""
     with suppress(OSError):
         where = Path(f"/proc/{pid}/wchan").read_text(encoding="ascii").strip()
     state = f"state {fields[0]}" + (f" ({where})" if where not in ("", "0") else "")
-    return RankProcess(pid, int(fields[1]), int(environ["RANK"]), tuple(_words(str(pid), "cmdline")), environ, state)
+    return RankProcess(pid, int(fields[1]), rank, tuple(_words(str(pid), "cmdline")), environ, state)
 
 
 def in_order(processes: Sequence[RankProcess]) -> list[RankProcess]:

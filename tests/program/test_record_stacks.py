@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpc_mp.program import stacks
-from hpc_mp.program.stacks import record_stacks
+from hpc_mp.program.stacks import rank_of, record_stacks
 from hpc_mp.rundir import RunDirectory, create_run
 from hpc_mp.rundir.stacks import read_stacks
 from hpc_mp.supervisor.stacks import add_what_logs_say
@@ -42,6 +42,14 @@ def ranks(run: RunDirectory, tmp_path: Path) -> Iterator[list[subprocess.Popen[s
     for process in started:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(("environ", "rank"), [
+    ({"RANK": "3", "NODE_RANK": "1", "SLURM_PROCID": "3"}, 3), ({"OMPI_COMM_WORLD_RANK": "2", "SLURM_STEP_ID": "0"}, 2),
+    ({"SLURM_PROCID": "5"}, 5), ({"NODE_RANK": "1", "SLURM_PROCID": "1"}, None), ({}, None),
+])
+def test_who_a_process_is(environ: dict[str, str], rank: int | None) -> None:
+    assert rank_of(environ) == rank
 
 
 def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
