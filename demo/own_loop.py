@@ -27,6 +27,7 @@ CONFIG = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "int
           "vocab_size": 256, "max_position_embeddings": 64}
 MICROBATCHES, SAMPLES, SEQUENCE, STEPS = 4, 2, 32, 30
 CPU = torch.device("cpu")
+RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ def train() -> list[float]:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    if dist.get_world_size() != RANKS:
+        raise SystemExit(f"{dist.get_world_size()} ranks: two stages by two replicas are {RANKS}; start it with "
+                         f"torchrun --nproc-per-node {RANKS} demo/own_loop.py")
     losses = train()
     if dist.get_rank() == 0:
         print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {STEPS} steps", flush=True)

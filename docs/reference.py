@@ -175,9 +175,18 @@ def commands() -> str:
     return "\n".join(text)
 
 
+def _prose(help_text: str) -> str:
+    """Help in Markdown: a paragraph that click is told (by a backspace before it) to leave in its lines is code."""
+    found = []
+    for paragraph in help_text.split("\n\n"):
+        kept = paragraph.startswith("\b\n")
+        found.append("\n".join(["```", *paragraph[2:].splitlines(), "```"]) if kept else paragraph)
+    return "\n\n".join(found)
+
+
 def _command(command: click.Command, context: click.Context, depth: int) -> list[str]:
     usage = " ".join(piece for piece in command.collect_usage_pieces(context) if piece != "[OPTIONS]")
-    text = [f"{'#' * depth} {context.command_path} {usage}".rstrip(), "", inspect.cleandoc(command.help or ""), ""]
+    text = [f"{'#' * depth} {context.command_path} {usage}".rstrip(), "", _prose(inspect.cleandoc(command.help or "")), ""]
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             inner = command.get_command(context, name)

@@ -15,10 +15,10 @@ from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import KnownShell, what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
-from hpc_mp.adopt.request import Request, read_request
+from hpc_mp.adopt.request import Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
 from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, kind_of, names_in
-from hpc_mp.base.torchrun import IDENTITY
+from hpc_mp.base.programs import IDENTITY
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -73,7 +73,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
         body = _of_shell(script, request, begins, file, arguments)
     else:
         body = _of_another(script, request, begins, file, arguments)
-    tree = job_tree(body.keys, job_directory)
+    tree = job_tree({"job.name": job_name(file.name)} | dict(body.keys), job_directory)  # as sbatch names it
     spec = resolve_any(tree, job_directory)
     assert isinstance(spec, ProgramSpec)  # it has [program]
     check_command(spec)

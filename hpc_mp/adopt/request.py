@@ -179,9 +179,14 @@ def _time(reading: _RequestSoFar, option: Option) -> None:
         reading.note(option, Fate.LOST, "", f"“{value}” is no time that Slurm takes: set job.time_limit")
 
 
+def job_name(text: str) -> str:
+    """The nearest to it that a run's directory may be called."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")[:128] or "job"
+
+
 def _name(reading: _RequestSoFar, option: Option) -> None:
     value = option.value or ""
-    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", value).lstrip("._-")[:128] or "job"
+    plain = job_name(value)
     reading.keep(option, "job.name", plain, *(() if plain == value else (
         "a run's directory has its name: letters, digits, dots, dashes", Fate.REPLACED)))
 

@@ -19,6 +19,8 @@ from hpc_mp.lint.sbatch.statements import CallSite, Statement
 COMMAND, DIRECTORY, ONCE = "ADOPTED_COMMAND", "ADOPTED_DIRECTORY", "ADOPTED_ONCE"
 LAUNCH = 'eval "exec ${' + COMMAND + ':?is set by slurm.setup, which runs on Slurm alone}"'
 ENTER = f'cd "${DIRECTORY}" && '
+# What a login shell reads may set PATH anew, before which an environment of slurm.venv or slurm.conda stands by then.
+PROFILE = "ADOPTED_PATH=$PATH; . /etc/profile; PATH=$ADOPTED_PATH:$PATH"
 _OF_NODES = ("{nodes}", "{node_rank}", "{ranks_per_node}", "{master_addr}", "{master_port}", "{run}")
 _LOOPS = frozenset({"for_statement", "c_style_for_statement", "while_statement"})
 
@@ -107,9 +109,9 @@ def preface(texts: Sequence[str], request: Request, directory: str, arguments: S
     if re.search(r"\bSLURM_SUBMIT_DIR\b", text):
         lines.append(f"SLURM_SUBMIT_DIR={shlex.quote(directory)}")
     if re.search(r"^\s*(module|ml)\b", text, re.MULTILINE):
-        lines.append("type module &>/dev/null || . /etc/profile")
+        lines.append(f"type module &>/dev/null || {{ {PROFILE}; }}")
     elif login:
-        lines.append(". /etc/profile")
+        lines.append(PROFILE)
     if flags:
         lines.append(f"set -{flags}")
     return [*lines, f"cd {shlex.quote(directory)} || exit"]

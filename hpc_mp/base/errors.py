@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+COMMANDS = ("hpc-mp ", "pip ", "sbatch ", "scontrol ", "srun ")  # a remedy that begins so is typed as it stands
+
 
 class HpcMpError(Exception):
     """A mistake in the input that its author can mend. Commands print it and exit 2.
@@ -10,17 +12,20 @@ class HpcMpError(Exception):
         value: what was given, as the user wrote it (``"train.steps = -3"``).
         rule: the rule it breaks (``"must be at least 1"``).
         remedy: what to do (``"set train.steps to the number of optimizer steps"``).
+        several: each mistake for itself, where there are several of which the others are said in short only.
     """
 
-    def __init__(self, value: str, rule: str, remedy: str) -> None:
+    def __init__(self, value: str, rule: str, remedy: str, several: tuple[HpcMpError, ...] = ()) -> None:
         super().__init__(value, rule, remedy)
         self.value = value
         self.rule = rule
         self.remedy = remedy
+        self.several = several
 
     def __str__(self) -> str:
         end = "" if self.remedy.endswith((".", "?", "!")) else "."
-        return f"{self.value}: {self.rule}. {self.remedy[:1].upper()}{self.remedy[1:]}{end}"
+        first = self.remedy[:1] if self.remedy.startswith(COMMANDS) else self.remedy[:1].upper()
+        return f"{self.value}: {self.rule}. {first}{self.remedy[1:]}{end}"
 
 
 class RunFailed(Exception):

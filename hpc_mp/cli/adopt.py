@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -36,6 +37,7 @@ COLOURS = {Fate.KEPT: "green", Fate.REPLACED: "cyan", Fate.DROPPED: "dim", Fate.
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff: bool, force: bool, as_json: bool) -> None:
     text = text_of(script, "job script")
+    _check_kind(script, text)
     path = output or Path("job.toml")
     printed = str(path) == "-"
     base = Path.cwd() if printed else path.absolute().parent
@@ -55,6 +57,17 @@ def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff:
         click.echo(written, nl=False)
     elif output is not None or not diff:
         click.echo(f"\nwrote {path}; look at it, then\n\n    hpc-mp launch {shlex.quote(str(path))} --dry-run\n")
+
+
+def _check_kind(script: Path, text: str) -> None:
+    """Raises HpcMpError for a file that is no job script, and has its own command."""
+    if re.search(r"^#SBATCH\b", text, re.MULTILINE):
+        return
+    if script.suffix == ".toml":
+        raise HpcMpError(str(script), "is a job file, and no job script", f"hpc-mp launch {shlex.quote(str(script))} starts it")
+    if script.suffix == ".py" or re.match(r"#!.*\bpython", text):
+        raise HpcMpError(str(script), "is a Python program, and no job script",
+                         f"hpc-mp run -- python {shlex.quote(str(script))} starts it")
 
 
 def _write(path: Path, text: str, force: bool) -> None:

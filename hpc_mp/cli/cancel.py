@@ -47,6 +47,8 @@ def command(run: Path, whole: bool, now: bool, grace: float, as_json: bool) -> N
 
 def _came_to(seen: RunStatus) -> str:
     """``stopped after step 53; saved …/step-00000040: 13 steps are lost``."""
+    if not seen.steps:  # of a program nobody knows what it has saved
+        return f"{seen.state} after step {seen.step}" if seen.step else seen.state
     unsaved = seen.step - (step_of(seen.checkpoint) if seen.checkpoint is not None else 0)
     saved = f"; saved {seen.checkpoint}" if seen.checkpoint is not None else "; nothing is saved" if seen.step else ""
     return f"{seen.state} after step {seen.step}{saved}" + (f": {lost_words(unsaved)}" if unsaved > 0 else "")

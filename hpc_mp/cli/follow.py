@@ -62,10 +62,14 @@ def _lines(polls: Iterator[Sequence[RunStatus]], line: Callable[[RunStatus], str
     """A line for each run that has changed: its state, what it does, and whether it is late; not for every step."""
     last: Sequence[RunStatus] = ()
     known: dict[object, object] = {}
+    before: dict[object, str | None] = {}
     said = 0.0
     for last in polls:
         silent = time.monotonic() - said >= SILENCE_S
         for each in last:
+            if each.before != before.get(each.run):
+                before[each.run] = each.before
+                click.echo(f"{time.strftime('%H:%M:%S')} {line(each).partition(' ')[0]} before: {each.before}")
             now = (each.state, each.attempt, each.phase, each.late, each.job and each.job.reason, each.checkpoint)
             if known.get(each.run) != now or (silent and _goes_on(each)):
                 known[each.run] = now

@@ -130,7 +130,7 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     if outcome.checkpoint is not None:
         listener.say(f"saved     {outcome.checkpoint}")
     if outcome.best_checkpoint not in (None, outcome.checkpoint):
-        listener.say(f"best      {outcome.best_checkpoint} (exported with --best)")
+        listener.say(f"best      {outcome.best_checkpoint}, by the least held-out loss (hpc-mp export --best takes it)")
     if outcome.report is not None:
         listener.say(f"report    {outcome.report}")
     cause = outcome.cause

@@ -30,7 +30,15 @@ Release = tuple[int, int]
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(files: tuple[Path, ...], kind: Kind | None, slurm_version: str | None, as_json: bool) -> None:
     release = _release(slurm_version)
-    finish([finding for file in files for finding in _lint(file, kind, release)], as_json)
+    found: list[Finding] = []
+    for file in files:
+        try:
+            found += _lint(file, kind, release)
+        except HpcMpError as error:  # the others are judged all the same
+            if len(files) == 1:
+                raise
+            found.append(Finding("file", "error", error.value, f"{error.rule}.", error.remedy, str(file)))
+    finish(found, as_json)
 
 
 def _lint(file: Path, kind: Kind | None, release: Release | None) -> Sequence[Finding]:
@@ -54,14 +62,29 @@ def _sbatch(file: Path, text: str, release: Release | None) -> Sequence[Finding]
 
 
 def _job(file: Path, text: str, release: Release | None) -> Sequence[Finding]:
-    """A job file's checks stop at the first fault."""
+    """Each value that is wrong by itself; where there is none, the first fault of them together."""
     from hpc_mp.job.load import load_sweep
 
     try:
         load_sweep(file)
     except HpcMpError as error:
-        return [Finding("HM801", "error", error.value, f"{error.rule}.", error.remedy, str(file))]
+        return [Finding("HM801", "error", each.value, f"{each.rule}.", each.remedy, str(file), _line_of(each.value, text))
+                for each in error.several or (error,)]
     return []
+
+
+def _line_of(value: str, text: str) -> int | None:
+    """Where the key of a ``train.steps = -3`` stands in a job file; None where it is not written so."""
+    *section, key = value.partition(" = ")[0].split(".")
+    table = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        head = re.match(r"\s*\[([\w.]+)\]", line)
+        table = head[1] if head else table
+        if head and not section and table == key:
+            return number
+        if table == ".".join(section) and re.match(rf"\s*{re.escape(key)}\s*=", line):
+            return number
+    return None
 
 
 def _variables(file: Path, text: str, release: Release | None) -> Sequence[Finding]:

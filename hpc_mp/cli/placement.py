@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import NUMBERINGS
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import SwitchTree, load_topology, order_hosts
 from hpc_mp.layout.placement import (
@@ -21,6 +23,7 @@ from hpc_mp.layout.placement import (
     RankMap,
     Reach,
     normalize_order,
+    numbered,
     place,
     reach_of,
     to_dict,
@@ -54,6 +57,8 @@ class Site:
 @click.option("--ep", "expert", type=int, default=1, show_default=True, help="Expert degree E: blocks inside D × C.")
 @click.option("--order", default="cluster", show_default=True,
               help="Letters D, P, C, T (the right-most varies fastest over ranks), cluster (DPT) or spread (TPD).")
+@click.option("--axes", metavar="NAME", help="The numbers that a program gives its ranks, in this order on nodes: "
+                                            f"{', '.join(NUMBERINGS)}, or letters.")
 @click.option("--rank-map", default="auto", show_default=True, metavar="MAP",
               help="block (node after node), cyclic (rank r on node r mod N), the node of every rank as 0,0,1,1, or "
                    "auto: block, with hosts of one leaf switch side by side.")
@@ -63,13 +68,14 @@ class Site:
 @click.option("--nodes", "nodelist", metavar="HOSTS", help="Hosts of the nodes, as n[1-4]; default: the topology's first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def command(
-    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, rank_map: str, ranks_per_node: int,
-    topology: Path | None, nodelist: str | None, as_json: bool,
+    tensor: int, pipeline: int, data: int, context: int, expert: int, order: str, axes: str | None, rank_map: str,
+    ranks_per_node: int, topology: Path | None, nodelist: str | None, as_json: bool,
 ) -> None:
     degrees, nodes = Degrees(tensor, pipeline, data, context, expert), _rank_map(rank_map)
-    chosen = place(degrees, order, ranks_per_node, nodes)
+    chosen = (place(degrees, order, ranks_per_node, nodes) if axes is None
+              else numbered(degrees, axes, order, ranks_per_node, nodes))
     letters = dict.fromkeys([*(normalize_order(each, context) for each in ORDERS), chosen.order])
-    placements = [place(degrees, each, ranks_per_node, nodes) for each in letters]
+    placements = [chosen if each == chosen.order else place(degrees, each, ranks_per_node, nodes) for each in letters]
     if nodelist is not None and topology is None:
         raise HpcMpError(f"--nodes {nodelist}", "has no effect without --topology", "add --topology FILE")
     site = None if topology is None else _site(chosen, load_topology(topology), nodelist)
@@ -77,7 +83,7 @@ def command(
         click.echo(json.dumps(_tree(chosen, placements, site)))
         return
     console = Console(highlight=False)
-    console.print(f"[bold]{degrees.world} ranks on {chosen.nodes} nodes, order {chosen.order}[/] "
+    console.print(f"[bold]{counted(degrees.world, 'rank')} on {counted(chosen.nodes, 'node')}, order {chosen.order}[/] "
                   f"(T {tensor} × P {pipeline} × C {context} × D {data}, E {expert})\n")
     console.print(picture(chosen, hosts=site.hosts, tree=site.tree) if site else picture(chosen))
     console.print("colour: pipeline stage; bold: every second tensor group\n")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from hpc_mp.base.text import data_size, duration, loss_words
+from hpc_mp.cluster.slurm.job import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
 
@@ -61,6 +62,9 @@ class TerminalListener(Listener):
         self._bar = None
 
 
+QUEUED = frozenset(state.lower() for state in WAITING)
+
+
 class _StepLines:
     """What a log gets in place of a bar: a line every 30 s."""
 
@@ -70,6 +74,8 @@ class _StepLines:
 
     def update(self, status: RankStatus | None, steps: Sequence[StepMetrics]) -> None:
         self._recent.extend(steps)
+        if status is not None and status.phase in QUEUED:  # the steps were those of an attempt that is over
+            self._recent.clear()
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + LINE_S
             click.echo(f"{time.strftime('%H:%M:%S')} {self._words(status)}", err=True)

@@ -19,7 +19,7 @@ from hpc_mp.launch.launch import LaunchRequest, preview
 from hpc_mp.launch.program.sizes import size_of
 from hpc_mp.launch.render import site_defaults
 
-ON = ("auto", "slurm", "local")
+ON = ("auto", "slurm", "local", "mpi")
 
 
 @click.command(help="Start any distributed program: COMMAND runs once for every rank, with the variables that torchrun sets, on "
@@ -66,7 +66,8 @@ def _job(words: tuple[str, ...], nodes: int | None, ranks_per_node: int | None, 
     """The job that the command line means, and where the sizes are from that it leaves out."""
     given: dict[str, Any] = {"name": name or name_of(words)}
     job = ProgramSpec(job=Job(**given), program=Program(command=words, directory=str(Path.cwd())))
-    first = load_sweep(job, overrides, site_defaults(Path.cwd()))[0]
+    sized = [text for text in overrides if not re.match(r"\s*(parallel\.|program\.axes\b)", text)]  # the others need the sizes
+    first = load_sweep(job, sized, site_defaults(Path.cwd()))[0]
     assert isinstance(first, ProgramSpec)
     fixed = {text.partition("=")[0].strip() for text in overrides}
     size = size_of(first, nodes if "job.nodes" not in fixed else first.job.nodes,

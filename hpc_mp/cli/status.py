@@ -13,7 +13,7 @@ import click
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import ago, data_size, duration, loss_words
 from hpc_mp.cli.follow import follow
-from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.find import find_all, job_of, listing, runs_below
@@ -128,6 +128,9 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         yield "before", seen.before
     if seen.job is not None:
         yield "job", _job(seen.job)
+        if seen.job.state == UNKNOWN:
+            why = f" ({seen.job.reason})" if seen.job.reason else ""
+            yield "slurm", f"does not answer{why}: `scontrol ping` tells when it does again"
         if seen.job.waits and seen.job.reason:
             yield "waits", f"{seen.job.reason}: {seen.job.meaning}" if seen.job.meaning else seen.job.reason
             if seen.job.remedy:
@@ -145,7 +148,7 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         unsaved = seen.step - step_of(seen.checkpoint)
         lost = f" ({lost_words(unsaved)})" if seen.ended and unsaved > 0 else ""
         yield "saved", f"{seen.checkpoint}{lost}"
-    elif seen.ended and seen.step:
+    elif seen.ended and seen.step and seen.steps:  # nobody knows what a program has saved
         yield "saved", f"nothing: {lost_words(seen.step)}"
     if seen.best is not None:
         yield "best", f"{seen.best.path}, held out {loss_words(seen.best.loss)}"

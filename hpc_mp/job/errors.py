@@ -42,12 +42,17 @@ def wrong(rule: str, remedy: str) -> PydanticCustomError:
 def explain(error: ValidationError, model: type[BaseModel]) -> HpcMpError:
     """Pydantic's findings about ``model`` in our form: the first in full, some of the others in short."""
     found = sorted(error.errors(include_url=False), key=lambda e: e["type"] != "extra_forbidden")  # they explain others
-    (value, rule, remedy), *others = (_problem(dict(e), model) for e in found)
+    problems = [_problem(dict(e), model) for e in found]
+    meant = {word for _, rule, remedy in problems if rule.startswith("is no key") for word in re.findall(r"'(\w+)'\?", remedy)}
+    kept = [each for each in problems if each[1] != "is required" or each[0] not in meant]  # it stands there, misspelt
+    (value, rule, remedy), *others = kept
+    several = tuple(HpcMpError(*each) for each in kept) if others else ()
     if others:
-        remedy += ". Also wrong: " + "; ".join(f"{value}: {rule}" for value, rule, _ in others[:MOST_OTHERS])
+        end = "" if remedy.endswith(("?", ".", "!")) else "."
+        remedy += f"{end} Also wrong: " + "; ".join(f"{value}: {rule}" for value, rule, _ in others[:MOST_OTHERS])
     if len(others) > MOST_OTHERS:
         remedy += f"; and {len(others) - MOST_OTHERS} more"
-    return HpcMpError(value, rule, remedy)
+    return HpcMpError(value, rule, remedy, several)
 
 
 def shown(value: Any) -> str:
@@ -102,7 +107,7 @@ def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
     homes = [name for name, keys in sections.items() if key in keys]
     rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:
-        return rule, (f"{key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
+        return rule, (f"move it: {key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
                       f"on the command line --set {homes[0]}.{key}=…")
     known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
     return key_here(key, dotted(parents), known) or (

@@ -35,7 +35,7 @@ OTHERS = {  # what people give in place of a job file, by its suffix
 
 AnySpec = JobSpec | ProgramSpec
 Spec = TypeVar("Spec", JobSpec, ProgramSpec)
-OWN = ("model", "data", "parallel", "train", "evaluate", "checkpoint")  # tables of a training, which a program knows nothing of
+OWN = ("model", "data", "train", "evaluate", "checkpoint")  # tables of a training, which a program knows nothing of
 
 # What an override takes the place of beside its own key: a job says one of the two.
 INSTEAD = {"train.epochs": "steps", "train.steps": "epochs", "model.pretrained": "config"}
@@ -76,6 +76,7 @@ def load_sweep(
     written = _parse(job) if isinstance(job, Path) else job.model_dump(mode="json", exclude_unset=True, exclude_none=True)
     base = job.resolve().parent if isinstance(job, Path) else Path.cwd()
     tree = reduce(_override, overrides, dict(under(defaults, written)))
+    _refuse_contradiction(overrides)
     spec = resolve_any(tree, base, before_arithmetic)
     runs = runs_of(spec.sweep)
     swept = {key for values in runs for key in values}
@@ -84,6 +85,16 @@ def load_sweep(
             raise HpcMpError(f"--set {text}", f"has no effect: each run of the sweep has its own {key}",
                              "leave it out, or change [sweep]")
     return tuple(_run_of(tree, base, number, values) for number, values in enumerate(runs)) or (spec,)
+
+
+def _refuse_contradiction(overrides: Sequence[str]) -> None:
+    """Of two keys that stand in each other's place the command line may say one."""
+    said = {text.partition("=")[0].strip(): text for text in overrides}
+    for key, other in INSTEAD.items():
+        both = f"{key.rpartition('.')[0]}.{other}"
+        if key in said and both in said:
+            raise HpcMpError(f"--set {said[key]} --set {said[both]}", f"says both {key} and {both}, of which a job has one",
+                             "leave one of the two out")
 
 
 def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) -> AnySpec:
@@ -154,7 +165,10 @@ def _parse(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise HpcMpError(value, "is not UTF-8 text", "save it as UTF-8") from None
     except tomllib.TOMLDecodeError as error:
-        raise HpcMpError(value, f"is not valid TOML ({error})", OTHERS.get(path.suffix, "mend that line")) from None
+        twice = "Cannot overwrite" in str(error) or "twice" in str(error)
+        said = str(error).replace("Cannot overwrite a value", "Cannot overwrite a value: a key stands there for the second time")
+        line = "mend that line: leave one of the two out" if twice else "mend that line"
+        raise HpcMpError(value, f"is not valid TOML ({said})", OTHERS.get(path.suffix, line)) from None
     except ValueError:  # from Python's int
         raise HpcMpError(value, "holds a number of thousands of digits", "write a smaller number") from None
     except RecursionError:

@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.torchrun import IDENTITY
+from hpc_mp.base.programs import IDENTITY, NUMBERINGS
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import shown
 from hpc_mp.job.spec import Job, grace_of
 from hpc_mp.job.sweep import Sweep
-from hpc_mp.job.values import NonNegative, PathName, Section, Variable, must
+from hpc_mp.job.values import Count, Line, NonNegative, Order, PathName, RankMap, Section, Variable, must
+
+Axes = Annotated[Line, must(
+    f"must be one of {', '.join(NUMBERINGS)}, or a permutation of the letters DPT or DPCT", "write for example \"megatron\"",
+    lambda name: name in NUMBERINGS or sorted(name) in (sorted("DPT"), sorted("DPCT")))]
 
 Command = Annotated[tuple[str, ...], must(
     "names no program", 'write for example command = ["python", "train.py", "--lr", "1e-3"]',
@@ -35,6 +39,10 @@ class Program(Section):
     command that starts `job.ranks_per_node` ranks there itself; `{nodes}`, `{node_rank}`, `{ranks_per_node}`, `{master_addr}`,
     `{master_port}` and `{run}` in it are replaced. `"mpi"`: once for every rank, which meet through MPI and find none of
     torchrun's variables. Example: `"node"`."""
+    axes: Axes | None = None
+    """How the program makes tensor, pipeline and data groups of rank numbers: `"megatron"`, `"deepspeed"`, `"nanotron"`,
+    `"torchtitan"`, or letters as of `parallel.order` (right-most varies fastest). With it `[parallel]` says how large they are,
+    and in which order they lie on nodes. Example: `"megatron"`."""
     resumes: bool = False
     """Whether a later attempt goes on from what an earlier one has saved (`HPC_MP_RESUME` is 1 there). With `true` the job is
     queued again after the time limit, whatever its ranks end with; else that ends it, unless the first rank to end does so with
@@ -49,11 +57,30 @@ class Program(Section):
     """Seconds in which no rank prints a line until they count as hung; 0 = never. Example: `600`."""
 
 
+class ProgramParallel(Section):
+    """The axes of a program that has them (`program.axes`): how large they are, and how they lie on nodes."""
+
+    tensor: Count = 1
+    """Ranks of a tensor group, which talk most: keep them inside a node. Example: `8`."""
+    pipeline: Count = 1
+    """Stages. Example: `4`."""
+    context: Count = 1
+    """Ranks that share a sample's tokens. Example: `2`."""
+    data: Count | None = None
+    """Replicas. Left out: as many as there are, ranks / (tensor x pipeline x context). Example: `2`."""
+    order: Order = "auto"
+    """Letters D, P, C, T, `"cluster"` = DPT or `"spread"` = TPD: each rank number is given to a process where this order would
+    have its coordinates. `auto`: as the program numbers its ranks. Example: `"cluster"`."""
+    rank_map: RankMap = "auto"
+    """`"block"`, `"cyclic"`, or the node of every rank. Example: `[1, 1, 0, 0]`."""
+
+
 class ProgramSpec(Section):
     """A whole job file with ``[program]``. Frozen; every value is either given or has the default shown here."""
 
     job: Job = Job()
     program: Program
+    parallel: ProgramParallel = ProgramParallel()
     sweep: Sweep = Sweep()
     slurm: Slurm = Slurm()
     environment: Environment = Environment()
@@ -62,6 +89,11 @@ class ProgramSpec(Section):
     @property
     def ranks(self) -> int:
         return self.job.nodes * self.job.ranks_per_node
+
+    @property
+    def data_degree(self) -> int:
+        """Replicas."""
+        return self.ranks // (self.parallel.tensor * self.parallel.pipeline * self.parallel.context)
 
     @property
     def grace(self) -> int:
@@ -100,7 +132,30 @@ def check_program(spec: ProgramSpec) -> None:
         value = getattr(table, name)
         if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
+    _check_axes(spec)
     for name in spec.program.environment:
         if name in IDENTITY or name.startswith("HPC_MP_"):
             raise HpcMpError(f"program.environment.{name}", "tells each rank who it is, and every rank has another value"
                              if name in IDENTITY else "belongs to hpc-mp", "leave it out")
+
+
+def _check_axes(spec: ProgramSpec) -> None:
+    """Refuse axes of a program that numbers its ranks nobody knows how, or that are not as many ranks. Raises HpcMpError."""
+    p = spec.parallel
+    given = [name for name, field in ProgramParallel.model_fields.items() if getattr(p, name) != field.default]
+    if spec.program.axes is None:
+        if given:
+            raise HpcMpError(f"[parallel] {', '.join(given)}",
+                             "says nothing of a program of which nobody knows how it numbers its ranks",
+                             f"set program.axes: {', '.join(NUMBERINGS)} or letters; or leave [parallel] out")
+        return
+    if spec.program.start != "rank":
+        raise HpcMpError(f"program.axes = {shown(spec.program.axes)} with program.start = {shown(spec.program.start)}",
+                         "has no effect: rank numbers are given by somebody else there",
+                         'set program.start = "rank", or leave axes out')
+    cut = p.tensor * p.pipeline * p.context
+    sizes = f"tensor({p.tensor}) × pipeline({p.pipeline})" + (f" × context({p.context})" if p.context > 1 else "")
+    if spec.ranks % cut or (p.data is not None and cut * p.data != spec.ranks):
+        whole = sizes + (f" × data({p.data})" if p.data is not None else "")
+        raise HpcMpError(f"[parallel] {whole}", f"does not make the {spec.ranks} ranks of nodes({spec.job.nodes}) × "
+                         f"ranks_per_node({spec.job.ranks_per_node})", "change these numbers until the products agree")

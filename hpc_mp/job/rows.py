@@ -50,7 +50,8 @@ def row_parts(line: bytes) -> list[tuple[str, bool]]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UnusableRow(str(error)) from None
+        said = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise UnusableRow(said) from None
     match row:
         case {"text": _, "prompt": _} | {"text": _, "completion": _}:
             raise UnusableRow("it holds both a text and a prompt or completion")

@@ -40,6 +40,10 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
         RunFailed: Slurm refuses, or what runs cannot be ended from here.
         OSError: a run directory cannot be written.
     """
+    if silent := [now.job for now in runs.values() if now.state == "unknown" and now.job is not None]:
+        why = f" ({silent[0].reason})" if silent[0].reason else ""
+        raise RunFailed(f"Slurm does not answer{why}, and it alone can end job {', '.join(job.id for job in silent)}: try again when "
+                        "`scontrol ping` answers")
     waiting = [job.id for now in runs.values() for job in (now.job, *now.successors) if job is not None and job.waits]
     if waiting:
         cancel(waiting)

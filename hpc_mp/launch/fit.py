@@ -209,7 +209,7 @@ def _needs(spec: AnySpec, part: JobComponent, limits: PartitionLimits) -> list[N
         needs.append(NodeNeed(
             f"slurm.extra.{key} = {shown(part.extra[key])}", amount,
             lambda kind: kind.memory if kind.memory > UNSET_MEMORY else None, memory_size,
-            lambda most: f"ask for less ({memory_size(most)} on a node), {elsewhere}"))
+            lambda most: f"write {most // 2**20 // (1 if key == 'mem' else ranks * each)} or less, in MB, {elsewhere}"))
     return needs
 
 

@@ -27,7 +27,7 @@ from hpc_mp.launch.program.summary import describe_program
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
 from hpc_mp.launch.run_files import check_writable, next_runs, script
-from hpc_mp.launch.summary import describe
+from hpc_mp.launch.summary import describe, table
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
@@ -141,7 +141,7 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
     else:
         outcome = start(plans[0], summary)
     if plans[0].where.missed:
-        listener.say(f"ran       {backend.target.title}, not on a cluster: {plans[0].where.missed}")
+        listener.say(table({"ran": f"{backend.target.title}, not on a cluster: {plans[0].where.missed}"}))
     return outcome
 
 

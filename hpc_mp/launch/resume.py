@@ -99,7 +99,7 @@ def hold(run: RunDirectory) -> Iterator[int]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise HpcMpError(f"run {run.path}", "is still going on, or another launch resumes it",
-                             "wait for its end, or stop it with Ctrl-C where it was launched") from None
+                             f"wait for its end, or end it with `hpc-mp cancel {run.path}`") from None
         except OSError as error:  # Lustre, for one, may be mounted without locks
             warnings.warn(f"no lock on {run.path} ({error.strerror}): do not resume it twice at once", stacklevel=3)
         yield lock

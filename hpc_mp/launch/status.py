@@ -22,7 +22,7 @@ from hpc_mp.job import JobSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.attempt import AttemptReader
+from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
@@ -38,6 +38,7 @@ LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as 
 SLOW_PHASES = ("saving", "evaluating")  # of rank 0, between two steps
 AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
 GOES_ON = ("pending", "running", "unknown")
+UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 UNREADABLE = "unreadable"  # the state, in a list, of a run whose job file this release does not understand
 
 
@@ -58,7 +59,7 @@ class RunStatus:
         checkpoint: the newest one.
         cause: of a failure.
         late: whether its step takes much longer than those before it; there is no ``eta`` then.
-        before: of a run that goes on or is to go on, how its last attempt ended, in words; None where nothing went wrong.
+        before: how the attempt ended after which it was started again, or is to be; None where there was none.
         sweep: its place in the sweep that it belongs to; None where it belongs to none.
         usage: what it has cost.
         plan: what was predicted and chosen; None for ranks that were started by hand.
@@ -161,9 +162,9 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,
         late=late,
-        before=_before(run, attempt) if state in GOES_ON else None,
+        before=_before(run, attempt, job) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
-        usage=usage(run, time.time() if state in GOES_ON else None),
+        usage=usage(run, time.time() if state in ("pending", "running") else None, waits=state == "pending"),
         plan=read_plan(run),
         excluded=read_exclusions(run.excluded) if job is not None and not job.ended else (),
         best=best_checkpoint(run))
@@ -215,11 +216,13 @@ def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | Non
     return "stopped" if phase == "stopped" else None
 
 
-def _before(run: RunDirectory, attempt: int) -> str | None:
+def _before(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str | None:
     """How the attempt ended after which the run was, or is to be, started again."""
     ended = next((end for end in reversed(known_history(run)) if end.attempt == attempt and end.action in AGAIN), None)
     if ended is not None:
         return f"attempt {attempt}, saved up to step {ended.step}: {ended.message}"
+    if job is not None and job.waits and job.restarts and run.attempt_record.exists():
+        return f"attempt {attempt}: Slurm has ended it and queued its job again, as where one of its nodes fails"
     if attempt == 1:
         return None
     last, said = cause(run, attempt - 1), verdict(run, attempt - 1)
@@ -233,6 +236,17 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
         return found.message
     if job is None:
         return "it ended without a word: its launcher was killed, or its machine went down"
+    if (unstarted := unstarted_words(run, job)) is not None:
+        return f"Slurm job {job.id} ended as {job.state}: {unstarted}"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
     reason = f" ({job.meaning or job.reason})" if job.reason else ""
-    return f"Slurm job {job.id} ended as {job.state}{code}{reason}"
+    words = last_words(tail(run.slurm_log(job.id)))
+    return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {words}" if words else "")
+
+
+def unstarted_words(run: RunDirectory, job: SlurmJob) -> str | None:
+    """What to look at where a node could not open the script or its log; None where it could."""
+    log = run.slurm_log(job.id)
+    if job.reason != UNSTARTED or log.exists():
+        return None
+    return f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"

@@ -3,6 +3,7 @@ who asks, the defaults."""
 
 from __future__ import annotations
 
+import os
 import textwrap
 from collections.abc import Mapping
 
@@ -70,13 +71,23 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
     note = without_effect(plan.given, plan.where.place)
     if note is not None:
         rows["note"] = note
-    return table(rows)
+    return table(rows | unseen(plan))
+
+
+def unseen(plan: JobPlan) -> dict[str, str]:
+    """A row about what the job script needs and this machine has not: the nodes may have it, and nobody can look from here."""
+    slurm = plan.given.slurm
+    wanted = {"slurm.venv": slurm.venv and f"{slurm.venv}/bin/activate", "slurm.python": slurm.python,
+              "slurm.container": slurm.container}
+    absent = [f"{key}: {path}" for key, path in wanted.items()
+              if path and path.startswith("/") and not os.path.exists(path)] if plan.where.place in SCRIPT else []
+    return {"unseen": f"{'; '.join(absent)} is not there on this machine; every node must have it"} if absent else {}
 
 
 def where_row(plan: JobPlan, title: str) -> str:
     """``nodes(2) × ranks_per_node(4) = 8 ranks``, and where."""
     job, ranks = plan.spec.job, plan.spec.ranks
-    return f"nodes({job.nodes}) × ranks_per_node({job.ranks_per_node}) = {ranks} ranks, {title} ({plan.where.why})"
+    return f"nodes({job.nodes}) × ranks_per_node({job.ranks_per_node}) = {counted(ranks, 'rank')}, {title} ({plan.where.why})"
 
 
 def table(rows: Mapping[str, str]) -> str:

@@ -141,14 +141,14 @@ def _words(outcome: Outcome) -> str:
 
 
 def best_runs(seen: Sequence[RunStatus]) -> Mapping[Path, str]:
-    """The best run of each sweep that is listed, with what it is the best by."""
+    """The best run of each sweep that is listed and has ended, with what it is the best by."""
     sweeps: dict[tuple[Path, str], list[RunStatus]] = {}
     for each in seen:
         if each.sweep is not None:
             sweeps.setdefault((each.run.parent, each.sweep.first), []).append(each)
     found = {}
     for runs in sweeps.values():
-        best = best_of((each.loss, _held_out(each)) for each in runs)
+        best = best_of((each.loss, _held_out(each)) for each in runs) if all(each.ended for each in runs) else None
         if best is not None:
             found[runs[best[0]].run] = best[1]
     return found

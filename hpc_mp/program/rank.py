@@ -16,13 +16,21 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import IDENTITY
 from hpc_mp.base.text import counted
-from hpc_mp.base.torchrun import IDENTITY
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.program.guard import guard
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
-from hpc_mp.rundir.program import ProgramCommand, filled_in, node_variables, rank_variables, read_program, run_variables
+from hpc_mp.rundir.program import (
+    ProgramCommand,
+    axis_variables,
+    filled_in,
+    node_variables,
+    rank_variables,
+    read_program,
+    run_variables,
+)
 from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name
 
 EMULATED = "HPC_MP_EMULATED"
@@ -47,9 +55,10 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     program = read_program(run.program)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
     if program.mpi:
-        own: Mapping[str, str] = {}
+        own: dict[str, str] = {}
     elif program.ranks_per_node is None:
         own = rank_variables(placement, who.rank, *meeting)
+        own |= axis_variables(placement, who.rank, run.placement) if program.axes else {}
     else:
         own = node_variables(placement, placement.ranks[who.rank].node, *meeting)
         program = replace(program, command=filled_in(program, run.path, own))

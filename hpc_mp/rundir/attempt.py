@@ -70,6 +70,16 @@ def last_words(lines: Sequence[str]) -> str:
 TAIL = 1 << 16  # bytes of a log in which its last lines are looked for
 
 
+def tail(path: Path) -> list[str]:
+    """The last lines of a log, the first of them perhaps in part; none where there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            return file.read().decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+
+
 class AttemptReader:
     """The files of an attempt, and of those that Slurm makes of it by queueing the job again; earlier ones are passed over."""
 
@@ -99,9 +109,4 @@ class AttemptReader:
 
     def last_lines(self, rank: int) -> list[str]:
         """The last lines in the log of a rank, the first of them perhaps in part; none when it has said nothing."""
-        try:
-            with open(self.run.rank_log(rank), "rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-                return file.read().decode(errors="replace").split("\n")
-        except FileNotFoundError:
-            return []
+        return tail(self.run.rank_log(rank))

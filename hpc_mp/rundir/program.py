@@ -25,6 +25,7 @@ class ProgramCommand:
         directory: in which it runs.
         environment: variables of its own.
         ranks_per_node: that it starts itself on every node, where it is started once per node; None: it is started once per rank.
+        axes: whether it has axes, of which its ranks are told their coordinates.
         mpi: whether its ranks meet through MPI, which tells each of them who it is.
         signal: that asks it to stop, by its name without SIG.
         stop_codes: by which it says that it has saved.
@@ -34,6 +35,7 @@ class ProgramCommand:
     directory: str
     environment: dict[str, str]
     ranks_per_node: int | None = None
+    axes: bool = False
     mpi: bool = False
     signal: str = "TERM"
     stop_codes: tuple[int, ...] = ()
@@ -43,8 +45,8 @@ def write_program(path: Path, spec: ProgramSpec) -> None:
     """For the eyes of the run's owner: arguments and variables may be passwords. Raises OSError."""
     given = spec.program
     itself = spec.job.ranks_per_node if given.start == "node" else None
-    command = ProgramCommand(given.command, given.directory, given.environment, itself, given.start == "mpi", given.signal,
-                             given.stop_codes)
+    command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
+                             given.start == "mpi", given.signal, given.stop_codes)
     write_text(path, render_json(asdict(command)), opener=owners)
 
 
@@ -71,6 +73,14 @@ def rank_variables(placement: Placement, rank: int, address: str, port: str) -> 
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
+
+
+def axis_variables(placement: Placement, rank: int, file: Path) -> dict[str, str]:
+    """The coordinates of a rank on the program's axes, how large these are, and the file that has those of all ranks."""
+    place, degrees = placement.ranks[rank], placement.degrees
+    sizes = {"tp": degrees.tensor, "pp": degrees.pipeline, "cp": degrees.context, "dp": degrees.data}
+    at = {f"HPC_MP_{axis.upper()}_RANK": str(getattr(place, axis)) for axis in sizes}
+    return at | {f"HPC_MP_{axis.upper()}_SIZE": str(size) for axis, size in sizes.items()} | {"HPC_MP_PLACEMENT": str(file)}
 
 
 def node_variables(placement: Placement, node: int, address: str, port: str) -> dict[str, str]:

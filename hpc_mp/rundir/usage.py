@@ -46,8 +46,13 @@ class Usage:
         return ", ".join(filter(None, parts))
 
 
-def usage(run: RunDirectory, until: float | None) -> Usage:
-    """Until ``until`` (unix seconds) for a run that goes on; until its end, as far as the run directory tells, with None."""
+def usage(run: RunDirectory, until: float | None, waits: bool = False) -> Usage:
+    """What a run has cost.
+
+    Args:
+        until: unix seconds, for a run that goes on; None: until its end, as far as the run directory tells.
+        waits: whether nothing of it runs now, as its job is in the queue.
+    """
     number = run.attempt()
     starts = read_records(run.ranks, RankStart)
     ends = known_history(run)
@@ -63,7 +68,10 @@ def usage(run: RunDirectory, until: float | None) -> Usage:
             queue_s += max(0.0, until - queued) if until is not None and attempt == number else 0.0
             continue
         began = record.time if record is not None else min(start.time for start in mine.values())
-        end = until if until is not None and attempt == number else _end(run, attempt, number, began, ends, lost.values())
+        goes_on = until is not None and attempt == number
+        end = until if until is not None and goes_on and not waits else _end(run, attempt, number, began, ends, lost.values())
+        if until is not None and goes_on and waits:
+            queue_s += max(0.0, until - end)
         seconds = max(0.0, end - began)
         node_s += seconds * (len(record.hosts if record is not None else ()) or len({start.node for start in mine.values()}))
         gpu_s += seconds * sum(start.device not in ("", "cpu") for start in mine.values())
@@ -119,10 +127,9 @@ def _sizes(path: Path) -> Iterator[int]:
 
 def _end(run: RunDirectory, attempt: int, newest: int, began: float, ends: Sequence[AttemptEnd],
          lost: Iterable[StepMetrics]) -> float:
-    """When an attempt ended: as its supervisor says; else as its verdict is old, which copies keep; else after its steps. That an
-    attempt has vanished is written down only when the next one begins."""
+    """When an attempt ended: as its supervisor says; else as its verdict is old, which copies keep; else after its steps."""
     for end in ends:
-        if end.attempt == attempt and end.action != "resume" and end.kind != "vanished":
+        if end.attempt == attempt and end.action != "resume":
             return end.time
     with suppress(OSError):
         return run.of_attempt(attempt).outcome.stat().st_mtime

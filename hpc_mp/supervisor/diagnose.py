@@ -100,6 +100,7 @@ MORE_EXACT = frozenset({"memory", "hardware", "space", "network"})
 KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
+CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave slurm.container out"
 LAST_LINES = 100  # of a node's log in which a program's words are about its end
 LABEL = re.compile(r"^ *(\d+): (.*)$")
 
@@ -217,7 +218,7 @@ def _who(symptom: Symptom, evidence: Evidence) -> str:
         return f"node {symptom.host}"
     if symptom.rank is not None:
         place = evidence.places.get(symptom.rank)
-        shown = coordinates(place) if place and not evidence.program else ()  # a program's ranks are all alike
+        shown = coordinates(place) if place and (evidence.axes or not evidence.program) else ()
         return who(symptom.rank, shown, symptom.host)
     if symptom.task is not None:
         return f"task {symptom.task}" + (f" on {symptom.host}" if symptom.host else "")
@@ -402,8 +403,13 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
                 found.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
     everywhere = set(found) == set(evidence.hosts)
     for host, text in found.items():
-        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {REMEDY}"
+        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {_bring(text)}"
         yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
+
+
+def _bring(text: str) -> str:
+    """What brings a thing that all nodes lack."""
+    return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
 
 
 def _last_error(evidence: Evidence) -> Symptom | None:

@@ -48,6 +48,7 @@ class Evidence:
         resident: bytes of memory by rank, as each wrote last.
         run: whose logs they are.
         hang: of a program whose ranks were ended for their silence.
+        axes: whether a program's ranks have coordinates, as it has said how it numbers them.
         program: whether ranks are somebody's program, whose words may speak of anything.
         of_node: whether each of them is the one command of a node, which numbers its ranks itself.
     """
@@ -68,6 +69,7 @@ class Evidence:
     run: RunDirectory | None = None
     hang: Hang | None = None
     program: bool = False
+    axes: bool = False
     of_node: bool = False
 
     def ranks_on(self, host: str | None) -> list[int]:
@@ -140,6 +142,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         run=run,
         hang=hang,
         program=isinstance(attempt.spec, ProgramSpec),
+        axes=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.axes is not None,
         of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
     )
 

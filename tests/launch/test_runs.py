@@ -220,10 +220,11 @@ def test_a_vanished_attempt_costs_its_steps_and_not_the_wait_for_the_next(here: 
     run = made(here, "7", steps=5, age=9000)
     began = run.job.stat().st_mtime
     started(run, 1, 1, began, device="cpu")
-    write_end(run, AttemptEnd("7.0", 1, 0, "vanished", "attempt 1 ended without a word", (), "requeue", began + 7200))
+    write_end(run, AttemptEnd("7.0", 1, 0, "vanished", "it ended without a word", (), "requeue", began + 10))
     run.put_away(1).mkdir()
     os.link(run.job, run.of_attempt(1).job)
-    assert usage(run, None).node_hours == pytest.approx(10 / 3600) and usage(run, None).gpu_hours == 0
+    cost = usage(run, began + 7200, waits=True)
+    assert cost.node_hours == pytest.approx(10 / 3600) and cost.gpu_hours == 0 and cost.queue_s == pytest.approx(7190, abs=5)
 
 
 def test_a_restart_says_what_it_came_after(here: Path) -> None:
@@ -235,7 +236,7 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
     queued(here, "7|RUNNING|N/A|n1|1|0|None|")
     assert "before    attempt 1: rank 3 on n2 was killed by SIGKILL\n" in call("status", "7").stdout
     write_json(run.outcome, {"attempt": 2, "state": "completed", "cause": None})
-    assert seen(run, []).before is None
+    assert seen(run, []).before == "attempt 1: rank 3 on n2 was killed by SIGKILL", "its end does not hide it"
 
 
 @pytest.mark.parametrize(("age", "phase", "late"), [

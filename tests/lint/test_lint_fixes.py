@@ -111,7 +111,7 @@ EDITS: dict[str, Edit] = {
     r"^(srun --ntasks-per-node=1) torchrun …$": changed(r"^torchrun", "{} -K torchrun"),
     r"^(srun --\S+) …": changed(r"srun", "{}"),
     r"^(srun) python …": changed(r"^python", "{} -K python"),
-    r"^srun … & wait|wait: (srun … & wait)": changed(r"$", " &\nwait $!"),
+    r"and wait for it: (COMMAND) & wait": changed(r"$", " &\nwait $!"),
     r"Add (wait) at the end": below,
     r"(srun --mpi=pmix) PROGRAM": changed(r"(mpirun|mpiexec) -np \d+ ", ""),
     r"give the inner one (--overlap)": changed(r"'srun", "'srun {}"),

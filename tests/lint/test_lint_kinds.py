@@ -138,6 +138,24 @@ def test_a_topology_that_slurm_would_not_read(tmp_path: Path) -> None:
     assert finding["severity"] == "error" and "s1" in f"{finding['subject']} {finding['message']}"
 
 
+def test_a_topology_that_slurm_takes_otherwise_than_it_is_written(tmp_path: Path) -> None:
+    """What `hpc-mp cluster topology` notes, the linter says too."""
+    path = tmp_path / "topology.conf"
+    path.write_text("SwitchName=s1 Nodes=n[1-2]\nSwitchName=s2 Nodes=n[2-4]\n")
+    assert {each["code"]: each["severity"] for each in found(path)} == {"topology-apart": "warning", "topology-amiss": "warning"}
+    path.write_text("SwitchName=s1 Nodes=n[1-2]\nSwitchName=top Switches=s[1-2]\n")
+    (finding,) = found(path)
+    assert (finding["severity"], "s2" in str(finding["message"])) == ("error", True)
+
+
+def test_one_file_that_is_not_there_hides_nothing_of_the_others(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    conf.write_text(SLURM_CONF)
+    done = CliRunner().invoke(command, [str(tmp_path / "nothing"), str(conf), "--json"])
+    codes = [each["code"] for each in json.loads(done.stdout)["findings"]]
+    assert done.exit_code == 1 and "file" in codes and "cons-tres" in codes
+
+
 def test_a_project_is_judged_by_its_templates(tmp_path: Path) -> None:
     assert found(ROOT / "cyclecloud" / "project.ini") == []
     shutil.copytree(ROOT / "cyclecloud", tmp_path / "project")

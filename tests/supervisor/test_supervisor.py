@@ -250,7 +250,8 @@ def spec(**parallel: Any) -> Any:
 GIVEN = Allocation("7", 0, ("localhost", "n2"), "lab", None)
 
 
-def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: Path) -> None:
+def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run, job = create_run(tmp_path, "a"), spec(rank_map="block")
     placement = place(Degrees(data=2), "DPT", 1)
     run.main_log.write_text("first\n")
@@ -258,14 +259,18 @@ def test_each_start_is_an_attempt_with_a_token_and_a_port_of_its_own(tmp_path: P
     assert (first.attempt, first.token, first.hosts, first.address) == (1, "7.0.1", ("localhost", "n2"), "localhost")
     assert read_attempt(run.attempt_record) == first and run.main_log.exists()
 
-    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), Slurm(sinfo="n2\n")).record
+    down = Slurm(sinfo="localhost|idle|none\nn2|down*|Not responding\n")
+    second = begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=1)), down).record
     assert (second.attempt, second.token) == (2, "7.1.2") and second.port != first.port
-    assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text() == "first\n"
+    assert not run.main_log.exists() and (run.path / "attempts/1/log/main.log").read_text().startswith("first\n")
     [ended] = history.history(run)
     assert (ended.kind, ended.token, ended.nodes) == ("vanished", "7.0.1", ("n2",))
+    assert ended.message == "it ended without a word, as where its first node dies; down now: n2"
+    assert ended.time <= time.time() and "n2" in (run.path / "attempts/1/log/main.log").read_text()
+    assert set(bad_nodes(ledger("lab"))) == {"n2"}
 
     history.record(run, end(token="7.1.2"))
-    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), Slurm(sinfo="n2\n"))
+    begin(SupervisedRun(run, job, placement, replace(GIVEN, restart=2)), down)
     assert len(history.history(run)) == 2  # that start had said how it ended
 
 

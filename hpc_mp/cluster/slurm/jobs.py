@@ -26,6 +26,7 @@ from hpc_mp.cluster.slurm.job import (
     parse_sacct,
     parse_scontrol,
 )
+from hpc_mp.cluster.slurm.query import last_line, until_silent
 
 DELAYS_S = (2, 5, 10, 30)  # between two polls, the last for ever: schedulers serve many people
 PATIENCE_S = 20.0  # for an answer: a busy controller takes seconds over a long queue
@@ -38,15 +39,18 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
     """What Slurm says of each job, by the id that was asked for; never raises: see FORGOTTEN and UNKNOWN."""
     found: dict[str, SlurmJob] = {}
     denied: set[str] = set()
-    for source, decides in ((_squeue, True), (_scontrol, True), (_sacct, False)):
+    silence, of_controller = "", until_silent(ask)
+    for source, asked, decides in ((_squeue, of_controller, True), (_scontrol, of_controller, True), (_sacct, ask, False)):
         missing = [job_id for job_id in job_ids if job_id not in found]
         if not missing:
             break
         try:
-            records = source(missing, ask)
+            records = source(missing, asked)
         except CommandFailed as error:
             if GONE in str(error):
                 denied.update(missing)
+            else:
+                silence = silence or last_line(error)
             continue
         for job_id in missing:
             parts = [record for record in records if _is_part(record.id, job_id)]
@@ -54,8 +58,8 @@ def job_states(job_ids: Collection[str], ask: Runner = patient) -> dict[str, Slu
                 found[job_id] = _whole(job_id, parts)
             elif decides:
                 denied.add(job_id)
-    return {job_id: found.get(job_id) or SlurmJob(job_id, FORGOTTEN if job_id in denied else UNKNOWN)
-            for job_id in job_ids}
+    return {job_id: found.get(job_id) or (
+        SlurmJob(job_id, FORGOTTEN) if job_id in denied else SlurmJob(job_id, UNKNOWN, silence)) for job_id in job_ids}
 
 
 def wait(

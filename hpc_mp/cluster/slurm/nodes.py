@@ -7,7 +7,7 @@ import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.base.command import Runner, ask
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.cluster.slurm.records import find_record
 
@@ -46,12 +46,13 @@ def node_states(nodes: Collection[str] = (), partition: str | None = None, ask: 
 
 
 def unresponsive_nodes(nodes: Collection[str], ask: Runner = ask) -> tuple[str, ...]:
-    """Those of ``nodes`` whose daemons do not answer; none when Slurm does not tell."""
-    try:
-        answer = ask(("sinfo", "--noheader", "--Node", "--responding=no", "--format=%N", f"--nodes={compress(nodes)}"))
-    except CommandFailed:
-        return ()
-    return tuple(dict.fromkeys(answer.split()))
+    """Those of ``nodes`` that are down, or whose daemons do not answer (Slurm marks them with a star).
+
+    Raises:
+        CommandFailed: Slurm does not tell.
+    """
+    states = node_states(nodes, ask=ask)
+    return tuple(name for name, found in states.items() if found.state.startswith("down") or found.state.endswith("*"))
 
 
 def usable_cpus(node: str, ask: Runner = ask) -> int | None:

@@ -42,11 +42,11 @@ def read(text: str, where: str, kind: str | None = None) -> TopologyReading:
     known = SOURCES[found].read(text, f"{found} ({where})")
     for topology in known.topologies:
         _ = topology.tree  # refused where a switch is above itself
-    notes = [note for topology in known.topologies for note in (_apart(topology), *_amiss(topology)) if note]
+    notes = [note for topology in known.topologies for note in (_apart(topology), *amiss(topology)) if note]
     return replace(known, notes=(*known.notes, *notes))
 
 
-def _amiss(topology: Topology) -> Iterator[str]:
+def amiss(topology: Topology) -> Iterator[str]:
     """What Slurm does not take, or takes otherwise than it is written."""
     names = {switch.name for switch in topology.switches}
     for switch in topology.switches:

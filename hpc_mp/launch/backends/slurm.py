@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,10 +12,12 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.job import STOPPING, SlurmJob
 from hpc_mp.cluster.slurm.jobs import wait
+from hpc_mp.cluster.slurm.query import NO_CONTROLLER
 from hpc_mp.cluster.slurm.rehearsal import one_line
 from hpc_mp.cluster.slurm.rehearsal import rehearse as test_only
 from hpc_mp.cluster.slurm.submit import SubmissionRefused, sbatch
 from hpc_mp.job import AnySpec
+from hpc_mp.job.errors import shown
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.backends.backend import CallRequest, Launch, SubmittedTasks, concluded
 from hpc_mp.launch.choices import slurm_gpus
@@ -24,6 +28,7 @@ from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target, without_avoiding
 from hpc_mp.launch.run_files import begin, begin_sweep, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
+from hpc_mp.launch.status import unstarted_words
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
@@ -33,7 +38,6 @@ from hpc_mp.rundir.runs import record_successors
 from hpc_mp.supervisor.exclusions import end_watch, watch_waiting
 
 POLL_S = 1.0  # between two polls of a run directory
-UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 LAST_S = 2.0  # until the next question to Slurm once the run has said how it ended
 
 TARGET = Target("in a new Slurm job", ask_cluster, slurm_gpus, in_script=True, fits=check_fit)
@@ -52,6 +56,18 @@ def start(launch: Launch) -> Outcome:
     launch.listener.say(said)
     launch = replace(launch, plans=plans)
     return _job(launch) if len(launch.plans) == 1 else together(_array(launch))
+
+
+NO_JOB = re.compile(r"\bJob \d+ to(?= start)")  # the number is that of no job: none was made
+# What sbatch says of a value, the key that has it, and what shows which values there are.
+REFUSALS = (
+    (r"[Ii]nvalid feature", "slurm.constraint", "name features that nodes have: sinfo --format='%P %N %f' lists them"),
+    (r"reservation", "slurm.reservation", "name one that is there and yours: scontrol show reservation lists them"),
+    (r"[Ii]nvalid (account|acct)|account or account/partition", "slurm.account",
+     "name one of yours: sacctmgr show associations user=$USER lists them"),
+    (r"[Ii]nvalid qos", "slurm.qos", "name one of yours: sacctmgr show associations user=$USER format=account,qos lists them"),
+    (r"licenses", "slurm.extra", "name licences that there are: scontrol show licenses lists them"),
+)
 
 
 def rehearse(plans: tuple[JobPlan, ...], runs: Sequence[Path]) -> tuple[tuple[JobPlan, ...], str]:
@@ -76,10 +92,22 @@ def _tested(plan: JobPlan, text: str) -> str:
     if found is None or found.state == "untested":
         return f"slurm     has not tested the script: {plan.facts.silence if found is None else found.words}"
     if found.state == "refused":
-        raise HpcMpError(f"the job script of {plan.spec.job.name!r}", f"is refused by Slurm (sbatch --test-only): {found.words}",
-                         "mend what these words name; --dry-run shows the script")
+        value, remedy = _meant(plan.spec, found.words)
+        raise HpcMpError(value, f"is refused by Slurm (sbatch --test-only): {found.words}", remedy)
     later = "warning: it will wait until nodes are back: " if found.state == "waits" else ""
-    return f"slurm     {later}{found.words}"
+    if found.state == "accepted" and plan.spec.slurm.depends:
+        return "slurm     sbatch takes the script; when it starts depends on slurm.depends"
+    return f"slurm     {later}{NO_JOB.sub('it would', found.words)}"
+
+
+def _meant(spec: AnySpec, words: str) -> tuple[str, str]:
+    """What of the job Slurm's refusal is about, as its author wrote it, and what to do."""
+    for pattern, key, remedy in REFUSALS:
+        section, name = key.split(".")
+        value = getattr(getattr(spec, section), name)
+        if value is not None and re.search(pattern, words):
+            return f"{key} = {shown(value)}", remedy
+    return f"the job script of {spec.job.name!r}", "mend what these words name"
 
 
 def _job(launch: Launch) -> Outcome:
@@ -142,8 +170,11 @@ def _array(launch: Launch) -> tuple[Outcome, ...]:
 
 def _refused(refused: SubmissionRefused) -> HpcMpError:
     """sbatch's refusal, word for word. The script's path is left out: the script is gone with its run."""
+    silent = any(words in refused.words for words in NO_CONTROLLER)
+    unset = "SLURM_CONF is not set: export it where slurm.conf lies elsewhere, " if "SLURM_CONF" not in os.environ else ""
     return HpcMpError("the job", f"was not taken by Slurm: {one_line(refused.words)}",
-                      "mend what these words name, and launch again")
+                      f"{unset}launch on a machine of the cluster where sinfo answers, or try it here with --on local" if silent
+                      else "mend what these words name, and launch again")
 
 
 def _element(run: RunDirectory, plan: JobPlan) -> str:
@@ -203,7 +234,7 @@ class _QueueWatcher:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for attempt in self._attempts:
-                self._listener.update(attempt.status() or waiting, attempt.steps())
+                self._listener.update(waiting if job.waits else attempt.status() or waiting, attempt.steps())
                 self._listener.evaluated(attempt.evaluations())
             if all(verdict(attempt.run) for attempt in self._attempts):  # the job is about to end
                 time.sleep(min(left, LAST_S))
@@ -217,9 +248,6 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    log = attempt.run.slurm_log(job.id)
-    where = f"its log is {log}"
-    if job.reason == UNSTARTED and not log.exists():
-        where = f"its node could not begin a log: job.directory must lie where all nodes see it, and do they see {log.parent}?"
+    where = unstarted_words(attempt.run, job) or f"its log is {attempt.run.slurm_log(job.id)}"
     said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; {where}")
     return "failed", cause(attempt.run) or said

@@ -100,6 +100,6 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
 def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
     """The end of a rank that wrote nothing about it, but perhaps a traceback into its log."""
     place = placement.ranks[end.rank]
-    node = emulated_node(place.node)
+    node, has_axes = emulated_node(place.node), program is None or program.axes is not None
     return unsaid_end(attempt, end.rank, node, end.code, end.time, program=program is not None, ours=end.ours,
-                      of_node=program is not None and program.start == "node", at=coordinates(place) if program is None else ())
+                      of_node=program is not None and program.start == "node", at=coordinates(place) if has_axes else ())

@@ -32,6 +32,11 @@ MEET = ("--nnodes {nodes} --node-rank {node_rank} --nproc-per-node {ranks_per_no
         "--master-port {master_port}")
 
 
+# Options of launchers that say how many nodes there are, and how many ranks each starts.
+NODES = frozenset({"nnodes", "num-nodes", "num-machines"})
+RANKS_PER_NODE = frozenset({"nproc-per-node", "num-gpus", "ppn", "npernode", "ntasks-per-node"})
+
+
 def check_command(spec: ProgramSpec) -> None:
     """Refuse a launcher as the command of every rank, which would start all of them again; and on every node one of Slurm's, or
     one that does not say where the nodes meet. Raises HpcMpError."""
@@ -50,9 +55,21 @@ def check_command(spec: ProgramSpec) -> None:
         return
     at = next((number for number, word in enumerate(command) if SCRIPT.fullmatch(word)), None)
     inner = shlex.join(["python", *command[at:]]) if at is not None else "and then the program that it starts"
+    nodes, each = (_said(command, names) or given for names, given in (
+        (NODES, spec.job.nodes), (RANKS_PER_NODE, spec.job.ranks_per_node)))
     raise HpcMpError(value, f"starts ranks by itself ({found}), and every rank would start all of them again",
-                     f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {spec.job.nodes} --ranks-per-node "
-                     f'{spec.job.ranks_per_node} -- {inner}; or set program.start = "node"')
+                     f"leave {found} out, for hpc-mp starts the ranks: hpc-mp run --nodes {nodes} --ranks-per-node "
+                     f'{each} -- {inner}; or set program.start = "node"')
+
+
+def _said(command: Sequence[str], names: frozenset[str]) -> int | None:
+    """The number that an option of a launcher says, in its own spelling."""
+    for word, after in zip(command, (*command[1:], ""), strict=True):
+        name, equals, value = word.lstrip("-").replace("_", "-").partition("=")
+        text = value if equals else after
+        if word.startswith("-") and name in names and text.isdecimal() and int(text):
+            return int(text)
+    return None
 
 
 def launcher(command: Sequence[str]) -> str | None:

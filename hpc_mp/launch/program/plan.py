@@ -1,4 +1,4 @@
-"""From the job file of a program to a plan. Its tasks are alike: all of them lie along the data axis, in their order."""
+"""From the job file of a program to a plan. Tasks of a program without axes are alike: all lie along the data axis, in order."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from hpc_mp.job.values import toml_value
 from hpc_mp.launch.choices import avoided
 from hpc_mp.launch.facts import ClusterFacts
 from hpc_mp.launch.plan import JobPlan, Target, fitting, machine_choices
+from hpc_mp.launch.program.files import check_files
 from hpc_mp.launch.program.launchers import check_command
-from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.layout.placement import Degrees, Placement, numbered, place
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.plan import RunPlan, Traffic
 
@@ -40,7 +41,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     """Make all choices and all checks.
 
     Raises:
-        HpcMpError: for a command that starts ranks by itself, a directory that is not there, a back end that starts no programs,
+        HpcMpError: for a command that starts ranks by itself, a directory or program that is not there, a back end of MPI alone,
             a GPU that is not there, an environment profile that there is not, a job that could never start.
     """
     check_command(given)
@@ -50,6 +51,7 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
     if not Path(given.program.directory).is_dir():
         raise HpcMpError(f"program.directory = {toml_value(given.program.directory)}", "is no directory here",
                          "name one that all nodes see")
+    check_files(given, target.in_script)
     facts = target.facts(given, slurm_version)
     bad = bad_nodes(ledger(facts.cluster)) if facts.cluster is not None else {}
     measured = noted(facts.cluster)
@@ -59,11 +61,20 @@ def compose_program(given: ProgramSpec, where: Where, target: Target, slurm_vers
                              _plugin(given, facts, target))
     exclude = fitting(given, choices, target, facts, bad)
     choices = replace(choices, exclude=exclude)
-    placement = place(Degrees(data=given.job.nodes * given.tasks_per_node), "cluster", given.tasks_per_node, "block")
+    placement = _placement(given)
     record = RunPlan((), Traffic(), (), choices=tuple(key for key in choices.keys if key.why))
     return ProgramPlan(
         given=given, resolution=choices, spec=resolved(given, choices.keys), where=where, placement=placement, device=gpus.device,
         record=record, facts=facts, measured=measured, avoided=avoided(given, exclude, bad), resumes=resumed)
+
+
+def _placement(given: ProgramSpec) -> Placement:
+    """Along the data axis, or as the program numbers its ranks on its axes. Raises HpcMpError for a rank map of other nodes."""
+    p, each = given.parallel, given.tasks_per_node
+    if given.program.axes is None:
+        return place(Degrees(data=given.job.nodes * each), "cluster", each, "block")
+    degrees = Degrees(p.tensor, p.pipeline, given.data_degree, p.context)
+    return numbered(degrees, given.program.axes, p.order, each, p.rank_map)
 
 
 def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shlex
 
+from hpc_mp.base.text import counted
 from hpc_mp.launch.program.plan import ProgramPlan
-from hpc_mp.launch.summary import table, where_row, without_effect
+from hpc_mp.launch.summary import table, unseen, where_row, without_effect
+from hpc_mp.layout.placement import normalize_order, reach_of
 
 STARTED = {
     "rank": "",
@@ -25,6 +27,7 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
         "where": where_row(plan, title),
         "device": f"{plan.device.kind} ({plan.device.why})",
         "program": f"{shlex.join(program.command)}, in {program.directory}{STARTED[program.start]}",
+        **_axes(plan),
         "hang": f"when no rank has printed a line for {limit} s (program.silent_limit)" if limit else
                 "never noticed (program.silent_limit = 0)",
     }
@@ -33,4 +36,19 @@ def describe_program(plan: ProgramPlan, title: str) -> str:
             rows[name] = choice.why
     if (note := without_effect(plan.given, plan.where.place)) is not None:
         rows["note"] = note
-    return table(rows)
+    return table(rows | unseen(plan))
+
+
+def _axes(plan: ProgramPlan) -> dict[str, str]:
+    """How the program's groups lie on nodes."""
+    axes, p, placement = plan.spec.program.axes, plan.spec.parallel, plan.placement
+    if axes is None:
+        return {}
+    d = placement.degrees
+    sizes = {"tp": ("tensor", d.tensor), "pp": ("pipeline", d.pipeline), "cp": ("context", d.context), "dp": ("data", d.data)}
+    reach = reach_of(placement)
+    spans = ", ".join(f"{sizes[name][0]} groups span {counted(reach[name].nodes, 'node')}" for name in sizes
+                      if sizes[name][1] > 1)
+    layout = " × ".join(f"{name}({size})" for name, size in sizes.values() if size > 1) or "data(1)"
+    laid = "as it numbers its ranks" if p.order == "auto" else f"laid out in the order {normalize_order(p.order, d.context)}"
+    return {"layout": layout, "order": f"{placement.order} ({axes}), {laid}" + (f"; {spans}" if spans else "")}

@@ -76,9 +76,14 @@ class SubmittedJob:
     def state(self) -> str:
         """In Slurm's words: ``PENDING``, ``RUNNING``, ``COMPLETED``, ``FAILED``, ``CANCELLED`` …
 
-        Of a Slurm job as it was half a minute ago at most.
+        Of a Slurm job as it was half a minute ago at most, but for its end: what tasks have written of that counts before.
         """
-        return self._running.state()
+        said = self._running.state()
+        if said in FINAL:
+            return said
+        if any(failure_file(self.folder, task).exists() for task in range(self.tasks)):
+            return "FAILED"
+        return "COMPLETED" if all(self._result(task).exists() for task in range(self.tasks)) else said
 
     @property
     def logs(self) -> list[Path]:
@@ -97,7 +102,7 @@ class SubmittedJob:
         while not all(self._result(task).exists() for task in range(self.tasks)):
             self._check()
             now = time.monotonic()
-            if ended is None and self.state in FINAL:
+            if ended is None and self._running.state() in FINAL:
                 ended = now
             if ended is not None and now > ended + LATE_S:
                 self._check()

@@ -12,6 +12,7 @@ from hpc_mp.base.findings import Finding
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.topology import read_topologies
+from hpc_mp.cluster.topology.readers import amiss
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 from hpc_mp.lint.slurm_conf.report import RULES
 
@@ -28,13 +29,18 @@ def lint_slurm_conf(text: str, path: Path) -> list[Finding]:
 
 
 def lint_topology(text: str, path: Path) -> list[Finding]:
-    """The faults at which a reader of topology.conf stops."""
+    """The faults at which a reader of topology.conf stops; else what Slurm does not take, or takes otherwise than it is written,
+    and fabrics that are apart."""
     try:
-        for topology in read_topologies(text):
-            _sound = topology.tree
+        topologies = read_topologies(text)
+        notes = [note for topology in topologies if topology.tree for note in amiss(topology)]
     except HpcMpError as error:
         return [Finding("topology-unreadable", "error", error.value, f"{error.rule}.", error.remedy, str(path))]
-    return []
+    facts = SlurmFacts({}, topologies=topologies)
+    apart = [found for rule in RULES if rule.code == "topology-apart" for found in rule.apply(facts, str(path))]
+    wrong = [Finding("topology-amiss", "error" if "Slurm refuses" in note else "warning", "", f"{note}.",
+                     "Name each node under one switch, and each switch in a line of its own.", str(path)) for note in notes]
+    return [*apart, *wrong]
 
 
 def _facts(text: str, folder: Path) -> SlurmFacts:

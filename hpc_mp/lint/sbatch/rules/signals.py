@@ -85,7 +85,7 @@ RULES: tuple[Rule[Script], ...] = (
          "Leave B: out so that ranks hear it, or set a trap and run srun … & wait."),
     Rule("HM333", "warning", _trap_too_late,
          "The trap for {it} runs only when this command has ended: bash waits for it first.",
-         "Run it in the background and wait: srun … & wait $!"),
+         "Run it in the background and wait for it: COMMAND & wait $!"),
     Rule("HM334", "warning", _trap_in_vain,
          "--signal without B: goes to steps only: this trap for {it} never runs at the time limit.",
          "Let the ranks handle it, or write --signal=B:{it}@SECONDS."),

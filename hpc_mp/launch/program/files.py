@@ -1,0 +1,57 @@
+"""What a command names that must be here: a program without which every rank would fail after hours in the queue."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import ProgramSpec
+from hpc_mp.launch.program.launchers import PYTHON
+
+MADE_BY_SETUP = re.compile(r"\bADOPTED_(COMMAND|DIRECTORY)\b")  # variables of a job file that `hpc-mp adopt` has written
+
+
+def check_files(spec: ProgramSpec, in_script: bool) -> None:
+    """Refuse a command whose own files, named from its directory, are not there: all nodes see that directory as we do.
+
+    A path from the root may be in a container, or on the nodes alone; then nobody can tell here.
+
+    Args:
+        in_script: whether a job script runs before the ranks, with ``slurm.setup`` in it.
+
+    Raises:
+        HpcMpError: a program that is not there or not executable, a script of Python that is not there, a command that only
+            ``slurm.setup`` can make where that does not run.
+    """
+    command, directory = spec.program.command, Path(spec.program.directory)
+    if not in_script and any(MADE_BY_SETUP.search(word) for word in command) and spec.slurm.setup:
+        raise HpcMpError("program.command", "is made by lines of slurm.setup, which run in a job script of Slurm alone",
+                         "launch it with --on slurm, or write the words themselves into program.command")
+    program = command[0]
+    if "/" in program and not program.startswith("/"):
+        path = directory / program
+        if not path.exists():
+            raise HpcMpError(f"program.command[0] = {program!r}", f"is not in {directory}",
+                             "name a program of that directory (program.directory), or one on PATH without a slash")
+        if not os.access(path, os.X_OK) or path.is_dir():
+            raise HpcMpError(f"program.command[0] = {program!r}", f"is not executable ({path})",
+                             "name its interpreter before it (python, bash), or make it executable: chmod +x")
+    script = _script(command)
+    if script is not None and not script.startswith("/") and not (directory / script).exists():
+        raise HpcMpError(f"program.command: {script}", f"is not in {directory}",
+                         "name a script that is there, or its directory in program.directory")
+
+
+def _script(command: Sequence[str]) -> str | None:
+    """The file that a plain ``python [-u …] FILE`` runs; None for all else."""
+    if not PYTHON.fullmatch(command[0].rpartition("/")[2]):
+        return None
+    for word in command[1:]:
+        if not word.startswith("-"):
+            return word if word.endswith(".py") else None
+        if not re.fullmatch(r"-[bBdEiIOPqsSuv]+", word):
+            return None
+    return None

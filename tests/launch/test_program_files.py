@@ -1,0 +1,63 @@
+"""What is looked for before a program is started: its own files, and the numbers of a launcher that is left out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.job import ProgramSpec, resolve_any
+from hpc_mp.launch.program.files import check_files
+from hpc_mp.launch.program.launchers import check_command
+
+
+def spec(here: Path, *command: str, **slurm: object) -> ProgramSpec:
+    found = resolve_any({"program": {"command": list(command), "directory": str(here)}, "slurm": slurm}, here)
+    assert isinstance(found, ProgramSpec)
+    return found
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").write_text("#!/bin/sh\n")
+    (tmp_path / "tool").chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("words", [
+    "python train.py", "python -u train.py --x", "python3.11 -m pkg", "./tool", "torch", "/opt/no/such",
+    "python /in/container.py", "python -c pass", "bash nothing.sh", "python -X importtime nothere.py"])
+def test_what_may_be_there(here: Path, words: str) -> None:
+    """A path from the root may be in a container or on the nodes alone; what other programs do with their words nobody knows."""
+    check_files(spec(here, *words.split()), in_script=True)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("python nothere.py", "nothere.py: is not in"), ("python -u -O sub/train.py", "sub/train.py: is not in"),
+    ("./nothere", "program.command[0] = './nothere': is not in"), ("./run.sh", "is not executable"),
+    ("sub/run.sh", "is not in")])
+def test_what_is_not_there(here: Path, words: str, said: str) -> None:
+    with pytest.raises(HpcMpError) as refused:
+        check_files(spec(here, *words.split()), in_script=False)
+    assert said in str(refused.value) and refused.value.remedy
+
+
+def test_a_command_that_the_job_script_makes(here: Path) -> None:
+    made = spec(here, "bash", "-c", 'eval "exec ${ADOPTED_COMMAND:?}"', setup=["export ADOPTED_COMMAND=x"])
+    check_files(made, in_script=True)
+    with pytest.raises(HpcMpError, match="Slurm alone"):
+        check_files(made, in_script=False)
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("torchrun --nproc-per-node 2 t.py", "--nodes 1 --ranks-per-node 2 -- python t.py"),
+    ("torchrun --nnodes=3 --nproc_per_node=4 t.py --lr 1", "--nodes 3 --ranks-per-node 4 -- python t.py --lr 1"),
+    ("deepspeed --num_gpus 8 t.py", "--nodes 1 --ranks-per-node 8"), ("torchrun --nproc-per-node gpu t.py", "--ranks-per-node 1"),
+    ("accelerate launch t.py", "--nodes 1 --ranks-per-node 1")])
+def test_the_numbers_of_the_launcher_are_those_of_the_remedy(here: Path, words: str, said: str) -> None:
+    with pytest.raises(HpcMpError) as refused:
+        check_command(spec(here, *words.split()))
+    assert said in refused.value.remedy
