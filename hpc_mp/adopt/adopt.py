@@ -18,9 +18,9 @@ from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
 from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, kind_of, names_in
+from hpc_mp.base.programs import IDENTITY
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
-from hpc_mp.job.program import IDENTITY
 from hpc_mp.launch.program.launchers import check_command
 from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from hpc_mp.job.program import IDENTITY
+from hpc_mp.base.programs import IDENTITY
 
 # Variables that are the same in the job's shell and in every task, or that hpc-mp gives each rank under the same name.
 SAME_EVERYWHERE = frozenset({

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from hpc_mp.adopt.account import Fate
 from hpc_mp.adopt.expand import FixedValues, fields, uses
 from hpc_mp.adopt.known import HARMLESS, KnownShell
-from hpc_mp.job.program import IDENTITY
+from hpc_mp.base.programs import IDENTITY
 from hpc_mp.lint.sbatch.statements import Source, Statement
 
 Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "code"]

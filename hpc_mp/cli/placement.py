@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import NUMBERINGS
 from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology import SwitchTree, load_topology, order_hosts
-from hpc_mp.job.program import NUMBERINGS
 from hpc_mp.layout.placement import (
     ORDERS,
     Degrees,

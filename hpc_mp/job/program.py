@@ -7,23 +7,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import IDENTITY, NUMBERINGS
 from hpc_mp.job.cluster import Environment, Notify, Slurm
 from hpc_mp.job.errors import shown
 from hpc_mp.job.spec import Job, grace_of
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.job.values import Count, Line, NonNegative, Order, PathName, RankMap, Section, Variable, must
 
-# What tells a rank who it is and where the others are, by the names that torchrun gives them; Lightning reads NODE_RANK.
-IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
-
-# How programs number their ranks: the letters of each one's own rule, the right-most the fastest over ranks. Megatron-LM:
-# core/parallel_state.py, order "tp-cp-ep-dp-pp" (with --use-tp-pp-dp-mapping it is DPCT); DeepSpeed: runtime/pipe/topology.py,
-# PipeModelDataParallelTopology with the axes pipe, data, model; nanotron: parallel/context.py, arange reshaped to (expert,
-# pipeline, data, context, tensor); torchtitan: distributed/parallel_dims.py, a mesh of pp, dp_replicate, dp_shard, cp, tp.
-NUMBERINGS = {"megatron": "PDCT", "deepspeed": "PDT", "nanotron": "PDCT", "torchtitan": "PDCT"}
 Axes = Annotated[Line, must(
     f"must be one of {', '.join(NUMBERINGS)}, or a permutation of the letters DPT or DPCT", "write for example \"megatron\"",
     lambda name: name in NUMBERINGS or sorted(name) in (sorted("DPT"), sorted("DPCT")))]
+
 Command = Annotated[tuple[str, ...], must(
     "names no program", 'write for example command = ["python", "train.py", "--lr", "1e-3"]',
     lambda words: words and words[0])]

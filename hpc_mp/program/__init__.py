@@ -1,1 +1,1 @@
-"""What a rank's process of somebody's program does before it becomes that program. No torch is imported here."""
+"""What a rank's process does before it becomes somebody's program, and the look at ranks that hang. No torch is imported here."""

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import IDENTITY
 from hpc_mp.base.text import counted
-from hpc_mp.job.program import IDENTITY
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.program.guard import guard
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json

@@ -107,10 +107,6 @@ class AttemptReader:
             return None
         return status if status.attempt >= self.number else None
 
-    def last_words(self, rank: int) -> str:
-        """The last line of words in the log of a rank; empty when it has said nothing in this attempt."""
-        return last_words(self.last_lines(rank))
-
     def last_lines(self, rank: int) -> list[str]:
         """The last lines in the log of a rank, the first of them perhaps in part; none when it has said nothing."""
         return tail(self.run.rank_log(rank))

@@ -163,6 +163,9 @@ class RunDirectory:
         "what srun and the steps before and after the ranks said")
     rank_log = RunFiles("log/rank-{rank:05d}.log", "one rank", "logs",
         "what one rank said, where it has a file of its own")
+    rank_stack = RunFiles("log/stack-{rank:05d}.txt", "a look at ranks that hang, before they are ended",
+        "supervisor, launch, you",
+        "where the processes of one rank of a program stood, every thread of Python's")
     node_log = RunFiles("log/node-{host}.log", "srun", "logs, supervisor",
         "what the ranks of one node of a Slurm job said, each line with its task in front")
     kernel_log = RunFiles("log/kernel-{host}.log", "slurm/node-end.sh", "supervisor",

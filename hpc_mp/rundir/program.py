@@ -6,11 +6,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpc_mp.base.files import owners, render_json, write_text
-from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir.records import read_record
+
+if TYPE_CHECKING:  # a rank reads what is written here, and need not have what validates job files
+    from hpc_mp.job import ProgramSpec
 
 
 @dataclass(frozen=True, slots=True)

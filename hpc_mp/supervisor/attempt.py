@@ -29,7 +29,7 @@ from hpc_mp.supervisor import node_setup
 from hpc_mp.supervisor.begun import say_ended
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify
-from hpc_mp.supervisor.evidence import ScriptLog, gather, script_log, user_cancelled
+from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, script_log, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
@@ -91,7 +91,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
     cancelled = run.stop.exists() or user_cancelled(script)
-    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.silence.hang if watch is not None else None)
+    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.hang() if watch is not None else None)
 
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),
@@ -128,7 +128,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
             hang: Hang | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     if isinstance(attempt.spec, ProgramSpec):
-        found = None if again or hang is not None else ending_of(attempt, attempt.spec, code, asked, cancelled)
+        failed = again or hang is not None or (code != 0 and not cancelled and node_lost(attempt.run, script))
+        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled)
         return found or classify(gather(attempt, code, script, hang=hang))
     if code == 0 and not again:
         return "completed"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +32,9 @@ from hpc_mp.rundir.failures import (
     who,
 )
 from hpc_mp.rundir.outcome import STOPPED, Cause
+from hpc_mp.rundir.stacks import before_abort
 from hpc_mp.rundir.tracebacks import last_error
+from hpc_mp.rundir.watchdogs import collective_timeout, thrown
 from hpc_mp.supervisor.evidence import Evidence
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
@@ -130,8 +133,8 @@ class Symptom:
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    found = chain(_records(evidence), _hang(evidence), _early(evidence), _srun(evidence), _nodes(evidence), _said(evidence),
-                  _unfit(evidence), _missing(evidence))
+    found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence),
+                  _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
     symptoms = list(found) or [_last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
@@ -252,6 +255,18 @@ def _given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom(sign(error.text) or "error", text, host, place.rank)
 
 
+def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
+    """A collective of a program that did not end, in the words of NCCL."""
+    if not evidence.program or evidence.of_node:  # of a node's ranks nobody knows whose words are whose
+        return
+    lines = {rank: _own_lines(host, task, evidence)[-LAST_LINES:] for host in evidence.hosts
+             for task, rank in enumerate(evidence.ranks_on(host), evidence.hosts.index(host) * len(evidence.ranks_on(host)))}
+    found = collective_timeout(lines, len(evidence.places))
+    if found is not None:
+        place = evidence.places.get(found.apart) if found.apart is not None else None
+        yield Symptom("hang", str(found), evidence.hosts[place.node] if place else None, found.apart)
+
+
 def _early(evidence: Evidence) -> Iterator[Symptom]:
     """A task that had ended well by itself when the others failed or hung."""
     improper = next((found for line in evidence.srun if (found := IMPROPER.search(line))), None)
@@ -282,8 +297,9 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         if end.code is None:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
         elif end.code < 0:
-            text = _with_last_words(ending(end.code), end.host, task, evidence)
-            yield Symptom(kind_of_end(end.code, evidence.program), text, end.host, rank, task)
+            what = thrown(_own_lines(end.host, task, evidence)) if end.code == -signal.SIGABRT and evidence.program else ""
+            text = f"{ending(end.code)}: {what}" if what else _with_last_words(ending(end.code), end.host, task, evidence)
+            yield Symptom(sign(what) or kind_of_end(end.code, evidence.program), text, end.host, rank, task)
         elif _is_silent(end, rank, evidence):
             yield _given_up(end.code, end.host, task, rank, evidence)
 
@@ -312,7 +328,7 @@ def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str
 
 
 def _last_words(host: str, task: int, evidence: Evidence) -> str:
-    return last_words(_own_lines(host, task, evidence))
+    return last_words(before_abort(_own_lines(host, task, evidence)))
 
 
 def _own_lines(host: str, task: int, evidence: Evidence) -> list[str]:

@@ -21,7 +21,7 @@ from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.log_patterns import JOB_CANCELLED
+from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST
 from hpc_mp.supervisor.silence import Hang
 
 TAIL = 1 << 16  # bytes of each log that are read, from its end
@@ -105,6 +105,12 @@ def user_cancelled(script: ScriptLog | None) -> bool:
     return script is not None and any(JOB_CANCELLED.search(line) for line in _tail(script.path, script.begin))
 
 
+def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
+    """Whether Slurm has ended the job for a node: it sends SIGTERM then, as it does when it only wants the job to stop."""
+    said = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
+    return any(NODE_LOST.search(line) for line in said)
+
+
 def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
            hang: Hang | None = None) -> Evidence:
     """Read what there is; whatever is absent, broken or refused is left out.
@@ -121,7 +127,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
     announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == number]
     return Evidence(
         code=code,
-        failures=tuple(read_failures(run, number)),
+        failures=tuple(failure for failure in read_failures(run, number) if hang is None or failure.time < hang.time),
         standings=tuple(read_standings(run, number)),
         srun=srun,
         logs=logs,

@@ -20,6 +20,7 @@ CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no 
 # slurmstepd's reason why a whole job was ended.
 CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)")
 JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
+NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
@@ -27,7 +28,9 @@ IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to pro
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
-_ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated")
+ENDED_BY_US = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
+_ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
+                      + ENDED_BY_US)
 _EXIT = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import signal
 import time
@@ -14,15 +15,19 @@ from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
 from hpc_mp.rundir import AttemptRecord
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
+from hpc_mp.supervisor.log_patterns import ENDED_BY_US
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.silence import SilenceWatch, node_files, rank_files
+from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
+from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
+TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
 
@@ -30,7 +35,7 @@ class ProgramWatch:
     """What the supervisor does while the tasks of a program run.
 
     Attributes:
-        silence: notices that they hang.
+        silence: notices that they hang; then a step writes down where each of them stands, and they are ended.
     """
 
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
@@ -42,26 +47,55 @@ class ProgramWatch:
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         ranks = len(attempt.placement.ranks)
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
-                                    if record.hosts else rank_files(run, ranks))
+                                    if record.hosts else rank_files(run, ranks), on_hang=self._record_stacks)
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
         if time.time() >= self._due:
             self._due = math.inf
-            self._send()
+            self._send(self._spec.program.signal)
         return self.silence.noticed()
+
+    def _record_stacks(self) -> None:
+        """Have the stacks of all ranks written down, and end those that are left: by SIGABRT, at which Python writes them too."""
+        with open(self._attempt.run.srun_log, "a", encoding="utf-8") as log:
+            log.write(f"{ENDED_BY_US}\n")
+        record_on_all_nodes(self._attempt)
+        self._send("ABRT")
+
+    def hang(self) -> Hang | None:
+        """That it was one, and what is known of it once the ranks have ended."""
+        run, found = self._attempt.run, self.silence.hang
+        if found is None:
+            return None
+        add_what_logs_say(run, self._last_lines)
+        self._attempt.say(where(run))
+        return explained(found, run)
+
+    def _last_lines(self, rank: int) -> list[str]:
+        """Of a rank's own: in its own log, else in that of its node."""
+        if not self._attempt.record.hosts:
+            return AttemptReader(self._attempt.run, self._attempt.record.attempt).last_lines(rank)
+        seats = sorted(self._attempt.placement.ranks, key=lambda place: (place.node, place.local_rank))
+        task, place = next((task, place) for task, place in enumerate(seats) if place.rank == rank)
+        log = self._attempt.run.node_log(self._attempt.record.hosts[place.node])
+        with suppress(OSError), open(log, "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().decode(errors="replace").splitlines()
+            return [line[label.end():] for line in lines if (label := LABEL.match(line)) and int(label[1]) == task]
+        return []
 
     def warn(self, signals: Signals) -> None:
         """Pass on, once, that they are to stop; a signal that reached the whole job has reached them already."""
         if signals.number == signal.SIGUSR2:
             signals.number = None
-            self._send()
+            self._send(self._spec.program.signal)
 
-    def _send(self) -> None:
+    def _send(self, number: str) -> None:
         said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
         with suppress(RunFailed):  # the step may have ended just now
             for name in STEP.findall(said)[-1:]:
-                cancel(name, self._spec.program.signal)
+                cancel(name, number)
 
 
 def sent_by_slurm(record: AttemptRecord, end: float) -> bool:

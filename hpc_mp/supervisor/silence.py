@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from hpc_mp.base.line_file import NewLines
 from hpc_mp.layout.placement import Placement
@@ -21,15 +21,26 @@ Speakers = Callable[[], Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """No rank has printed anything for ``seconds``; ``rank``: fell silent before all others, None where nobody can tell."""
+    """No rank has printed anything for ``seconds``.
+
+    Attributes:
+        rank: the cause; None where nobody can tell.
+        first: the rank that fell silent before all others; None where nobody can tell.
+        stands: who stands where, by their stacks; empty where nobody knows.
+        time: unix seconds at which it was noticed; what ranks end with later is our doing.
+    """
 
     seconds: float
     rank: int | None
+    first: int | None = None
+    stands: str = ""
+    time: float = field(default_factory=time.time)
 
     def __str__(self) -> str:
         """Without who: the wording of failures says that."""
-        first = "" if self.rank is None else "it was the first to fall silent, and "
-        return f"{first}no rank has printed a line for {self.seconds:.0f} s (program.silent_limit)"
+        first = "it was the first to fall silent, and " if self.rank is not None and self.rank == self.first else ""
+        stands = self.stands and f": {self.stands}"
+        return f"{first}no rank has printed a line for {self.seconds:.0f} s (program.silent_limit){stands}"
 
 
 class SilenceWatch:
@@ -39,13 +50,15 @@ class SilenceWatch:
         limit: seconds of silence that are a hang; 0: never.
         ranks: how many there are.
         speakers: who has printed since the last call.
+        on_hang: called once they hang, before anybody ends them.
 
     Attributes:
         hang: once it was noticed.
     """
 
-    def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic) -> None:
-        self._limit, self._speakers, self._clock = limit, speakers, clock
+    def __init__(self, limit: float, ranks: int, speakers: Speakers, clock: Callable[[], float] = time.monotonic,
+                 on_hang: Callable[[], object] = lambda: None) -> None:
+        self._limit, self._speakers, self._clock, self._on_hang = limit, speakers, clock, on_hang
         self._ranks, self._begin = ranks, clock()
         self._last: dict[int, float] = {}
         self.hang: Hang | None = None
@@ -56,7 +69,9 @@ class SilenceWatch:
         self._last |= dict.fromkeys(self._speakers(), now)
         silent = now - max(self._last.values(), default=self._begin)
         if self.hang is None and self._limit and silent >= self._limit:
-            self.hang = Hang(silent, self._first())
+            first = self._first()
+            self.hang = Hang(silent, first, first)
+            self._on_hang()
         return self.hang is not None
 
     def _first(self) -> int | None:

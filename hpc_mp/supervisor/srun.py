@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,8 @@ def follow(
             since = time.monotonic()
         if time.monotonic() - since > LAG_S:
             return StepEnd(_force(step), True)
-        time.sleep(POLL_S)
+        with suppress(subprocess.TimeoutExpired):  # the end of a step that lasts a moment is noticed in a moment
+            step.wait(POLL_S)
     return StepEnd(step.returncode, False)
 
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -17,7 +17,7 @@ import torch
 from slurm_jobs import until
 from slurm_lab.lab import Lab
 
-from hpc_mp.rundir import RunDirectory, read_json
+from hpc_mp.rundir import RunDirectory, history, read_json
 from hpc_mp.rundir.outcome import verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +25,8 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # where `python` i
 LAUNCH = [sys.executable, "-m", "hpc_mp", "launch", "job.toml"]
 
 
-def copy(name: str, directory: Path, slow: bool = False) -> Path:
-    """An example in a directory with a blank in its path; slowed down, so that it can be disturbed."""
+def copy(name: str, directory: Path, slow: float = 0.0) -> Path:
+    """An example in a directory with a blank in its path; slowed down by so many seconds a step, so that it can be disturbed."""
     made = directory / f"{name} {slow}"
     shutil.copytree(ROOT / "examples" / name, made)
     made.chmod(0o777)
@@ -34,7 +34,7 @@ def copy(name: str, directory: Path, slow: bool = False) -> Path:
         program = made / "train.py"
         text = program.read_text()
         assert "    loss.backward()\n" in text
-        program.write_text(text.replace("    loss.backward()\n", "    loss.backward()\n    __import__('time').sleep(0.15)\n"))
+        program.write_text(text.replace("    loss.backward()\n", f"    loss.backward()\n    __import__('time').sleep({slow})\n"))
     return made
 
 
@@ -68,7 +68,7 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, forgets: b
     done = local(whole)
     assert done.returncode == 0 and "in 40 steps" in done.stdout, done.stdout + done.stderr
 
-    disturbed = copy("torch-ddp", tmp_path, slow=True)
+    disturbed = copy("torch-ddp", tmp_path, slow=0.15)
     if forgets:
         program = disturbed / "train.py"
         program.write_text(program.read_text().replace("    optimizer.load_state_dict", "    (lambda _: None)"))
@@ -100,24 +100,84 @@ def shared(lab: Lab) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+OPTIONS = ("--on", "slurm", "--set", "environment.health=false", "--set", 'environment.set={ GLOO_SOCKET_IFNAME = "eth0" }',
+           "--set", "program.silent_limit=25")
+
+
+def own(shared: Path) -> dict[str, str]:
+    return {"PATH": PATH, "XDG_STATE_HOME": str(shared / "state"), "GLOO_SOCKET_IFNAME": "eth0"}
+
+
+def sent(lab: Lab, run: RunDirectory, number: str) -> None:
+    """A signal to one of the ranks of the second host."""
+    host = read_json(run.attempt_record)["hosts"][1]
+    killed = lab.at(host, ["bash", "-c", f"kill -{number} $(pgrep -f '^python train.py' | tail -n 1)"])
+    assert killed.returncode == 0, killed.stderr
+
+
+def preempted(lab: Lab, run: RunDirectory) -> None:
+    """A job of a better partition wants all nodes."""
+    lab.run(["scontrol", "create", "PartitionName=better", "Nodes=ALL", "PriorityTier=10", "PreemptMode=OFF"], check=True)
+    lab.sbatch("--partition=better", f"--nodes={len(lab.nodes)}", "--exclusive", "--wrap=sleep 5")
+
+
+def node_dies(lab: Lab, run: RunDirectory) -> None:
+    lab.kill(read_json(run.attempt_record)["hosts"][1])
+
+
+def link_is_cut(lab: Lab, run: RunDirectory) -> None:
+    lab.link(read_json(run.attempt_record)["hosts"][1], up=False)
+
+
+# (what is done to the run once it has saved, seconds that each step is slowed by, kind of the first attempt's end, options)
+FAULTS: dict[str, tuple[Callable[[Lab, RunDirectory], None], float, tuple[str, ...], tuple[str, ...]]] = {
+    "a node dies": (node_dies, 0.3, ("node",), ()),
+    "a link is cut": (link_is_cut, 0.3, ("node",), ()),
+    "a rank is killed": (lambda lab, run: sent(lab, run, "KILL"), 0.3, ("signal",), ()),
+    "a rank is stopped": (lambda lab, run: sent(lab, run, "STOP"), 0.3, ("hang",), ()),
+    "the time is up": (lambda lab, run: None, 1.4, ("stopped",), ("--set", "job.time_limit=1")),
+    "preemption": (preempted, 0.3, ("stopped",), ()),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    whole = copy("torch-ddp", tmp_path_factory.mktemp("undisturbed"))
+    done = local(whole)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return newest(whole)
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(300)
-def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, shared: Path) -> None:
-    """Two hosts with two ranks each, started by an ordinary user; then the same with a host that dies."""
-    own = {"PATH": PATH, "XDG_STATE_HOME": str(shared / "state"), "GLOO_SOCKET_IFNAME": "eth0"}
-    options = ["--on", "slurm", "--set", "environment.health=false", "--set", 'environment.set={ GLOO_SOCKET_IFNAME = "eth0" }']
-    whole = copy("torch-ddp", shared)
-    done = lab.run([*LAUNCH, *options, "--wait"], user="nobody", cwd=whole, timeout=200, environ=own)
-    assert done.returncode == 0 and "in 40 steps" in done.stdout, done.stdout + done.stderr
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_job_goes_on_after_what_is_no_fault_of_the_program(fault: str, undisturbed: RunDirectory) -> None:
+    """On two hosts with two ranks each; the parameters are those of a run that nothing has disturbed."""
+    happens, slow, kinds, more = FAULTS[fault]
+    preemption = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    with Lab(overrides={"KillWait": "2", **preemption}) as lab:
+        example = copy("torch-ddp", lab.share, slow)
+        done = lab.run([*LAUNCH, *OPTIONS, *more], cwd=example, timeout=120, environ=own(lab.share))
+        assert done.returncode == 0, done.stderr
+        run = newest(example)
+        until(lambda: (run.path / "model.pt").exists(), "a checkpoint", 120)
+        hosts = read_json(run.attempt_record)["hosts"]
+        happens(lab, run)
+        until(lambda: verdict(run) is not None, "the end", 240)
+        said = run.main_log.read_text() + run.path.joinpath("history.jsonl").read_text()
+        assert verdict(run).state == "completed" and run.attempt() >= 2, said  # type: ignore[union-attr]
+        end = history.history(run)[0]
+        assert end.kind in kinds, said
+        later = read_json(run.attempt_record)["hosts"]
+        assert (hosts[1] in end.nodes) == (end.kind == "node") == (hosts[1] not in later), said
+        assert "step 1 " not in run.node_log(later[0]).read_text(), "it began anew"
+        assert_same(undisturbed, run)
 
-    disturbed = copy("torch-ddp", shared, slow=True)
-    done = lab.run([*LAUNCH, *options], cwd=disturbed, timeout=120, environ=own)
-    assert done.returncode == 0, done.stderr
-    run = newest(disturbed)
-    until(lambda: (run.path / "model.pt").exists(), "a checkpoint", 120)
-    victim = read_json(run.attempt_record)["hosts"][1]
-    lab.kill(victim)
-    until(lambda: verdict(run) is not None, "the end", 240)
-    assert verdict(run).state == "completed" and run.attempt() == 2, run.main_log.read_text()  # type: ignore[union-attr]
-    assert victim not in read_json(run.attempt_record)["hosts"]
-    assert_same(newest(whole), run)
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_an_ordinary_user_runs_it_on_two_hosts(lab: Lab, shared: Path, undisturbed: RunDirectory) -> None:
+    whole = copy("torch-ddp", shared)
+    done = lab.run([*LAUNCH, *OPTIONS, "--wait"], user="nobody", cwd=whole, timeout=200, environ=own(shared))
+    assert done.returncode == 0 and "in 40 steps" in done.stdout, done.stdout + done.stderr
+    assert_same(undisturbed, newest(whole))

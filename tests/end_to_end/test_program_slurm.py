@@ -15,6 +15,7 @@ import pytest
 from slurm_jobs import until
 from slurm_lab.cluster import wait_until
 from slurm_lab.lab import Lab
+from watchdog_words import SAYS
 
 from hpc_mp.launch.program.launchers import MEET
 from hpc_mp.rundir import RunDirectory, history, read_json, read_lines
@@ -97,11 +98,20 @@ def test_an_ordinary_users_program_gets_its_arguments_byte_for_byte(lab: Lab, he
 # (what rank 2 of 4 does, what the others do, kind, rank, words of the cause, attempts)
 ENDS = {
     "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
-                  "rank 2 on n2 failed: ValueError: boom (program.py:5)", 1),
+                  "rank 2 on n2 failed: ValueError: boom (program.py:6)", 1),
     "exit code": ("print('no such option'); sys.exit(4)", "time.sleep(60)", "exit", 2, "its last words: no such option", 1),
     "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "time.sleep(60)", "crash", 2, "rank 2 on n2 was killed by SIGSEGV", 1),
     "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGKILL", 2),
     "out of memory": ("raise MemoryError()", "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory", 1),
+    "SIGBUS": ("os.kill(os.getpid(), signal.SIGBUS)", "time.sleep(60)", "signal", 2, "rank 2 on n2 was killed by SIGBUS", 2),
+    "a limit on memory": ("import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 29, 1 << 29)); bytearray(1 << 33)",
+                          "time.sleep(60)", "memory", 2, "rank 2 on n2 ran out of memory: MemoryError", 1),
+    "C++'s": ("print(\"terminate called after throwing an instance of 'std::bad_alloc'\\n  what():  std::bad_alloc\"); "
+              "os.abort()", "time.sleep(60)", "memory", 2, "bad_alloc", 1),
+    "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
+                            "os.abort()", "time.sleep(60)", "crash", 2, "native code gave up): no such kernel", 1),
+    "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); time.sleep(2); "
+                        "os.abort()", "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog", 2),
     "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
                 "CUDA out of memory", 1),
     "alone": ("sys.exit(0)", "time.sleep(2); raise ConnectionResetError('Connection reset by peer')", "early", 2,
@@ -117,7 +127,7 @@ ENDS = {
 def test_the_cause_of_an_end(lab: Lab, here: Path, name: str) -> None:
     own, others, kind, rank, words, attempts = ENDS[name]
     limit = ("--set", "program.silent_limit=6") if "hang" in name else ()
-    command = program(here, f"print('begins')\nif rank == 2:\n    {own}\n{others}\n")
+    command = program(here, f"WATCHDOG = {SAYS!r}\nprint('begins')\nif rank == 2:\n    {own}\n{others}\n")
     done, found = run(lab, here, command, "--set", "slurm.retries=1", *limit)
     assert done.returncode == 1, done.stdout
     cause = verdict(found).cause  # type: ignore[union-attr]
@@ -132,6 +142,69 @@ def test_the_first_of_all_ranks_that_fail_alike_is_named(lab: Lab, here: Path) -
     _, found = run(lab, here, program(here, "time.sleep(0 if rank == 3 else 1.5)\nraise ValueError('boom')"))
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert cause is not None and (cause.kind, cause.rank) == ("error", 3), f"{cause}\n{logs(found)}"
+
+
+# (what rank 2 does in its third step in place of all_reduce, where it stands then)
+HANGS = {
+    "a data loader": ("next_batch()", "rank 2: program.py:7 in next_batch"),
+    "a collective": ("dist.barrier()", "rank 2: program.py:11 in barrier"),
+}
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_names_the_rank_for_which_the_others_wait(lab: Lab, here: Path, name: str) -> None:
+    """All ranks print alike, so that none is the first to fall silent."""
+    own, words = HANGS[name]
+    command = program(here, f"""
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        def next_batch():
+            time.sleep(600)
+        for step in range(9):
+            print("step", step)
+            if (rank, step) == (2, 2):
+                {own}
+            dist.all_reduce(torch.ones(1))
+        """)
+    done, found = run(lab, here, command, "--set", "slurm.retries=0", "--set", "program.silent_limit=20", "--set",
+                      'environment.set={ GLOO_SOCKET_IFNAME = "eth0" }')
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "n2"), f"{cause}\n{logs(found)}"
+    assert f"{words}; ranks 0, 1, 3: program.py:12 in all_reduce" in cause.message, cause
+    assert "where ranks 0-3 stood: log/stack-*" in found.main_log.read_text() and cause.message in done.stderr
+    assert history.history(found)[0].nodes == ()
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_a_node_of_which_an_xid_speaks_is_left_out(lab: Lab, here: Path) -> None:
+    command = program(here, """
+        print("begins")
+        if rank == 2 and not os.environ.get("HPC_MP_RESUME"):
+            print("NVRM: Xid (PCI:0000:c6:00): 79, pid=4711, GPU has fallen off the bus.")
+            raise RuntimeError("CUDA error: unknown error")
+        time.sleep(0 if os.environ.get("HPC_MP_RESUME") else 60)
+        """)
+    done, found = run(lab, here, command)
+    end = history.history(found)[0]
+    assert done.returncode == 0 and (end.kind, end.nodes, end.rank) == ("hardware", ("n2",), 2), f"{end}\n{logs(found)}"
+    assert "n2" not in read_json(found.attempt_record)["hosts"]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_a_node_whose_ranks_eat_all_memory_is_named() -> None:
+    """Without accounting Slurm does not say which of its ranks it was."""
+    with Lab(2, overrides={"JobAcctGatherParams": "OverMemoryKill", "KillWait": "2"}) as lab:
+        here = lab.share / "job"
+        here.mkdir()
+        command = program(here, "print('begins')\nx = [os.urandom(2**26) for _ in range(48 * (rank == 3))]\ntime.sleep(30)")
+        _, found = run(lab, here, command, "--set", "slurm.extra.mem=2000")
+        cause = verdict(found).cause  # type: ignore[union-attr]
+        assert cause is not None and (cause.kind, cause.node) == ("memory", "n2"), f"{cause}\n{logs(found)}"
+        assert "node n2 (ranks 2, 3) ran out of memory" in cause.message and found.attempt() == 1
 
 
 @pytest.mark.prove

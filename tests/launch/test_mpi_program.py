@@ -98,6 +98,15 @@ def test_the_cause_of_an_end(here: Path, name: str) -> None:
 
 
 @needs_mpirun
+def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path) -> None:
+    command = command_of(here, "if rank == 2:\n    time.sleep(100)\ncomm.Barrier()\n")
+    _, found = run(here, command, "--set", "program.silent_limit=8")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "node1"), cause
+    assert "; ranks 0, 1, 3: program.py:" in cause.message and len(found.rank_stack.found()) == 4
+
+
+@needs_mpirun
 def test_a_program_that_is_not_there(here: Path) -> None:
     done, found = run(here, ["./program"])
     assert "program.command[0] = './program': is not there" in done.stderr, done.stderr

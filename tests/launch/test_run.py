@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from launching import until
+from watchdog_words import SAYS
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
@@ -124,7 +125,7 @@ def test_the_ranks_can_meet_at_the_port(here: Path) -> None:
 # (what rank 2 of 4 does, what the others do, kind, rank, words of the cause)
 ENDS = {
     "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
-                  "rank 2 on node1 failed: ValueError: boom (program.py:5)"),
+                  "rank 2 on node1 failed: ValueError: boom (program.py:6)"),
     "on all": ("raise ValueError('boom')", "time.sleep(0.3); raise ValueError('boom')", "error", 2, "rank 2 on node1 failed"),
     "a peer's word": ("sys.exit(3)", "time.sleep(0.2); raise RuntimeError('Connection closed by peer')", "exit", 2,
                       "exit code 3"),
@@ -134,6 +135,10 @@ ENDS = {
     "out of memory": ("raise MemoryError()", "time.sleep(60)", "memory", 2, "rank 2 on node1 ran out of memory"),
     "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
                 "CUDA out of memory"),
+    "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
+                            "os.abort()", "time.sleep(60)", "crash", 2, "native code gave up); its last words: no such kernel"),
+    "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); os.abort()",
+                        "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
     "alone": ("sys.exit(0)", "time.sleep(1); raise ConnectionResetError('Connection reset by peer')", "early", 2,
               "rank 2 on node1 ended before the others: with exit code 0"),
     "alone, and they hang": ("sys.exit(0)", "time.sleep(60)", "early", 2, "all were silent"),
@@ -145,7 +150,7 @@ ENDS = {
 def test_the_cause_of_an_end(here: Path, name: str) -> None:
     own, others, kind, rank, words = ENDS[name]
     limit = ("--set", "program.silent_limit=5") if "hang" in name else ()
-    command = program(here, f"print('begins')\nif rank == 2:\n    {own}\n{others}\n")
+    command = program(here, f"WATCHDOG = {SAYS!r}\nprint('begins')\nif rank == 2:\n    {own}\n{others}\n")
     began = time.monotonic()
     done, found = local(here, command, *limit)
     assert done.exit_code == 1 and time.monotonic() - began < 30, done.output
@@ -161,6 +166,44 @@ def test_a_hang_of_which_nobody_can_tell_who_was_first(here: Path) -> None:
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert done.exit_code == 1 and cause is not None and (cause.kind, cause.rank) == ("hang", None)
     assert cause.message.startswith("the job made no progress: no rank has printed a line for 2 s")
+
+
+# (what rank 2 of 4 does in its second step in place of all_reduce, where it stands then)
+HANGS = {
+    "a data loader": ("next_batch()", "rank 2: program.py:15 in next_batch"),
+    "a collective": ("dist.barrier()", "rank 2: program.py:19 in barrier"),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path, name: str) -> None:
+    """No rank is the first to fall silent."""
+    own, words = HANGS[name]
+    done, found = local(here, program(here, f"""
+        import threading
+        loaded = threading.Event()
+        def say():
+            while not loaded.wait(1):
+                print("imports torch")
+        threading.Thread(target=say).start()
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        dist.barrier()
+        loaded.set()
+        def next_batch():
+            time.sleep(60)
+        for step in range(2):
+            print("step", step)
+            if (rank, step) == (2, 1):
+                {own}
+            dist.all_reduce(torch.ones(1))
+        """), "--set", "program.silent_limit=4")
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert done.exit_code == 1 and cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "node1"), cause
+    assert f"{words}; ranks 0, 1, 3: program.py:20 in all_reduce" in cause.message, cause
+    assert all("all_reduce" in found.rank_stack(rank).read_text() for rank in (0, 1, 3))
+    shown = CliRunner().invoke(cli, ["logs", str(found.path)]).output
+    assert "log/stack-*" in shown and cause.message in shown
 
 
 def test_a_rank_may_go_on_long_after_another_has_ended_well(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

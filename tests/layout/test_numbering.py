@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job.program import NUMBERINGS
+from hpc_mp.base.programs import NUMBERINGS
 from hpc_mp.layout.placement import Degrees, Placement, letters_of, numbered, place
 
 SIZES = st.sampled_from((1, 2, 3))

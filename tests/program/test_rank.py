@@ -165,3 +165,10 @@ def test_ranks_of_nodes_that_are_not_full() -> None:
     assert [each["LOCAL_WORLD_SIZE"] for each in found] == ["2", "2", "1"]
     assert [each["GROUP_RANK"] for each in found] == ["0", "0", "1"]
     assert run_variables(Path("/r"), 1) == {"HPC_MP_RUN": "/r", "HPC_MP_ATTEMPT": "1"}
+
+
+def test_a_rank_does_not_load_what_validates_job_files() -> None:
+    """Every rank of every node reads from one file server what is imported here, before the program itself begins."""
+    loaded = subprocess.run([sys.executable, "-P", "-c", "import hpc_mp.program.rank, sys; print(*sys.modules)"],
+                            capture_output=True, text=True, check=True).stdout.split()
+    assert "hpc_mp.program.rank" in loaded and not [name for name in loaded if name.startswith(("hpc_mp.job", "torch"))]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rendering import job
+from watchdog_words import said as watchdog_said
 
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.slurm.allocation import Allocation
@@ -213,7 +214,7 @@ ENDINGS = [
     ("one that ended alone, and its peers", replace(JOB, srun=(DONE, *ENDS_OTHERS), failures=(PEER,)), "early", (),
      "rank 3 (dp 0, pp 1, tp 1) on n2 ended before the others: with exit code 0"),
     ("one that ended alone, and silence", replace(JOB, srun=(DONE, *ENDS_OTHERS), hang=Hang(61.0, 0)), "early", (), "rank 3"),
-    ("silence", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, 5)), "hang", (),
+    ("silence", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, 5, 5)), "hang", (),
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
     ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
@@ -225,6 +226,13 @@ ENDINGS = [
     ("SIGKILL of a program", replace(srun("srun: error: n3: task 5: Killed"), program=True), "signal", (), "SIGKILL"),
     ("old words of a program", replace(srun("srun: error: n3: task 5: Exited with exit code 3"), program=True, logs={
         "n3": ("5: CUDA out of memory, trying a smaller batch", *100 * ("5: step",))}), "exit", (), "its last words: step"),
+    ("NCCL's watchdogs", replace(JOB, program=True, srun=("srun: error: n1: tasks 0-1: Aborted (core dumped)",), logs={
+        host: [f"{task}: {line}" for task in tasks for line in watchdog_said(task)]
+        for host, tasks in (("n1", (0, 1)), ("n2", (2, 3)), ("n3", (4,)), ("n4", (6, 7)))}), "hang", (),
+     "rank 5 on n3 made no progress: ranks 0-4, 6, 7 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
+    ("a C++ exception of a program", replace(srun("srun: error: n3: task 5: Aborted"), program=True, logs={
+        "n3": ("5: terminate called after throwing an instance of 'c10::Error'", "5:   what():  no such kernel", "5: ...")}),
+     "crash", (), "was killed by SIGABRT (native code gave up): no such kernel"),
     ("what a program's rank misses", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), program=True, logs={
         "n2": ("3: Traceback (most recent call last):", '3:   File "/home/ann/train.py", line 3, in <module>', NO_PACKAGE)}),
      "error", (), "rank 3 on n2 failed: ModuleNotFoundError: No module named 'torch' (train.py:3)"),

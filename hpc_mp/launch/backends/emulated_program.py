@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import datetime
 
 from hpc_mp.base.errors import HpcMpError
@@ -19,6 +20,7 @@ from hpc_mp.launch.emulator.slurm_env import EMULATED, inherited
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.layout.placement import RankPlace
+from hpc_mp.program.stacks import record_stacks
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
@@ -26,9 +28,11 @@ from hpc_mp.rundir.failures import RankFailure, sentence, write_failure
 from hpc_mp.rundir.outcome import Cause, Outcome, figures
 from hpc_mp.rundir.program import rank_variables
 from hpc_mp.rundir.rank_env import emulated_node
+from hpc_mp.rundir.watchdogs import collective_timeout
 from hpc_mp.supervisor.begun import say_begun, say_ended
 from hpc_mp.supervisor.prepare import port
-from hpc_mp.supervisor.silence import Hang, SilenceWatch, rank_files
+from hpc_mp.supervisor.silence import SilenceWatch, rank_files
+from hpc_mp.supervisor.stacks import add_what_logs_say, explained, where
 
 MODULE = "hpc_mp.program.rank"
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -56,31 +60,43 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         say_begun(run, number, plan.placement, names, spec.job.device)
         patience = Patience((0, *spec.program.stop_codes), True, f"SIG{spec.program.signal}")
         emulator.start(_ranks(plan, run, shared), run.path, None, lock, f"{MODULE}:emulated", patience)
-        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks))
+        silence = SilenceWatch(spec.program.silent_limit, tasks, rank_files(run, tasks),
+                               on_hang=lambda: record_stacks(run, number))
         with listener.following(0):
             ended = watch(emulator, attempt, interrupts, listener, silence.noticed)
     hang = silence.hang
-    alone = _alone(ended, attempt, plan, names, hang)
+    if hang is not None:
+        add_what_logs_say(run, attempt.last_lines)
+        hang = explained(hang, run)
+        ended = replace(ended, exits=tuple(replace(end, ours=end.ours or end.time >= hang.time) for end in ended.exits))
+    waited = collective_timeout({rank: attempt.last_lines(rank) for rank in range(tasks)}, tasks)
+    hangs = [(hang.rank, str(hang))] if hang is not None else [(waited.apart, str(waited))] if waited is not None else []
+    alone = _alone(ended, attempt, plan, names, hangs)
     state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
-    if cause is not None and cause.kind == "hang" and hang is not None and hang.rank is None:
-        cause = Cause("hang", sentence("the job", "hang", str(hang)), time=cause.time)
+    if cause is not None and cause.kind == "hang" and hangs[0][0] is None:
+        cause = Cause("hang", sentence("the job", "hang", hangs[0][1]), time=cause.time)
     elif cause is not None:
         for failure in alone:
             with suppress(OSError):  # a full disk is no reason to hide how the run ended
                 write_failure(run, failure)
     if cause is not None:
         log = LineFile(run.main_log)
-        log.write(f"{datetime.now():%H:%M:%S} attempt {number} failed: {cause.message}")
+        for words in (*([where(run)] if hang is not None else ()), f"attempt {number} failed: {cause.message}"):
+            log.write(f"{datetime.now():%H:%M:%S} {words}")
         log.close()
     say_ended(run, number, state)
     return conclude(Outcome(run.path, state, cause=cause, **figures(run, number)), number, listener.note)
 
 
 def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Sequence[str],
-           hang: Hang | None) -> list[RankFailure]:
-    """What no single end of a process shows: that all hung, and who had ended well before the others failed."""
+           hangs: Sequence[tuple[int | None, str]]) -> list[RankFailure]:
+    """What no single end of a process shows: that all hung, and who had ended well before the others failed.
+
+    Args:
+        hangs: the rank for which the others waited, None where nobody can tell, and what is known of it.
+    """
     bad = [end for end in ended.exits if end.code not in (0, *plan.spec.program.stop_codes)]
-    if not bad or (ended.asked and hang is None):
+    if not bad or (ended.asked and not hangs):
         return []
 
     def failure(rank: int, kind: str, message: str, moment: float) -> RankFailure:
@@ -88,14 +104,12 @@ def _alone(ended: RanksEnd, attempt: AttemptReader, plan: ProgramPlan, names: Se
         return RankFailure(rank, names[place.node], kind, message, moment, attempt.number,
                            of_node=plan.spec.program.start == "node")
 
-    found = []
+    found = [failure(rank or 0, "hang", text, time.time()) for rank, text in hangs]
     first_bad = min(bad, key=lambda end: end.time)
-    if hang is not None:
-        found.append(failure(hang.rank or 0, "hang", str(hang), time.time()))
     before = [end for end in ended.exits if end.code == 0 and end.time < first_bad.time]
     if before:
         first = min(before, key=lambda end: end.time)
-        others = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hang else f'rank {first_bad.rank} failed'}"
+        others = f"{first_bad.time - first.time:.0f} s before {'all were silent' if hangs else f'rank {first_bad.rank} failed'}"
         found.append(failure(first.rank, "early", f"with exit code 0, {others}", first.time))
     return found
 

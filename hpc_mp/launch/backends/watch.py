@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import selectors
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.waits import read_standings
 
 POLL_S = 1.0  # between two questions whether the ranks hang
+ENDING_A_HANG, ABORT_S = ("abort", "kill"), 2.0  # what ranks that hang get, and seconds between
 COMMANDS = ("stop", "kill")  # what the first and the second interrupt ask of the ranks
 
 
@@ -42,9 +45,9 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
     """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs.
 
     Args:
-        hung: asked every second whether the ranks hang; then they are killed. None: they notice it themselves.
+        hung: asked every second whether the ranks hang; then they are ended. None: they notice it themselves.
     """
-    pressed, killed = 0, False
+    pressed, due, ending = 0, -math.inf, list(ENDING_A_HANG)
     pause = listener.interval if hung is None else min(listener.interval or POLL_S, POLL_S)
     with selectors.DefaultSelector() as selector:
         selector.register(emulator, selectors.EVENT_READ)
@@ -56,9 +59,9 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 emulator.command(COMMANDS[min(pressed, 1)])
                 pressed += 1
             emulator.receive()
-            if hung is not None and not killed and emulator.running and hung():
-                killed = True
-                emulator.command("kill")
+            if hung is not None and ending and emulator.running and time.monotonic() >= due and hung():
+                emulator.command(ending.pop(0))
+                due = time.monotonic() + ABORT_S
             if emulator.running:
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())

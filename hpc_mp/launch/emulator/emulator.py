@@ -157,7 +157,7 @@ class Emulator:
         return self._channel.fileno()
 
     def command(self, name: str) -> None:
-        """``"stop"``: save at the next step boundary and end; ``"kill"``: end now."""
+        """``"stop"``: save at the next step boundary and end; ``"abort"``: write the stacks and end; ``"kill"``: end now."""
         with suppress(ConnectionError):  # it has ended already
             self._channel.send({"command": name})
 

@@ -14,8 +14,8 @@ Run as ``python -m hpc_mp.launch.emulator.zygote MODULE …`` with one end of a 
 It may first be asked to call functions, ``{"call", "arguments"}``, so that the launcher need not import what the ranks need.
 It then receives ``{"entry", "job_file", "ranks": [{"log", "environment"}, …], "orderly", "patient", "stop"}`` (see
 ``emulator.Patience``), carrying the lock on the run and, where there is one, rank 0's listening socket; later
-``{"command": "stop"}`` (that signal to every rank) or ``{"command": "kill"}``. When the channel closes, the launcher is dead
-and every rank is killed; when this process dies, the kernel kills them.
+``{"command": "stop"}`` (that signal to every rank), ``{"command": "abort"}`` (SIGABRT) or ``{"command": "kill"}``. When the
+channel closes, the launcher is dead and every rank is killed; when this process dies, the kernel kills them.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Ranks:
     def __init__(self, channel: EventChannel, pids: Sequence[int], order: dict[str, Any]) -> None:
         self.channel, self.orderly = channel, order["orderly"]
         self.lag = math.inf if order["patient"] else LAG_S
-        self.commands = {"stop": signal.Signals[order["stop"]], "kill": signal.SIGKILL}
+        self.commands = {"stop": signal.Signals[order["stop"]], "abort": signal.SIGABRT, "kill": signal.SIGKILL}
         self.alive = {pid: rank for rank, pid in enumerate(pids)}
         self.sent: set[int] = set()
         self.ending = deque(ENDING)

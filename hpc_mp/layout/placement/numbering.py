@@ -7,7 +7,7 @@ the right one the groups lie inside nodes or across them as in any other order.
 
 from __future__ import annotations
 
-from hpc_mp.job.program import NUMBERINGS
+from hpc_mp.base.programs import NUMBERINGS
 from hpc_mp.layout.placement.grid import Degrees, Placement, RankMap, RankPlace, normalize_order, place
 
 AS_NUMBERED = "auto"  # the order of a program that is laid out as it numbers its ranks

@@ -1,0 +1,10 @@
+"""What distributed programs agree on, alone here: a rank needs it in its first moments, without the job file's validation."""
+
+# What tells a rank who it is and where the others are, by the names that torchrun gives them; Lightning reads NODE_RANK.
+IDENTITY = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+# How programs number their ranks: the letters of each one's own rule, the right-most the fastest over ranks. Megatron-LM:
+# core/parallel_state.py, order "tp-cp-ep-dp-pp" (with --use-tp-pp-dp-mapping it is DPCT); DeepSpeed: runtime/pipe/topology.py,
+# PipeModelDataParallelTopology with the axes pipe, data, model; nanotron: parallel/context.py, arange reshaped to (expert,
+# pipeline, data, context, tensor); torchtitan: distributed/parallel_dims.py, a mesh of pp, dp_replicate, dp_shard, cp, tp.
+NUMBERINGS = {"megatron": "PDCT", "deepspeed": "PDT", "nanotron": "PDCT", "torchtitan": "PDCT"}

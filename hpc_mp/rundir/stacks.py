@@ -1,0 +1,187 @@
+"""Where the ranks of a program stand that hang: their stacks as text, read again, and the one rank that the others wait for.
+
+The text is what Python's faulthandler writes, with a line before it for each process. A hang in a collective has all ranks
+waiting and one of them elsewhere: that one is the cause, be it in a data loader, on a file system or in another collective.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from hpc_mp.rundir.layout import RunDirectory
+from hpc_mp.rundir.tracebacks import LIBRARY
+
+PROCESS = re.compile(r"rank (?P<rank>\d+), pid (?P<pid>\d+), (?P<state>.*?): ")
+THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):$")
+MAIN = re.compile(r'Current thread|.*"MainThread"')
+FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
+ABORTED = "Fatal Python error: Aborted"
+
+# Functions in which a rank waits for others: by this name wherever they are, and by these names in the files of libraries that
+# exist for that. The names are those of torch.distributed, which deepspeed, accelerate and their like keep.
+COLLECTIVE = re.compile(r"_?(?:all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|(?:monitored_)?barrier)\w*$")
+LIBRARIES = re.compile(r"/(torch/distributed|deepspeed/comm|horovod|mpi4py|jax)/")
+WAITS = re.compile(r"(?:batch_)?i?(?:send|recv)\b|(?:reduce|gather|scatter)(?:_object)?(?:_list)?$|wait$|init_process_group$|"
+                   r"_?rendezvous\w*$|_store_based_barrier$|new_group$|destroy_process_group$")
+BACKWARD = re.compile(r"/torch/autograd/")  # DDP and FSDP reduce gradients within it, in threads without Python
+
+STUCK = re.compile(r"state [DTt]\b")
+
+SHOWN = 3  # places that a verdict names
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One call of a stack; ``file`` as Python has it."""
+
+    file: str
+    line: int
+    function: str
+
+    @property
+    def name(self) -> str:
+        """The function without its class, which py-spy writes before it."""
+        return self.function.rpartition(".")[2]
+
+    @property
+    def waits(self) -> bool:
+        """Whether a rank that is in it waits for other ranks."""
+        return (COLLECTIVE.match(self.name) is not None or BACKWARD.search(self.file) is not None
+                or (LIBRARIES.search(self.file) is not None and WAITS.match(self.name) is not None))
+
+    @property
+    def short(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class RankStack:
+    """Where one rank stands.
+
+    Attributes:
+        frames: of its main thread, the innermost first; none where Python has not told.
+        state: of its process, as the kernel names it.
+        pid: on its node.
+    """
+
+    rank: int
+    frames: tuple[Frame, ...]
+    state: str = ""
+    pid: int = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for other ranks."""
+        return self._operation() is not None
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known where it stands: by Python, or as the kernel has it stopped or waiting for a disk."""
+        return bool(self.frames) or STUCK.match(self.state) is not None
+
+    def __str__(self) -> str:
+        """``train.py:52 in all_reduce``."""
+        if not self.frames:
+            return f"nothing of Python, its process in {self.state}"
+        inner = list(takewhile(lambda frame: LIBRARY.search(frame.file), self.frames))
+        own = self.frames[len(inner)] if len(inner) < len(self.frames) else self.frames[0]
+        operation = self._operation()
+        if operation is not None:
+            return f"{own.short} in {'backward' if BACKWARD.search(operation.file) else operation.name}"
+        function = "" if own.name == "<module>" else f" in {own.name}"
+        leaf = f", there in {inner[0].name} of {inner[0].short}" if inner and own is not inner[0] else ""
+        return f"{own.short}{function}{leaf}"
+
+    def _operation(self) -> Frame | None:
+        """The outermost of the calls that wait, up to the program's own innermost one."""
+        inner = list(takewhile(lambda frame: LIBRARY.search(frame.file), self.frames))
+        waiting = [frame for frame in self.frames[:len(inner) + 1] if frame.waits]
+        return waiting[-1] if waiting else None
+
+
+def _calls(lines: Sequence[str]) -> list[Frame]:
+    """The calls of the thread whose lines these are, up to the empty line behind it; Python may say other things between."""
+    found = map(FRAME.match, takewhile(bool, lines))
+    return [Frame(each["file"], int(each["line"]), each["function"]) for each in found if each]
+
+
+def main_thread(lines: Sequence[str]) -> tuple[Frame, ...]:
+    """Of the threads of a process the one that runs the program; else the last one, for faulthandler writes it last."""
+    heads = [number for number, line in enumerate(lines) if THREAD.match(line)]
+    main = next((number for number in heads if MAIN.match(lines[number])), heads[-1] if heads else None)
+    return tuple(_calls(lines[main + 1:])) if main is not None else ()
+
+
+def aborted(lines: Sequence[str]) -> list[str]:
+    """What faulthandler has written into a log at the last SIGABRT: from its heading to the last call."""
+    begin = next((number for number in reversed(range(len(lines))) if lines[number].startswith(ABORTED)), None)
+    if begin is None:
+        return []
+    found = lines[begin + 1:]
+    end = next((number for number in reversed(range(len(found))) if FRAME.match(found[number])), -1)
+    return list(found[:end + 1])
+
+
+def before_abort(lines: Sequence[str]) -> list[str]:
+    """What a rank had said before it was made to write its stack."""
+    return list(takewhile(lambda line: not line.startswith(ABORTED), lines))
+
+
+def read_stacks(run: RunDirectory) -> list[RankStack]:
+    """Of all ranks that were looked at, by rank."""
+    return [stack for path in run.rank_stack.found()
+            for stack in _of_rank(path.read_text(encoding="utf-8", errors="replace").splitlines())]
+
+
+def _of_rank(lines: Sequence[str]) -> list[RankStack]:
+    """The first process of the rank of which Python has told, else its first."""
+    heads = [(number, found) for number, line in enumerate(lines) if (found := PROCESS.match(line))]
+    ends = [number for number, _ in heads[1:]] + [len(lines)]
+    stacks = [RankStack(int(found["rank"]), main_thread(lines[number:end]), found["state"], int(found["pid"]))
+              for (number, found), end in zip(heads, ends, strict=True)]
+    return [next((stack for stack in stacks if stack.frames), stacks[0])] if stacks else []
+
+
+def standing_apart(stacks: Sequence[RankStack], first: int | None) -> int | None:
+    """The rank that the others wait for; None where nobody can tell.
+
+    Args:
+        first: the rank that fell silent before all others; None: nobody did.
+    """
+    stacks = [stack for stack in stacks if stack.known]
+    apart = [stack.rank for stack in stacks if not stack.waits]
+    if not 0 < len(apart) < len(stacks):
+        places = Counter(map(str, stacks)).most_common()  # all wait, or none in a way that is known: who is not with the others?
+        most = places[0] if places else ("", 0)
+        apart = [stack.rank for stack in stacks if str(stack) != most[0]] if 2 * most[1] > len(stacks) else []
+    if first in apart:
+        return first
+    return apart[0] if 0 < 2 * len(apart) < len(stacks) or len(apart) == 1 else None
+
+
+def sentence_of(stacks: Sequence[RankStack], rank: int | None) -> str:
+    """Who stands where in one line, ``rank`` first; empty where nothing is known."""
+    if not any(stack.frames for stack in stacks):
+        return ""
+    places: dict[str, list[int]] = {}
+    for stack in sorted(stacks, key=lambda stack: (stack.rank != rank, stack.rank)):
+        places.setdefault(str(stack), []).append(stack.rank)
+    parts = [f"{numbers(ranks)}: {place}" for place, ranks in places.items()]
+    return "; ".join(parts[:SHOWN]) + (f"; others elsewhere ({len(parts) - SHOWN} places)" if len(parts) > SHOWN else "")
+
+
+def numbers(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0, 1, 5-9``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    parts = [part for low, high in runs
+             for part in ([f"{low}-{high}"] if high > low + 1 else map(str, range(low, high + 1)))]
+    return f"rank{'s' if runs and (len(runs) > 1 or runs[0][0] != runs[0][1]) else ''} {', '.join(parts)}"

@@ -1,0 +1,65 @@
+"""What NCCL's watchdog in torch says of a collective that did not end, and whose absence from it the others waited for.
+
+Each rank that waits longer than its process group allows writes the line and aborts; the first that does ends the others, who
+may not have come to say it. Form of the line: ProcessGroupNCCL.cpp, torch 2.0 to 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_mp.rundir.stacks import numbers
+
+LINE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)")
+THROWN = re.compile(r"terminate called (?:after throwing|recursively)")
+WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveTimeout:
+    """Attributes:
+    waited: the ranks whose watchdogs spoke.
+    apart: the one for which they waited; None where nobody can tell.
+    text: what they waited in, and for how long.
+    """
+
+    waited: tuple[int, ...]
+    apart: int | None
+    text: str
+
+    def __str__(self) -> str:
+        return f"{numbers(self.waited)} waited {'for it ' if self.apart is not None else ''}{self.text}, says NCCL's watchdog"
+
+
+def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> CollectiveTimeout | None:
+    """What the watchdogs of all ranks together say; None where none has spoken.
+
+    Args:
+        lines: the last ones of every rank's log.
+        ranks: how many there are.
+    """
+    said = {rank: match for rank, own in sorted(lines.items())
+            if (match := next(filter(None, map(LINE.search, own)), None)) is not None}
+    if not said:
+        return None
+    waits = {rank: (match[1], match[2]) for rank, match in said.items()}
+    most, count = Counter(waits.values()).most_common(1)[0]
+    silent = [rank for rank in range(ranks) if rank not in waits]
+    others = [rank for rank, where in waits.items() if where != most]
+    apart = [*silent, *others]
+    named = apart[0] if len(apart) == 1 and count > 1 else None
+    seconds = int(said[next(rank for rank in waits if waits[rank] == most)][3]) / 1000
+    elsewhere = f", it in {waits[named][1]} ({waits[named][0]})" if named in waits else ""
+    return CollectiveTimeout(tuple(rank for rank in waits if rank != named), named,
+                             f"{seconds:g} s in {most[1]} ({most[0]}){elsewhere}")
+
+
+def thrown(lines: Sequence[str]) -> str:
+    """Why native code has aborted: what the C++ exception says, or the watchdog; empty where nothing is known."""
+    begin = next((number for number in reversed(range(len(lines))) if THROWN.search(lines[number])), None)
+    if begin is None:
+        return next((found[0] for found in map(LINE.search, reversed(lines)) if found), "")
+    return next((match[1] for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match), "")
