@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,8 @@ from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, reco
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm.allocation import allocation
 from hpc_mp.cluster.slurm.mail import mail_at_end
-from hpc_mp.cluster.slurm.requeue import queued_again, requeue, start_soon
+from hpc_mp.cluster.slurm.requeue import await_notice, queued_again, requeue, start_soon
+from hpc_mp.cluster.slurm.steps import failed_nodes
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
@@ -176,6 +177,8 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
     if given is None:
         return "fail", f"{why}; outside of Slurm nothing queues it again"
     action: str = decision.action
+    if action == "requeue":
+        await_notice(given.job_id, given.restart, script, _unreachable(attempt, {finding.node for finding in blamed}))
     if queued_again(given.job_id, given.restart, script):
         action, why = "requeue", "Slurm has queued the job again"
     elif action == "requeue":
@@ -190,6 +193,13 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
         with suppress(CommandFailed):  # then it starts when Slurm's hold ends
             start_soon(given.job_id)
     return action, why
+
+
+def _unreachable(attempt: AttemptContext, blamed: Collection[str]) -> list[str]:
+    """The blamed nodes on which srun could not start the last step, which looks after the nodes when the ranks have ended."""
+    log = attempt.run.srun_log
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return [node for node in failed_nodes(lines) if node in blamed]
 
 
 def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:

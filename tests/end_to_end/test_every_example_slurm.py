@@ -15,9 +15,6 @@ from slurm_lab.lab import Lab
 from hpc_mp.rundir import read_json
 from hpc_mp.rundir.outcome import verdict
 
-STAYS_QUEUED = pytest.mark.xfail(run=False, reason="queued again without the dead node, its job was PENDING (BadConstraints, "
-                                 "with both nodes in NodeList) for five minutes; the cause is not known")
-
 
 @pytest.fixture
 def shared(lab: Lab) -> Iterator[Path]:
@@ -57,7 +54,7 @@ def test_an_ordinary_user_runs_it_on_two_hosts(lab: Lab, shared: Path, name: str
 
 @pytest.mark.prove
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[STAYS_QUEUED] * (name == "mpi4py")) for name in EXAMPLES])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_a_node_dies_and_the_job_goes_on_without_it(lab: Lab, shared: Path, name: str) -> None:
     """Its parameters are those of a run on this machine that nothing has disturbed."""
     example, whole = on_slurm(lab, name), copy(name, shared)

@@ -114,7 +114,7 @@ KEYS: dict[str, Row] = {
     "a tokenizer that is not there": ({"data.tokenizer": "corpus"}, r"with a tokenizer .*holds tokenizer.json"),
     "a variable that is a number": ({"environment": {"set": {"A": 5}}}, r"set.A = 5: must be text. Write it in quotes"),
     "a variable with a blank": ({"environment": {"set": {"A B": "5"}}}, r"'A B': must be named by letters, digits"),
-    "a table of another tool": ({"optimizer": {"name": "adamw"}}, r"optimizer: is no key of a job file. Optimizer belongs to"),
+    "a table of another tool": ({"optimizer": {"name": "adamw"}}, r"optimizer: is no key of a job file. Move it: optimizer belongs to"),
     "a key misspelt": ({"train.learning_rat": 1.0}, r"learning_rat = 1.0: is no key of \[train\]. Did you mean 'learning_rate'"),
     "documents of another tool": ({"data.documents": "packed"}, r"documents = 'packed': must be 'joined' or 'separate'"),
     "negative retries": ({"slurm.retries": -1}, r"slurm.retries = -1: must be at least 0"),

@@ -6,6 +6,7 @@ as the job is requeued.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -17,13 +18,14 @@ from hpc_mp.cluster.exclusions import Keeping, choose
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.nodes import NodeState, node_states
-from hpc_mp.cluster.slurm.records import Words, show_records
+from hpc_mp.cluster.slurm.records import Words, find_settings, show_records
 
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
 PATIENCE_S = 300.0  # for a controller that is being restarted: the run hangs on its answer
 STUCK = ("ReqNodeNotAvail", "BadConstraints", "PartitionConfig", "NodeNotAvail")  # idle nodes would not do either
 SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
 CLEARED_S = 10  # in which the nodes of a job that ends are mostly cleared
+SLURMD_TIMEOUT_S, NOTICED_S = 300.0, 30.0  # Slurm's default, and what it takes to act upon it
 HELD_S = 125.0  # how long Slurm holds a job back that was queued again, by default, and a little
 
 
@@ -47,6 +49,25 @@ def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persiste
     except CommandFailed:
         return False
     return int(job.get("Restarts") or 0) > restart and is_own(job, job_id, script)
+
+
+def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str], ask: Runner = persistent,
+                 sleep: Callable[[float], None] = time.sleep) -> None:
+    """Wait until Slurm has noticed that nodes of the job are dead, upon which it queues the job again by itself.
+
+    A job that is queued again before is being cleared from a node that never answers; where that node is then set down, Slurm
+    22.05 leaves the record of the job in a state that no node can satisfy (BadConstraints), and neither a release nor an update
+    mends it. Slurm notices after its ``SlurmdTimeout``, 300 s unless the site says otherwise.
+
+    Args:
+        dead: nodes that a step could not be started on.
+    """
+    if not dead:
+        return
+    said = re.match(r"\d+", find_settings(ask).get("SlurmdTimeout", ""))
+    deadline = time.monotonic() + (int(said[0]) if said else SLURMD_TIMEOUT_S) + NOTICED_S
+    while time.monotonic() < deadline and not queued_again(job_id, restart, script, ask):
+        sleep(0.5)
 
 
 def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:
