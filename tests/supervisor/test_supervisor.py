@@ -17,7 +17,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
-from hpc_mp.cluster.slurm.requeue import exclude, held_back, persistent, queued_again, requeue
+from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
@@ -173,6 +173,25 @@ def test_slurms_own_requeue_is_seen(restarts: str, restart: int, again: bool) ->
     assert queued_again("7", restart, SCRIPT, Slurm(scontrol_show_job=said)) is again
     assert not queued_again("7", restart, Path("/other/job.sbatch"), Slurm(scontrol_show_job=said))
     assert not queued_again("7", restart, SCRIPT, Slurm())
+
+
+def test_slurm_is_given_the_time_to_notice_a_dead_node() -> None:
+    """Until it has queued the job again by itself, and not for ever."""
+    slept: list[float] = []
+    noticed = Slurm(scontrol_show_job=RUNNING.replace("Restarts=0", "Restarts=1"))
+    await_notice("7", 0, SCRIPT, ["n4"], noticed, slept.append)
+    await_notice("7", 0, SCRIPT, [], Slurm(), slept.append)
+    assert slept == []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            noticed_later["said"] = RUNNING.replace("Restarts=0", "Restarts=1")
+
+    noticed_later = {"said": RUNNING}
+    await_notice("7", 0, SCRIPT, ["n4"],
+                 lambda argv: noticed_later["said"] if "job" in argv else "SlurmdTimeout = 5 sec\n", sleep)
+    assert len(slept) == 3
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING", "TIMEOUT"])
