@@ -32,7 +32,8 @@ ON = ("auto", "slurm", "local", "mpi")
 @click.option("--ranks-per-node", type=click.IntRange(min=1), metavar="M",
               help="How many ranks on each.  [default: as the allocation says, else one per GPU]")
 @click.option("--on", type=click.Choice(ON), default="auto", show_default=True,
-              help="Slurm, or emulated nodes on this machine; auto says which it takes and why.")
+              help="Slurm, emulated nodes on this machine, or mpirun on its hosts (for ranks that meet through MPI); auto says "
+                   "which it takes and why.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE",
               help="A key of the job file: --set slurm.partition=gpu, --set job.time_limit=02:00:00.")
 @click.option("--name", help="What squeue shows, and the directory of its runs.  [default: the program's name]")
