@@ -329,10 +329,15 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
         at += count
     ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
+    expanded = {name: value for name, value in environment.items() if re.search(r"[$`]", value)}  # by the job's shell
+    if expanded:
+        front = [piece for name, value in expanded.items() for piece in pieces(f'{name}="{value}"', fixed)]
+        words = (WordPiece("literal", "env"), *front, *words)
     how = f"{texts[0]}: replaced by srun with Slurm's own MPI plug-in (slurm.mpi; left out: the first that the site has)"
     kept = (f"variables that it sets: {', '.join(environment)}",) if environment else ()
     lost = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
-    return ProgramStart("mpi", nodes, ranks, words, (how, *kept), lost, before, environment)
+    plain = {name: value for name, value in environment.items() if name not in expanded}
+    return ProgramStart("mpi", nodes, ranks, words, (how, *kept), lost, before, plain)
 
 
 def _set_by_mpirun(name: str, values: Sequence[str]) -> dict[str, str] | None:

@@ -139,6 +139,9 @@ def _tier(words: Sequence[Word]) -> int:
             return 5
         first = re.match(r"\s*([\w./-]+)", inner)
         return 1 if first and first[1].rpartition("/")[2] in TOOLS else 3
+    shell = next((at for at, word in enumerate(words) if at and word.base in ("bash", "sh")), None)
+    if name in MPI and shell is not None and _tier(words[shell:]) == 1:  # it only says on which machines it is
+        return 1
     if name in LAUNCHERS and not (name == "accelerate" and texts[1:2] != ["launch"]):
         return 5
     if PYTHON.fullmatch(name):

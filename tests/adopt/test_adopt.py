@@ -111,6 +111,10 @@ def test_ranks_that_meet_through_mpi(tmp_path: Path) -> None:
     bound = adopted(f"{head}mpirun -x A=1 -x B -genv C 2 --bind-to core -N 2 ./solve -n 3\n", tmp_path)
     assert bound.spec.program.environment == {"A": "1", "C": "2"} and bound.spec.program.command == ("./solve", "-n", "3")
     assert "--bind-to core" in bound.lost[0].why
+    shell = adopted(f"{head}mpirun -x A=/a:$HOME ./solve\n", tmp_path)
+    assert shell.spec.program.environment == {} and shell.spec.program.command == ("bash", "-c", 'exec env A="/a:$HOME" ./solve')
+    twice = adopted(f"{head}mpirun -N 1 bash -c 'echo $(hostname)'\nmpirun -np 4 ./solve\n", tmp_path)
+    assert twice.spec.program.command == ("./solve",) and twice.spec.job.ranks_per_node == 2
     step = adopted(f"{head}srun --mpi=pmix_v4 ./solve\n", tmp_path)
     assert (step.spec.program.start, step.spec.slurm.mpi, step.lost) == ("rank", "pmix", ())
     assert "--mpi=cray_shasta" in adopted(f"{head}srun --mpi=cray_shasta ./solve\n", tmp_path).lost[0].why
