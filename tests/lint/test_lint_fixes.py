@@ -91,6 +91,7 @@ EDITS: dict[str, Edit] = {
     r"Did you mean (--[\w-]+)": changed(r"--[\w-]+", "{}"),
     r"Give (--[\w-]+) to srun": dropped,
     r"Write minutes, MM:SS, (\S+),": changed(r"time=\S+", "time={}"),
+    r"Write (--gres=\S+)\.": changed(r"--gres=\S+", "{}"),
     r"Write N or": changed(r"-N=", "-N"),
     r"Write singleton": changed(r"=\S+", "=singleton"),
     r"without blanks around .*, with plain": lambda lines, at, advice: plain(lines),

@@ -46,6 +46,14 @@ def _cpus_unset(script: Script) -> Iterable[Hit]:
         yield from map(Hit, itertools.islice(uses, 1))
 
 
+def _count_behind_equals(script: Script) -> Iterable[Hit]:
+    for options in script.header.components:
+        for option in options:
+            if option.name == "gres" and re.search(r"(?<!\w)\w+=\d+(,|$)", option.value or ""):
+                mended = re.sub(r"(\w+)=(\d+)(?=,|$)", r"\1:\2", option.value or "")
+                yield Hit(option.line, f"--gres={option.value}", f"--gres={mended}")
+
+
 def _conflicts(script: Script) -> Iterable[tuple[Option, str, str, str]]:
     """(the later option, both in words, since which release sbatch refuses them together, advice)."""
     for options in script.header.components:
@@ -312,4 +320,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM224", "warning", _cpus_unset,
          "SLURM_CPUS_PER_TASK is not set where the job does not ask for CPUs by task: this is empty.",
          "Add #SBATCH --cpus-per-task=N, or write ${SLURM_CPUS_PER_TASK:-1}."),
+    Rule("HM225", "warning", _count_behind_equals,
+         "{it}: the count of a generic resource stands behind a colon, and sbatch refuses it behind an equals sign.",
+         "Write {advice}."),
 )
