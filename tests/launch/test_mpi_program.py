@@ -90,7 +90,7 @@ ENDS = {
 def test_the_cause_of_an_end(here: Path, name: str) -> None:
     own, kind, words = ENDS[name]
     command = command_of(here, f"if rank == 2:\n    {own}\ncomm.Barrier()\n")
-    limit = ("--set", "program.silent_limit=8") if "never ended" in words else ()
+    limit = ("--set", "program.silent_limit=15") if "never ended" in words else ()
     done, found = run(here, command, *limit)
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert done.returncode == 1 and cause is not None, done.stdout
