@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs once on every node of a job before its ranks: is the run directory there, and what lies on the local disk?
 #
-#   node-start.sh RUN TOKEN [--health PYTHON] [--gpus] [--environment ARCHIVE PREFIX] [--copy DIRECTORY]…
+#   node-start.sh RUN TOKEN [--health PYTHON] [--gpus] [--environment ARCHIVE PREFIX] [--copy PATH]…
 #
 # HPC_MP_LOCAL names the directory to make on this node's own disk, BASE/hpc-mp-UID/JOB; its parent and itself are ours
 # alone. In it: cache/ and tmp/, env/ (the environment, or a link to PREFIX where there is no room), data/ (copies, each
-# under its whole path; hpc_mp/rundir/staged.py reads them). Facts of the node go to RUN/nodes/HOST.json.
+# under its whole path, a link where there is no room; hpc_mp/rundir/staged.py reads them). Facts of the node go to RUN/nodes/HOST.json.
 # Whatever is there already is left as it is: a second call is quick.
 #
 # Exits 0, or 2 after one line on stderr with host, value and remedy. What cannot be staged is a warning: ranks then read
@@ -126,6 +126,7 @@ stage_copy() {
             exit
         fi
         rm -rf -- "$part" "$target.listed"
+        ln -s -- "$source" "$target" # a program looks here, whatever became of the copy
         warn "$source is not staged: ranks of this node read it where it is"
     ) 9>>"$target.lock"
 }

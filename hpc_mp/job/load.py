@@ -274,7 +274,9 @@ def _absolute(spec: Spec, base: Path) -> Spec:
     }
     if isinstance(spec, ProgramSpec):
         directory = os.path.normpath(at(spec.program.directory))  # "." by default, which would stand at the end of it
-        return spec.model_copy(update=shared | {"program": spec.program.model_copy(update={"directory": directory})})
+        stage = tuple(os.path.normpath(at(path)) for path in spec.program.stage)
+        program = spec.program.model_copy(update={"directory": directory, "stage": stage})
+        return spec.model_copy(update=shared | {"program": program})
     model, data, parallel, checkpoint = spec.model, spec.data, spec.parallel, spec.checkpoint
     return spec.model_copy(update=shared | {
         "model": model.model_copy(update={"pretrained": maybe(model.pretrained)}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -34,6 +35,9 @@ class Program(Section):
     environment: dict[Variable, str] = Field(default={})
     """Variables of the program alone, byte for byte. They go before all others but those that tell a rank who it is. Example:
     `{ WANDB_MODE = "offline" }`."""
+    stage: tuple[PathName, ...] = ()
+    """Files and directories that are copied to every node's own disk before the ranks start: `/disk/set` is then also
+    `$HPC_MP_STAGED/disk/set`. See [staging](../user/programs.md#copies-on-the-nodes-own-disks). Example: `["/data/imagenet"]`."""
     start: Literal["rank", "node", "mpi"] = "rank"
     """`"rank"`: the command once for every rank, with the variables that torchrun sets. `"node"`: once for every node, for a
     command that starts `job.ranks_per_node` ranks there itself; `{nodes}`, `{node_rank}`, `{ranks_per_node}`, `{master_addr}`,
@@ -117,10 +121,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     **dict.fromkeys(("job.heartbeat_timeout", "job.step_timeout", "job.start_timeout", "job.load_timeout", "job.save_timeout"),
                     (_ENGINE, "leave it out; program.silent_limit says how long it may be silent")),
     "slurm.mpi": ("is for tasks that are ranks, and here a task starts those of its node itself", "leave it out"),
-    "slurm.container": ("is not built for [program]", "leave it out, or let program.command start the container "
-                        '(["apptainer", "exec", "image.sif", "python", "train.py"])'),
     "slurm.python": ("names the interpreter of hpc-mp's own ranks", "name the program's interpreter in program.command"),
-    "environment.stage": ("packs the interpreter of hpc-mp's own ranks, and is not built for [program]", "leave it out"),
 }
 
 
@@ -133,10 +134,20 @@ def check_program(spec: ProgramSpec) -> None:
         if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
     _check_axes(spec)
+    _check_stage(spec.program.stage)
     for name in spec.program.environment:
         if name in IDENTITY or name.startswith("HPC_MP_"):
             raise HpcMpError(f"program.environment.{name}", "tells each rank who it is, and every rank has another value"
                              if name in IDENTITY else "belongs to hpc-mp", "leave it out")
+
+
+def _check_stage(paths: tuple[str, ...]) -> None:
+    """Refuse copies that would lie in one another. Raises HpcMpError."""
+    for path in map(PurePath, paths):
+        for other in map(PurePath, paths):
+            if path in other.parents or path == PurePath(path.anchor):
+                raise HpcMpError(f"program.stage = {shown(paths)}", f"{other} lies inside of {path}" if path in other.parents
+                                 else "is the root directory", "name directories none of which holds another")
 
 
 def _check_axes(spec: ProgramSpec) -> None:

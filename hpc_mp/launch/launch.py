@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ from hpc_mp.rundir.outcome import Outcome, figures, verdict
 from hpc_mp.rundir.plan import read_plan
 
 ON = ("auto", *(name for name, backend in BACKENDS.items() if backend.named))
+
+# Keys of --set that give variables, which may be passwords.
+_VARIABLES = re.compile(r"environment\.set\b|program\.environment\b|^\s*(environment|program|sweep)\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +238,9 @@ def _on(request: LaunchRequest) -> list[str]:
 
 
 def _shown(override: str) -> str:
+    """Without the values of variables, which may be passwords; also where a sweep or a whole table gives them."""
     key, _, _ = override.partition("=")
-    return f"{key}=…" if key.strip().startswith("environment") else override
+    return f"{key}=…" if _VARIABLES.search(key) else override
 
 
 @contextmanager

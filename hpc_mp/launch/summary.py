@@ -30,7 +30,7 @@ PLACES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("slurm.partition", "slurm.mpi", "slurm.components", "slurm.grace", "slurm.container",
                      "slurm.container_runtime", "slurm.container_mounts", "slurm.modules", "slurm.conda", "slurm.venv",
                      "slurm.python", "slurm.setup", "slurm.extra", "environment.local", "environment.stage",
-                     "environment.profile", "environment.health", "model.stage", "data.stage"), SCRIPT),
+                     "environment.profile", "environment.health", "model.stage", "data.stage", "program.stage"), SCRIPT),
 }
 
 

@@ -6,17 +6,18 @@ The process becomes the program (``exec``): its signals, its exit code and its m
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.programs import IDENTITY
+from hpc_mp.base.programs import BETWEEN, IDENTITY
 from hpc_mp.base.text import counted
 from hpc_mp.layout.placement import Placement, from_dict
 from hpc_mp.program.guard import guard
@@ -24,18 +25,15 @@ from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import (
     ProgramCommand,
-    axis_variables,
     filled_in,
-    node_variables,
-    rank_variables,
+    own_variables,
     read_program,
     run_variables,
 )
 from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, node_name
 
 EMULATED = "HPC_MP_EMULATED"
-# What is between the launcher and this process, and no business of the program's.
-OURS = (TOKEN, "HPC_MP_SECRET", "HPC_MP_LISTEN_FD", "HPC_MP_ASKED", "HPC_MP_MPI", "HPC_MP_STAGED", EMULATED)
+MOST_FILES = 1 << 16  # that are looked at one by one, in some milliseconds
 # A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
 DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 # Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or kept back until its programs can take them.
@@ -54,13 +52,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     attempt = record.attempt if record else run.attempt()
     program = read_program(run.program)
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
-    if program.mpi:
-        own: dict[str, str] = {}
-    elif program.ranks_per_node is None:
-        own = rank_variables(placement, who.rank, *meeting)
-        own |= axis_variables(placement, who.rank, run.placement) if program.axes else {}
-    else:
-        own = node_variables(placement, placement.ranks[who.rank].node, *meeting)
+    own = own_variables(program, run, placement, who.rank, meeting)
+    if program.ranks_per_node is not None:
         program = replace(program, command=filled_in(program, run.path, own))
     found = environment(program, {**own, **run_variables(run.path, attempt)}, environ)
 
@@ -80,18 +73,26 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 def emulated(path: Path) -> int:
     """As ``main``, in a process that was forked from one whose open files are not the program's."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2:
+    for number in _open_files():
+        if number > 2:
             with suppress(OSError):  # that of the listing itself is gone by now
-                os.set_inheritable(int(name), False)
+                os.set_inheritable(number, False)
     if not os.environ.get("PYTHONPATH"):
         os.environ.pop("PYTHONPATH", None)
     return main(path)
 
 
+def _open_files() -> Iterable[int]:
+    """Numbers of this process's files, all that it may have where /proc does not show it (in a process namespace of its own)."""
+    try:
+        return map(int, os.listdir("/proc/self/fd"))
+    except OSError:
+        return range(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES))
+
+
 def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """What the program finds: what the job has, without what is between us; its own variables; who it is as the last word."""
-    ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
+    ours = (*BETWEEN, "SLURMD_NODENAME") if EMULATED in environ else BETWEEN  # there is no Slurm on emulated nodes
     inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
     return {**DEFAULTS, **inherited, **program.environment, **own}
 

@@ -108,6 +108,8 @@ class RunDirectory:
         "the layers of every stage, bytes per axis and per rank, every choice with its reason")
     program = RunFile("program.json", "launch", "every rank",
         "with `[program]`: the command that ranks become, its directory and its variables, byte for byte")
+    program_script = RunFile("program.sh", "supervisor", "every rank",
+        "with `[program]` in a container: what its ranks run there, the same as `program.json` for a shell")
     script = RunFile("job.sbatch", "launch", "Slurm", "the rendered job script")
     clean_environment = RunFile("clean-environment.sh", "launch", "job.sbatch",
         "which variables of the submitting shell the job script unsets, and why")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpc_mp.base.files import owners, render_json, write_text
 from hpc_mp.layout.placement import Placement
+from hpc_mp.rundir.layout import RunDirectory
 from hpc_mp.rundir.records import read_record
 
 if TYPE_CHECKING:  # a rank reads what is written here, and need not have what validates job files
@@ -47,12 +48,44 @@ def write_program(path: Path, spec: ProgramSpec) -> None:
     itself = spec.job.ranks_per_node if given.start == "node" else None
     command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
                              given.start == "mpi", given.signal, given.stop_codes)
+    _write(path, command)
+
+
+def use_staged(path: Path, prefix: Path) -> None:
+    """Have ranks look up on PATH, where the copy of an environment comes first, a program that the command names by its path in
+    that environment. Raises OSError.
+
+    Args:
+        prefix: directory of the environment.
+    """
+    program = read_program(path)
+    name = Path(program.command[0])
+    if name.is_absolute() and name.parent == prefix / "bin":
+        _write(path, replace(program, command=(name.name, *program.command[1:])))
+
+
+def _write(path: Path, command: ProgramCommand) -> None:
     write_text(path, render_json(asdict(command)), opener=owners)
 
 
 def read_program(path: Path) -> ProgramCommand:
     """Raises OSError, or ValueError when it is no such document."""
     return read_record(path, ProgramCommand)
+
+
+def own_variables(program: ProgramCommand, run: RunDirectory, placement: Placement, rank: int,
+                  meeting: tuple[str, str]) -> dict[str, str]:
+    """Who a rank is, or the one command of a node; nothing where MPI says it.
+
+    Args:
+        meeting: address and port of rank 0's host, on which nobody listens yet.
+    """
+    if program.mpi:
+        return {}
+    if program.ranks_per_node is not None:
+        return node_variables(placement, placement.ranks[rank].node, *meeting)
+    axes = axis_variables(placement, rank, run.placement) if program.axes else {}
+    return rank_variables(placement, rank, *meeting) | axes
 
 
 def rank_variables(placement: Placement, rank: int, address: str, port: str) -> dict[str, str]:

@@ -32,6 +32,7 @@ from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, script_log, user_cancelled
 from hpc_mp.supervisor.exclusions import end_watch, leave_out, watch_running
+from hpc_mp.supervisor.in_container import write_program_script
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
@@ -78,6 +79,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         attempt = replace(attempt, command=command, base_environ=base)
         if profiled is not None:
             attempt.say(profiled)
+        if isinstance(attempt.spec, ProgramSpec) and attempt.spec.slurm.container is not None:
+            write_program_script(attempt, attempt.spec, os.environ)
     code = node_setup.start(attempt, signals)
     if code == 0 and signals.asked:
         code = STOPPED

@@ -11,7 +11,7 @@ import sys
 from hpc_mp.base.assets import asset
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
-from hpc_mp.job import AnySpec, JobSpec
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.records import StagedEnvironment, read_record
@@ -45,6 +45,8 @@ def _wanted(run: RunDirectory, spec: AnySpec) -> list[str]:
     model = spec.model if isinstance(spec, JobSpec) else None
     if model is not None and model.stage and model.pretrained is not None and saved_step(run) == 0:  # else it is in checkpoints
         words += ["--copy", model.pretrained]
+    for path in spec.program.stage if isinstance(spec, ProgramSpec) else ():
+        words += ["--copy", path]
     return words
 
 

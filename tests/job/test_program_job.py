@@ -67,9 +67,11 @@ def test_what_is_written_into_the_run_is_read_as_it_was(arguments: list[str], en
     ({"program": {"command": ["x"], "axes": "DPT"}, "parallel": {"zero": 1}}, "is no key of [parallel]"),
     ({"job": {"step_timeout": 5}}, "job.step_timeout = 5"),
     ({"program": {"command": ["x"], "start": "node"}, "slurm": {"mpi": "pmix"}}, "slurm.mpi = 'pmix'"),
-    ({"slurm": {"container": "x.sif"}}, "slurm.container"),
     ({"slurm": {"python": "python3"}}, "slurm.python"),
-    ({"environment": {"stage": True}}, "environment.stage"),
+    ({"environment": {"stage": True}, "slurm": {"container": "x.sif"}}, "has no effect on ranks in a container"),
+    ({"environment": {"stage": True}, "slurm": {"conda": "train"}}, "is a name"),
+    ({"program": {"command": ["x"], "stage": ["data", "data/../data/set"]}}, "lies inside of"),
+    ({"program": {"command": ["x"], "stage": ["/"]}}, "is the root directory"),
     ({"job": {"nodes": 2**18}}, "is more than"),
     ({"slurm": {"chain": 1}, "sweep": {"runs": [{}, {"program.silent_limit": 5}]}}, "cannot follow the runs of a sweep"),
 ], ids=str)

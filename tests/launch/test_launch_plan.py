@@ -372,7 +372,7 @@ def test_keys_without_effect_are_named(tmp_path: Path, place: Any, more: str, wo
 def test_what_is_said_of_a_key_is_decided_for_all_of_slurms() -> None:
     keys = {f"slurm.{key}" for key in Slurm.model_fields} | {f"environment.{key}" for key in Environment.model_fields}
     assert keys - PLACES.keys() == {"environment.set"}
-    assert PLACES.keys() - keys == {"data.stage", "model.stage", "sweep.simultaneous", "notify.mail"}
+    assert PLACES.keys() - keys == {"data.stage", "model.stage", "program.stage", "sweep.simultaneous", "notify.mail"}
 
 
 def test_a_model_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

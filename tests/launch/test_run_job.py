@@ -150,8 +150,11 @@ def test_a_preview_is_a_value(job: Path) -> None:
 
 
 def test_values_of_variables_are_not_in_the_command_that_goes_on(job: Path) -> None:
-    request = LaunchRequest(job, "local", ("environment.set.TOKEN=hunter2", "train.steps=7"))
-    shown = "'--set=environment.set.TOKEN=…' --set=train.steps=7"
+    request = LaunchRequest(job, "local", (
+        "environment.set.TOKEN=hunter2", "train.steps=7", "environment.stage=true", "program.environment.KEY=hunter2",
+        "sweep.grid.'program.environment.KEY'=['hunter2']", "program={ environment = { KEY = 'hunter2' } }"))
+    shown = ("'--set=environment.set.TOKEN=…' --set=train.steps=7 --set=environment.stage=true "
+             "'--set=program.environment.KEY=…' '--set=sweep.grid.'\"'\"'program.environment.KEY'\"'\"'=…' '--set=program=…'")
     assert again(request, job.parent) == f"hpc-mp launch {job} --on local {shown} --resume"
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import ProgramSpec, dump_job, resolve_any
-from hpc_mp.layout.placement import Degrees, place, to_dict
+from hpc_mp.layout.placement import Degrees, from_dict, place, to_dict
 from hpc_mp.program.rank import main
-from hpc_mp.rundir import RunDirectory, create_run, write_json
-from hpc_mp.rundir.program import write_program
+from hpc_mp.rundir import AttemptRecord, RunDirectory, create_run, read_json, write_json
+from hpc_mp.rundir.program import read_program, write_program
+from hpc_mp.supervisor.in_container import program_script
 
 # The shell's own words and variables, as exec gave them to it.
 MARK = b"-- the environment --\0"
@@ -29,7 +32,17 @@ NAMES = ("PATH", "HOME", "RANK", "HPC_MP_RUN", "A B", "", "1X", "PYTHONUNBUFFERE
 NAME = st.one_of(st.sampled_from(NAMES), st.from_regex(r"[A-Za-z_]\w{0,8}", fullmatch=True))
 
 
-def arrived(run: RunDirectory, environ: dict[str, str], into: Path) -> tuple[list[bytes], dict[bytes, bytes]]:
+def in_container(run: RunDirectory, environ: dict[str, str]) -> NoReturn:
+    """As a container of that environment is started on the second of two hosts."""
+    record = AttemptRecord("7.0.1", 1, ("n1", "n2"), environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), "s")
+    run.program_script.write_text(program_script(
+        read_program(run.program), run, from_dict(read_json(run.placement)), record, {"HPC_MP_LOCAL": "/tmp"}))
+    place = {"HPC_MP_TOKEN": "7.0.1", "SLURMD_NODENAME": "n2", "SLURM_LOCALID": "0"}
+    os.execve("/bin/sh", ["/bin/sh", str(run.program_script)], environ | place)
+
+
+def arrived(run: RunDirectory, environ: dict[str, str], into: Path,
+            become: Callable[[RunDirectory, dict[str, str]], int]) -> tuple[list[bytes], dict[bytes, bytes]]:
     """The words and the variables of the process that a rank has become, in a fork of this one."""
     pid = os.fork()
     if pid == 0:
@@ -37,7 +50,7 @@ def arrived(run: RunDirectory, environ: dict[str, str], into: Path) -> tuple[lis
             file = os.open(into, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(file, 1)
             signal.alarm(20)
-            os._exit(main(run.path, environ))
+            os._exit(become(run, environ))
         finally:
             os._exit(70)
     _, status = os.waitpid(pid, 0)
@@ -47,8 +60,9 @@ def arrived(run: RunDirectory, environ: dict[str, str], into: Path) -> tuple[lis
     return words.split(b"\0")[:-1], {name: value for name, _, value in pairs}
 
 
-def check(folder: Path, start: str, arguments: list[str], own: dict[str, str], around: dict[str, str]) -> bool:
+def check(folder: Path, form: str, arguments: list[str], own: dict[str, str], around: dict[str, str]) -> bool:
     """Whether it was taken; raises where something else has arrived."""
+    start, _, container = form.partition(" in ")
     command = ["/bin/sh", "-c", SHOW, *arguments]
     tree = {"job": {"nodes": 2, "ranks_per_node": 2}, "program": {"command": command, "environment": own, "start": start}}
     try:
@@ -62,8 +76,10 @@ def check(folder: Path, start: str, arguments: list[str], own: dict[str, str], a
     per_node = again.tasks_per_node
     write_json(run.placement, to_dict(place(Degrees(data=2 * per_node), "cluster", per_node)))
     write_program(run.program, again)
-    rank = {"RANK": "1", "WORLD_SIZE": str(2 * per_node), "LOCAL_RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "7"}
-    words, variables = arrived(run, {"PATH": os.environ["PATH"], **around, **rank}, folder / "seen")
+    who = str(per_node if container else 1)  # the first rank of the second host, where the place says who a rank is
+    rank = {"RANK": who, "WORLD_SIZE": str(2 * per_node), "LOCAL_RANK": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "7"}
+    words, variables = arrived(run, {"PATH": os.environ["PATH"], **around, **rank}, folder / "seen",
+                               in_container if container else lambda run, environ: main(run.path, environ))
     expected = arguments
     if start == "node":
         values = {"{nodes}": "2", "{node_rank}": "1", "{ranks_per_node}": "2", "{master_addr}": "n1", "{master_port}": "7",
@@ -71,6 +87,10 @@ def check(folder: Path, start: str, arguments: list[str], own: dict[str, str], a
         expected = [_filled(word, values) for word in arguments]
     assert words == [word.encode() for word in ("/bin/sh", "-c", SHOW, *expected)]
     assert {name: variables[name.encode()].decode() for name in own} == own
+    identity = [variables.get(name) for name in (b"RANK", b"NODE_RANK", b"NNODES", b"MASTER_PORT")]
+    node = b"1" if container else b"0"
+    assert identity == {
+        "rank": [who.encode(), node, None, b"7"], "node": [None, b"1", b"2", b"7"], "mpi": [None, None, None, None]}[start]
     left_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", *own}
     kept = {name: value for name, value in around.items() if name not in left_out and not name.startswith("HPC_MP_")}
     assert {name: variables[name.encode()].decode() for name in kept} == kept
@@ -91,7 +111,10 @@ AROUND = st.dictionaries(st.from_regex(r"X_[A-Z]{1,4}", fullmatch=True),
 QUIET = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 
 
-@pytest.mark.parametrize("start", ["rank", "node", "mpi"])
+FORMS = ("rank", "node", "mpi", "rank in a container", "node in a container", "mpi in a container")
+
+
+@pytest.mark.parametrize("start", FORMS)
 @settings(max_examples=40, deadline=None, suppress_health_check=QUIET)
 @example(["{nodes}{node_rank}", "{{run}}"], {"A": "{nodes}"}, {})
 @given(st.lists(TEXT, max_size=4), st.dictionaries(NAME, TEXT, max_size=3), AROUND)
@@ -101,7 +124,7 @@ def test_a_program_gets_what_was_given(tmp_path: Path, start: str, arguments: li
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("start", ["rank", "node", "mpi"])
+@pytest.mark.parametrize("start", FORMS)
 @settings(max_examples=1000, deadline=None, suppress_health_check=QUIET)
 @given(st.lists(TEXT, max_size=6), st.dictionaries(NAME, TEXT, max_size=4), AROUND)
 def test_a_thousand_programs_get_what_was_given(tmp_path: Path, start: str, arguments: list[str], own: dict[str, str],
@@ -129,3 +152,12 @@ def test_the_control_is_seen(tmp_path: Path, broken: str, monkeypatch: pytest.Mo
     monkeypatch.setattr(rank, "become", change[broken])
     with pytest.raises((AssertionError, KeyError)):
         check(tmp_path, "rank", ["a  b"], {"OWN": "x"}, {})
+
+
+@pytest.mark.parametrize("broken", [("shlex.quote", lambda text: f"'{text}'"), ("_exports", lambda variables, known=None: "")],
+                         ids=["word", "variable"])
+def test_the_control_is_seen_in_a_container(tmp_path: Path, broken: tuple[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script that does not quote, or loses variables, is noticed."""
+    monkeypatch.setattr(f"hpc_mp.supervisor.in_container.{broken[0]}", broken[1])
+    with pytest.raises((AssertionError, KeyError)):
+        check(tmp_path, "rank in a container", ["it's"], {"OWN": "x"}, {})

@@ -63,6 +63,13 @@ FORMS: dict[str, dict[str, Any]] = {
                 "slurm": {"partition": "gpu", "gpu_type": "h100", "modules": ["cuda/12.8"], "conda": "train"}},
     "program-node": {"job": GPUS, "slurm": {"partition": "gpu"}, "program": {
         "command": ["torchrun", "--master-addr", "{master_addr}", "train.py"], "start": "node"}},
+    "program-pyxis": {"job": GPUS, "slurm": {"container": "nvcr.io#nvidia/pytorch:25.06-py3", "container_runtime": "pyxis"},
+                      "environment": {"set": {"NCCL_IB_HCA": "mlx5_ib"}},
+                      "program": {"command": ["python", "train.py"], "directory": "/home/ann/code", "stage": ["/data/set"]}},
+    "program-apptainer": {"job": GPUS, "slurm": {"container": "/images/torch.sif", "container_runtime": "apptainer"},
+                          "program": {"command": ["python", "train.py"], "directory": "/home/ann/code"}},
+    "program-staged": {"job": CPU, "program": {"command": ["python", "train.py"], "stage": ["/data/set", "/data/index"]},
+                       "slurm": {"venv": "/home/ann/my env"}, "environment": {"stage": True}},
     "program-array": {"job": CPU | {"ranks_per_node": 2}, "program": {"command": ["./solve"]},
                       "sweep": {"grid": {"program.environment.LR": ["1e-3", "3e-4"]}}},
     "all": {"job": CPU | {"nodes": 2, "ranks_per_node": 4}, "slurm": {

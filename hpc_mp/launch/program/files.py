@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,9 +25,14 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
 
     Raises:
         HpcMpError: a program that is not there or not executable, a script of Python that is not there, a command that only
-            ``slurm.setup`` can make where that does not run.
+            ``slurm.setup`` can make where that does not run, an environment to be staged that nobody knows.
     """
     command, directory = spec.program.command, Path(spec.program.directory)
+    for copied in spec.program.stage:
+        if not os.path.exists(copied):
+            raise HpcMpError(f"program.stage: {copied}", "is not there", "name files or directories that all nodes see")
+    if in_script and spec.environment.stage:
+        program_python(spec)
     if not in_script and any(MADE_BY_SETUP.search(word) for word in command) and spec.slurm.setup:
         raise HpcMpError("program.command", "is made by lines of slurm.setup, which run in a job script of Slurm alone",
                          "launch it with --on slurm, or write the words themselves into program.command")
@@ -43,6 +49,23 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
     if script is not None and not script.startswith("/") and not (directory / script).exists():
         raise HpcMpError(f"program.command: {script}", f"is not in {directory}",
                          "name a script that is there, or its directory in program.directory")
+
+
+def program_python(spec: ProgramSpec) -> str:
+    """The Python of the program's environment: that of ``slurm.venv`` or ``slurm.conda``, else the one that its command names.
+
+    Raises:
+        HpcMpError: nobody can tell which it is.
+    """
+    environment = spec.slurm.venv or spec.slurm.conda
+    if environment is not None:
+        return f"{environment}/bin/python"
+    name = spec.program.command[0]
+    found = shutil.which(name) if PYTHON.fullmatch(Path(name).name) else None
+    if found is None:
+        raise HpcMpError("environment.stage = true", f"packs the environment of the program's Python, and {name!r} does not say "
+                         "which that is", "name it in slurm.venv or slurm.conda")
+    return found
 
 
 def _script(command: Sequence[str]) -> str | None:

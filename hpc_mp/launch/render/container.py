@@ -37,9 +37,10 @@ def mounts(spec: AnySpec) -> list[str]:
 def _needed(spec: AnySpec) -> list[str]:
     """Directories that the run needs, none inside another: where runs lie, the data, the model, the tokenizer."""
     if isinstance(spec, ProgramSpec):
-        return [spec.job.directory, spec.program.directory]
-    paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
-             *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files))]
+        paths: list[str | None] = [spec.job.directory, spec.program.directory, *spec.program.stage]
+    else:
+        paths = [spec.job.directory, spec.model.pretrained, spec.data.tokenizer, spec.checkpoint.resume,
+                 *(_fixed(pattern) for pattern in (*spec.data.files, *spec.evaluate.files))]
     found = sorted({PurePosixPath(path) for path in paths if path})
     return [str(path) for path in found if not any(other in path.parents for other in found)]
 

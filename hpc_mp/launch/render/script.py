@@ -20,7 +20,7 @@ from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.site import ScriptTemplate, shipped
 from hpc_mp.rundir import RunDirectory
 
-ENTRY = "hpc_mp.program"  # what starts the ranks of a program
+ENTRIES = ("hpc_mp.program", "program.sh")  # what starts the ranks of a program, in a container the second
 _MARK = "\0"  # while filling in, stands between a line and its reason: no script can hold it
 _CONTROL = re.compile(r"\s*\{[%#].*[%#]\}")  # a template line that leaves no line in the script
 _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
@@ -82,7 +82,7 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
         "mounts": container.mounts(spec),
         "container_env": facts.srun_options is None or "container-env" in facts.srun_options,
     })
-    if isinstance(spec, ProgramSpec) and ENTRY not in script.text:
+    if isinstance(spec, ProgramSpec) and ENTRIES[spec.slurm.container is not None] not in script.text:
         raise HpcMpError(f"template {script.template}", "starts ranks of hpc-mp's own engine alone, and knows no [program]",
                          "take over the lines under `if program` of the template that hpc-mp ships")
     checks.check_directives((line for line, _ in script.explanations), facts.version)

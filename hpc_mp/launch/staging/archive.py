@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.job import AnySpec, ProgramSpec
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.program.files import program_python
 from hpc_mp.launch.render.values import rank_python
 from hpc_mp.launch.staging.interpreter import Interpreter, interpreter
 from hpc_mp.launch.staging.members import Member, members, write_tar
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.program import use_staged
 from hpc_mp.rundir.records import RankStatus, StagedEnvironment, write_record
 
 FORMAT = 1  # raised when the same environment gives another archive
@@ -55,17 +57,22 @@ def stage_environment(spec: AnySpec, listener: Listener, *runs: RunDirectory) ->
     Raises:
         HpcMpError: the environment cannot be packed.
     """
-    if isinstance(spec, ProgramSpec) or not spec.environment.stage:
+    if not spec.environment.stage:
         return
-    shared = resolved(spec, [ResolvedKey("environment.stage", False)])  # the interpreter that is packed is not the packed one
+    if isinstance(spec, ProgramSpec):
+        python = program_python(spec)
+    else:  # the interpreter that is packed is not the packed one
+        python = rank_python(resolved(spec, [ResolvedKey("environment.stage", False)]), sys.executable)
 
     def show(done: int, size: int) -> None:
         listener.update(RankStatus(0, "packing the Python environment", done=done, total=size), ())
 
-    with listener.following(spec.train.steps):
-        packed = pack(interpreter([rank_python(shared, sys.executable)]), runs[0].cache, show)
+    with listener.following(spec.train.steps if isinstance(spec, JobSpec) else 0):
+        packed = pack(interpreter([python]), runs[0].cache, show)
     for run in runs:
         write_record(run.environment, StagedEnvironment(str(packed.archive), str(packed.prefix), packed.size))
+        if isinstance(spec, ProgramSpec):
+            use_staged(run.program, packed.prefix)
 
 
 def pack(python: Interpreter, cache: Path, show: PackedBytes) -> Packed:

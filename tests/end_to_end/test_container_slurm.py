@@ -1,0 +1,126 @@
+"""Programs in a container of apptainer on a real Slurm. The image has a shell alone, and this machine's /usr."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import tomli_w
+from slurm_lab.lab import Lab
+
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.history import history
+from hpc_mp.rundir.outcome import Cause, verdict
+
+pytestmark = [
+    pytest.mark.prove,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed (Debian sid has it)"),
+]
+HARD = ["a b", "$HOME", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "", "\\", "*"]
+USRMERGED = ("bin", "lib", "lib64", "sbin")
+EMPTY = ("usr", "etc", "proc", "sys", "dev", "tmp", "var/tmp", "root", "run")
+# Every rank writes its words, each ended by a zero byte, and what it finds; then it ends as its rank is told to.
+PROGRAM = r"""
+[ -e /of-the-image ] || exit 9
+printf '%s\0' "$@" >"said-$RANK.$HPC_MP_ATTEMPT"
+copied=$(cat "$HPC_MP_STAGED$PWD/staged")
+echo "$RANK $WORLD_SIZE $LOCAL_RANK $NODE_RANK $MASTER_ADDR $OWN ${HPC_MP_RESUME-no} $copied" >"found-$RANK.$HPC_MP_ATTEMPT"
+trap 'echo asked; exit 75' TERM
+case "$RANK $1" in
+"3 exit") sleep 1; exit 3 ;;
+"3 segv") sleep 1; kill -SEGV $$ ;;
+"3 kill") sleep 1; [ "$HPC_MP_ATTEMPT" != 1 ] || kill -KILL $$ ;;
+esac
+case "$1" in
+exit | segv | kill) sleep 4 ;;
+silent) [ "$HPC_MP_ATTEMPT" != 1 ] || { sleep 300 & wait; } ;;
+esac
+"""
+
+
+@pytest.fixture
+def here(lab: Lab) -> Iterator[Path]:
+    directory = lab.share / f"in a container {os.urandom(2).hex()}"
+    image = directory / "image.img"  # apptainer takes a directory as well as a file
+    for name in EMPTY:
+        (image / name).mkdir(parents=True)
+    for name in USRMERGED:
+        (image / name).symlink_to(f"usr/{name}")
+    (image / "of-the-image").write_text("")
+    (directory / "state").mkdir()
+    (directory / "program.sh").write_text(PROGRAM)
+    (directory / "staged").write_text("copied")
+    for path in (directory, directory / "state"):
+        path.chmod(0o777)
+    yield directory
+    lab.mend()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def run(lab: Lab, here: Path, *arguments: str, command: Sequence[str] = ("sh", "program.sh"), more: str = "") -> RunDirectory:
+    """To its end, as an ordinary user on two hosts with two ranks each."""
+    tree = {
+        "job": {"name": "contained", "nodes": 2, "ranks_per_node": 2, "time_limit": "00:10:00"},
+        "program": {"command": [*command, *arguments], "environment": {"OWN": "$own"}, "stage": ["staged"]},
+        "slurm": {"container": "image.img", "container_runtime": "apptainer", "container_mounts": ["/usr:/usr:ro"]},
+        "environment": {"health": False}}
+    (here / "job.toml").write_text(tomli_w.dumps(tree))
+    words = [sys.executable, "-m", "hpc_mp", "launch", "job.toml", "--on", "slurm", "--wait", *more.split()]
+    done = lab.run(words, user="nobody", timeout=300, cwd=here, environ={"XDG_STATE_HOME": str(here / "state")})
+    found = list(here.glob("runs/*/0*"))
+    assert found, done.stdout + done.stderr
+    return RunDirectory(max(found))
+
+
+def cause_of(found: RunDirectory) -> Cause:
+    ended = verdict(found)
+    assert ended is not None and ended.cause is not None, found.srun_log.read_text()
+    return ended.cause
+
+
+def test_every_rank_gets_what_it_would_outside(lab: Lab, here: Path) -> None:
+    found = run(lab, here, *HARD)
+    ended = verdict(found)
+    assert ended is not None and ended.state == "completed", found.srun_log.read_text()
+    for rank in range(4):
+        assert (here / f"said-{rank}.1").read_bytes() == b"".join(word.encode() + b"\0" for word in HARD)
+        assert (here / f"found-{rank}.1").read_text() == f"{rank} 4 {rank % 2} {rank // 2} n1 $own no copied\n"
+    assert found.program_script.stat().st_mode & 0o077 == 0, "its variables may be passwords"
+
+
+@pytest.mark.parametrize(("how", "kind", "words"), [
+    ("exit", "exit", "exit code 3"), ("segv", "crash", "SIGSEGV"), ("silent", "hang", "no rank has printed a line")])
+def test_the_rank_that_fails_is_named(lab: Lab, here: Path, how: str, kind: str, words: str) -> None:
+    cause = cause_of(run(lab, here, how, more="--set program.silent_limit=15 --set slurm.retries=0"))
+    assert (cause.kind, words in cause.message) == (kind, True), cause
+    assert how == "silent" or (cause.rank, cause.node) == (3, "n2"), "nobody can tell which of silent ranks is to blame"
+
+
+def test_a_killed_rank_is_queued_again(lab: Lab, here: Path) -> None:
+    found = run(lab, here, "kill")
+    ended = verdict(found)
+    assert ended is not None and (ended.state, ended.attempt) == ("completed", 2), found.srun_log.read_text()
+    assert [(end.kind, end.rank) for end in history(found)] == [("signal", 3), ("completed", None)]
+    assert (here / "found-3.2").read_text() == "3 4 1 1 n1 $own 1 copied\n"
+
+
+def test_what_is_not_there(lab: Lab, here: Path) -> None:
+    """A program that the image has not, and an image that is not there: the user's to mend, not queued again."""
+    cause = cause_of(run(lab, here, command=("nothing",)))
+    assert cause.kind == "user" and "program.command[0] = 'nothing': is not there in the container" in cause.message
+    cause = cause_of(run(lab, here, more="--set slurm.container=other.img"))
+    assert "other.img" in cause.message and cause.kind in ("exit", "user"), cause
+
+
+def test_the_time_limit_is_told_once_to_each_rank(lab: Lab, here: Path) -> None:
+    found = run(lab, here, "silent", more="--set job.time_limit=1 --set slurm.grace=15 --set program.resumes=true")
+    ended = verdict(found)
+    assert ended is not None and (ended.state, ended.attempt) == ("completed", 2), found.srun_log.read_text()
+    first = found.path / "attempts" / "1" / "log"
+    said = "".join(path.read_text() for path in sorted(first.glob("node-*.log")))
+    assert [said.count(f"{rank}: asked") for rank in range(4)] == [1] * 4, said
