@@ -14,7 +14,8 @@ from typing import Literal
 from hpc_mp.adopt.expand import FixedValues, WordPiece, arithmetic, pieces
 from hpc_mp.adopt.launches import MPI, LaunchCall
 from hpc_mp.adopt.request import Request
-from hpc_mp.launch.program.launchers import PYTHON, launcher
+from hpc_mp.base.programs import PYTHON
+from hpc_mp.launch.program.launchers import launcher
 from hpc_mp.launch.program.plan import PLUGINS
 
 WORDS = "ADOPTED_WORDS"

@@ -54,7 +54,7 @@ def program_script(program: ProgramCommand, run: RunDirectory, placement: Placem
     own = [own_variables(program, run, placement, rank, (record.address, str(record.port)))
            for rank in range(len(placement.ranks))]
     alike = {name: value for name, value in own[0].items() if all(each[name] == value for each in own)}
-    told = {**again, **program.environment, **alike, **run_variables(run.path, record.attempt)}
+    common = {**again, **program.environment, **alike, **run_variables(run.path, record.attempt)}
     words = _words(program, run, own[0])
     facts = {
         "hpc_mp_token": record.token, "hpc_mp_attempt": str(record.attempt),
@@ -68,7 +68,7 @@ def program_script(program: ProgramCommand, run: RunDirectory, placement: Placem
         f"# What the ranks of attempt {record.attempt} become in their container; hpc-mp writes it for each attempt.",
         *(f"{name}={shlex.quote(value)}" for name, value in facts.items()),
         "hpc_mp_place() {", 'case "$1" in', *places, "*) return 1 ;;", "esac", f"hpc_mp_name={words[0]}", "}",
-        "hpc_mp_tell() {", f":{_exports(told)}", "}",
+        "hpc_mp_tell() {", f":{_exports(common)}", "}",
         "hpc_mp_become() {", f"exec {' '.join(words)}", "}",
         asset("slurm/program.sh").read_text(encoding="utf-8")))
 
@@ -83,7 +83,7 @@ def _seats(placement: Placement, hosts: Sequence[str]) -> Iterator[tuple[str, in
 
 
 def _exports(variables: Mapping[str, str], known: Mapping[str, str] | None = None) -> str:
-    """What a shell is told of variables that are not known yet."""
+    """What a shell is given of variables that are not known yet."""
     return "".join(f"; export {name}={shlex.quote(value)}" for name, value in variables.items() if name not in (known or {}))
 
 

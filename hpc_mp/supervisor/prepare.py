@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import socket
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import write_text
+from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, ledger
 from hpc_mp.cluster.bad_nodes import record as remember
 from hpc_mp.cluster.bandwidth import read_measured
@@ -142,7 +144,7 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
         return list(command), dict(environ), None
     container = spec.slurm.container is not None
     found = profile_job(spec.environment.profile, source or NodeSource(), environ, spec.environment.set, container=container,
-                        installed=_rank_packages(command))
+                        installed=_rank_packages(spec, command, environ))
     host = environ.get("SLURMD_NODENAME") or os.uname().nodename
     seen = "outside of the container, whose own libraries and files are not seen" if container else "for all nodes of the job"
     head = f"profile {found.profile.name} ({found.profile.title}), applied on {host}, {seen}"
@@ -153,8 +155,13 @@ def apply_profile(run: RunDirectory, spec: AnySpec, command: Sequence[str], envi
     return extended, found.environ, f"{found.summary()}, as {host} shows itself; {run.profile_log.relative_to(run.path)} says why"
 
 
-def _rank_packages(command: Sequence[str]) -> Installed:
-    """The packages that ranks see: those of the interpreter that runs ``-m hpc_mp`` in their command."""
+def _rank_packages(spec: AnySpec, command: Sequence[str], environ: Mapping[str, str]) -> Installed:
+    """The packages that ranks see: those of the interpreter that runs ``-m hpc_mp`` in their command, or a program's own."""
+    if isinstance(spec, ProgramSpec):
+        if spec.slurm.container is not None:
+            return lambda name: None
+        name = spec.program.command[0] if PYTHON.fullmatch(os.path.basename(spec.program.command[0])) else "python"
+        return of_interpreter(shutil.which(name, path=environ.get("PATH")) or name)
     at = [number for number, word in enumerate(command) if word == "hpc_mp" and command[number - 1] == "-m"]
     python = command[at[-1] - 3] if at and at[-1] >= 3 else sys.executable
     same = python == sys.executable or not Path(python).is_file()  # a staged environment, not there yet, is a copy of this one

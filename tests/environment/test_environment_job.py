@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.environment.job import ProfiledJob, of_interpreter, profile_job
 from hpc_mp.environment.profiles import APPLIED, MakerScript, load_profile, profile_names
 from hpc_mp.environment.view import view_of
-from hpc_mp.job import JobSpec
+from hpc_mp.job import JobSpec, resolve_any
 from hpc_mp.launch.choices import choose_profile
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.supervisor.prepare import apply_profile
@@ -169,6 +169,27 @@ def test_releases_are_those_of_the_ranks_interpreter(tmp_path: Path) -> None:
     asked = of_interpreter(str(python))
     assert (asked("nvidia-nccl-cu12"), asked("nvidia-nccl-cu13")) == ("2.21.5", None)
     assert of_interpreter("/nowhere/python")("x") is None
+
+
+def test_releases_are_those_of_a_programs_own_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first Python on the job's PATH, or the one that its command names; nobody looks into an image."""
+    for place in ("a", "b"):
+        python = tmp_path / place / "python"
+        python.parent.mkdir()
+        python.write_text(f'#!/bin/sh\necho 2.{ord(place)}\n')
+        python.chmod(0o755)
+    seen: list[str | None] = []
+
+    def ask(name: str, *args: object, installed: Callable[[str], str | None], **more: object) -> None:
+        seen.append(installed("nvidia-nccl-cu12"))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hpc_mp.supervisor.prepare.profile_job", ask)
+    for command, slurm in (("python", {}), (f"{tmp_path}/b/python", {}), ("./solve", {}), ("python", {"container": "x"})):
+        spec = resolve_any({"program": {"command": [command]}, "environment": {"profile": "aws-efa"}, "slurm": slurm}, tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            apply_profile(RunDirectory(tmp_path), spec, ["srun"], {"PATH": f"{tmp_path}/a"})
+    assert seen == ["2.97", "2.98", "2.97", None]
 
 
 # --- which profile ----------------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import PYTHON
 from hpc_mp.job import ProgramSpec
-from hpc_mp.launch.program.launchers import PYTHON
 
 MADE_BY_SETUP = re.compile(r"\bADOPTED_(COMMAND|DIRECTORY)\b")  # variables of a job file that `hpc-mp adopt` has written
 

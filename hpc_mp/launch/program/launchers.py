@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import PurePath
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.programs import PYTHON
 from hpc_mp.cluster.slurm.variables import STARTERS
 from hpc_mp.job import ProgramSpec
 
@@ -19,7 +20,6 @@ MODULES = frozenset({
     "torch.distributed.run", "torch.distributed.launch", "torch.distributed.elastic", "accelerate.commands.launch",
     "accelerate.commands.accelerate_cli", "deepspeed.launcher.runner", "deepspeed.launcher.launch", "horovod.runner.launch",
     "composer.cli.launcher"})
-PYTHON = re.compile(r"(python|pypy)[\d.]*")
 # Programs that become another one, whose name follows their own options.
 BEFORE = frozenset({"env", "nice", "ionice", "numactl", "taskset", "stdbuf", "setsid", "nohup", "time", "timeout", "exec", "uv",
                     "poetry", "pixi", "conda", "mamba", "micromamba", "nsys", "ncu", "strace", "ltrace", "perf", "apptainer",
