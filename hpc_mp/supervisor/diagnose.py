@@ -20,6 +20,7 @@ from hpc_mp.base.text import memory_size
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.failures import (
+    BY_SOMEBODY,
     ECHO,
     KINDS,
     RankFailure,
@@ -45,9 +46,11 @@ from hpc_mp.supervisor.log_patterns import (
     NODE_FAILURE,
     NOT_INSTALLED,
     PYTHON_ERROR,
+    NotStarted,
     TaskEnd,
     all_ends,
     completed_first,
+    not_started,
     sign,
     task_ends,
     xid,
@@ -101,6 +104,9 @@ KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
 CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave slurm.container out"
+IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.container, and directories that all nodes have in "
+                "slurm.container_mounts")
+LACKING_REMEDY = "Take an image that has it (slurm.container)"
 LAST_LINES = 100  # of a node's log in which a program's words are about its end
 LABEL = re.compile(r"^ *(\d+): (.*)$")
 
@@ -134,7 +140,7 @@ class Symptom:
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
     found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence),
-                  _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
+                  _nodes(evidence), _said(evidence), _unfit(evidence), _not_started(evidence), _missing(evidence))
     symptoms = list(found) or [_last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
@@ -292,6 +298,8 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
+    if not_started(evidence.logs.get(end.host, ())) is not None:  # then the code is slurmstepd's
+        return
     for task in end.tasks:
         rank = evidence.rank_of(end.host, task)
         if end.code is None:
@@ -383,6 +391,23 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
     if (pid := KILLED_PID.search(text)) and host is not None:
         rank = evidence.pids.get((host, int(pid[1])))
     return Symptom(kind, known or text, host, rank, task)
+
+
+def _not_started(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes whose tasks slurmstepd could not start; when it could on none, it is not the nodes."""
+    found = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
+    everywhere = len(found) == len(set(evidence.hosts))
+    for host, why in found.items():
+        if why.signal is not None and -why.signal in BY_SOMEBODY:
+            yield Symptom("cancelled", f"{signal.Signals(why.signal).name} came while the container was made: {why.words}", host)
+        elif everywhere:
+            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.words}. {_mend(why)}", host)
+        else:
+            yield Symptom("unfit", f"slurmstepd could not start the ranks: {why.words}", host)
+
+
+def _mend(why: NotStarted) -> str:
+    return IMAGE_REMEDY if why.lacks is None else LACKING_REMEDY
 
 
 def _missing(evidence: Evidence) -> Iterator[Symptom]:

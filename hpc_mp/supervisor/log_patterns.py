@@ -25,6 +25,15 @@ NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S
 
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
 
+# slurmstepd's words of tasks that never began: the image lacks the command, or pyxis could make no container of the image.
+# Lines of enroot's own log stand among them, further in. Recorded with pyxis 0.24, enroot 4.1 and Slurm 22.05.
+_STEPD = re.compile(r"^ *\d+: slurmstepd\S*: error: (.+)$")
+_LACKS = re.compile(r"execve\(\): (\S+): (?:No such file or directory|Permission denied)$")
+_NO_PLUGIN = "Failed to invoke spank plugin stack"
+_PYXIS = re.compile(r"pyxis: (?! |child |printing |couldn't create enroot|container (?:was not|start failed|exited too))(.+)")
+_ENROOT = re.compile(r"pyxis:  +(?!\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d)(?:\[ERROR\] )?(\S.*)")
+_PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
+
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
@@ -83,6 +92,36 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
 def first_code(lines: Iterable[str]) -> int | None:
     """The code of the task that ended first. srun's own code is the greatest, and 143 when it ended the others."""
     return next((end.code for end in task_ends(lines) if end.code != 0), None)
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """Why tasks of a node never began.
+
+    Attributes:
+        words: of slurmstepd, pyxis and enroot.
+        lacks: the command that is not there.
+        signal: what ended pyxis' own work, if anything did.
+    """
+
+    words: str
+    lacks: str | None = None
+    signal: int | None = None
+
+
+def not_started(lines: Iterable[str]) -> NotStarted | None:
+    """What a node's log says of tasks that slurmstepd could not start; None where it could."""
+    said = [found[1] for line in lines if (found := _STEPD.match(line))]
+    lacking = next((found for text in said if (found := _LACKS.match(text))), None)
+    if lacking is not None:
+        return NotStarted(lacking[0], lacks=lacking[1])
+    if _NO_PLUGIN not in said:
+        return None
+    whole = [found[1] for text in said if (found := _PYXIS.match(text))]
+    inner = [found[1] for text in said if (found := _ENROOT.match(text))]
+    ended = next((int(found[1]) for text in said if (found := _PYXIS_ENDED.match(text))), None)
+    words = dict.fromkeys((*whole[:1], *inner[:1], *inner[-1:]))
+    return NotStarted(": ".join(words) or _NO_PLUGIN, signal=ended)
 
 
 def xid(line: str) -> str | None:

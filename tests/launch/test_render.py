@@ -208,6 +208,17 @@ def test_no_gpu_is_bound_for_a_job_without(name: str) -> None:
     assert f"  {name} exec \\\n  --nv \\\n" in text(job(job=GPUS, slurm=slurm))
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_no_image_has_the_last_word(device: str) -> None:
+    """pyxis: a variable of the image goes before one of the job, unless it is named."""
+    spec = job(job={"device": device}, slurm={"container": "x"}, environment={"set": {"GREETING": "hello"}})
+    script = text(spec, known=ClusterFacts(srun_options=frozenset({"container-image", "container-env"})))
+    exported = {name for line in re.findall(r"^export (.+)$", script, re.MULTILINE) for name in re.findall(r"(?:^| )(\w+)=", line)}
+    named = re.search(r"--container-env=(\S+)", script)
+    assert named and set(named[1].split(",")) == {name for name in exported if not name.startswith("HPC_MP_")}
+    assert {"GREETING", "OMP_NUM_THREADS", "TRITON_CACHE_DIR"} <= exported
+
+
 def test_what_a_container_sees() -> None:
     data = {"files": ["/d/[ab]/*.txt", "/d/x/y.txt", "/scratch/runs/x.txt"], "sequence_length": 8, "tokenizer": "/tok"}
     spec = job(slurm={"container": "x", "container_mounts": ["/a:/b:ro", "/c"]}, data=data)

@@ -1,0 +1,113 @@
+"""Tasks that were never started, for their container could not be made: slurmstepd's words with pyxis 0.24.0, enroot 4.1.2 and
+Slurm 22.05, as recorded on two hosts with two tasks each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpc_mp.layout.placement import Degrees, place
+from hpc_mp.rundir import RunDirectory
+from hpc_mp.supervisor.diagnose import classify
+from hpc_mp.supervisor.evidence import Evidence
+from hpc_mp.supervisor.log_patterns import NotStarted, not_started
+
+PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
+JOB = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), here="n1", run=RunDirectory(Path("/run")))
+
+GONE = """
+0: slurmstepd-{0}: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+0: slurmstepd-{0}: error: Failed to invoke spank plugin stack
+"""
+OTHER_TASK = "1: slurmstepd-{0}: error: pyxis: container was not started successfully by another task" + GONE.replace("0:", "1:")
+NO_IMAGE = """
+0: slurmstepd-{0}: error: pyxis: child 1670 failed with error code: 1
+0: slurmstepd-{0}: error: pyxis: failed to create container filesystem for image: /images/none.sqsh
+0: slurmstepd-{0}: error: pyxis: printing enroot log file:
+0: slurmstepd-{0}: error: pyxis:     [ERROR] No such file or directory: /images/none.sqsh
+""" + OTHER_TASK + GONE + "0: slurmstepd-{0}: error: pyxis: child 1687 failed with error code: 1"
+NO_REGISTRY = """
+0: slurmstepd-{0}: error: pyxis: child 3078 failed with error code: 6
+0: slurmstepd-{0}: error: pyxis: failed to import docker image: ubuntu:24.04
+0: slurmstepd-{0}: error: pyxis: printing enroot log file:
+0: slurmstepd-{0}: error: pyxis:     [INFO] Querying registry for permission grant
+0: slurmstepd-{0}: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io
+""" + GONE + OTHER_TASK
+NO_MOUNT = OTHER_TASK + """
+0: slurmstepd-{0}: error: pyxis: --container-mounts: source path does not exist: /no/such
+0: slurmstepd-{0}: error: pyxis: couldn't create enroot start configuration script
+0: slurmstepd-{0}: error: pyxis: printing enroot log file:
+0: slurmstepd-{0}: error: pyxis:     [INFO] Extracting squashfs filesystem...
+0: slurmstepd-{0}: error: pyxis:     Parallel unsquashfs: Using 2 processors
+0: slurmstepd-{0}: error: pyxis:     4326 inodes (4171 blocks) to write
+0: slurmstepd-{0}: error: pyxis:
+0: slurmstepd-{0}: error: pyxis:     created 3813 files
+0: slurmstepd-{0}: error: pyxis: container was not started successfully by another task
+""" + GONE
+NO_HOOK = """
+0: slurmstepd-{0}: error: pyxis: container start failed with error code: 1
+0: slurmstepd-{0}: error: pyxis: printing enroot log file:
+0: slurmstepd-{0}: error: pyxis:     enroot-mount: failed to create directory: /tmp/sys/fs/cgroup: No such file or directory
+""" + OTHER_TASK + GONE
+NO_BASH = """
+0: slurmstepd-{0}: error: execve(): bash: No such file or directory
+1: slurmstepd-{0}: error: execve(): bash: No such file or directory
+0: slurmstepd-{0}: error: *** STEP 22.1 ON {0} CANCELLED AT 2026-11-25T14:48:53 ***
+"""
+INTERRUPTED = """
+0: slurmstepd-{0}: error: pyxis: child 2938 terminated with signal 12
+0: slurmstepd-{0}: error: pyxis: failed to create container filesystem for image: /images/debian.sqsh
+0: slurmstepd-{0}: error: pyxis: printing enroot log file:
+""" + OTHER_TASK + GONE
+STARTED = """
+0: slurmstepd-{0}: error: Unable to create TMPDIR [/imagetmp]: Read-only file system
+0: slurmstepd-{0}: error: Setting TMPDIR to /tmp
+0: step 1
+0: slurmstepd-{0}: error: *** STEP 14.1 ON {0} CANCELLED AT 2026-11-25T14:46:25 ***
+"""
+SEEN_BY_PYXIS = "failed to create container filesystem for image: /images/none.sqsh: No such file or directory: /images/none.sqsh"
+
+
+def log(text: str, host: str) -> tuple[str, ...]:
+    return tuple(line for line in text.format(host).splitlines() if line)
+
+
+def ended(one: str, other: str, code: int) -> Evidence:
+    said = (f"srun: error: n1: tasks 0-1: Exited with exit code {code}",
+            "srun: launch/slurm: _step_signal: Terminating StepId=1.1",
+            f"srun: error: n2: tasks 2-3: Exited with exit code {code}")
+    return replace(JOB, srun=said, logs={"n1": log(one, "n1"), "n2": log(other, "n2")})
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (NO_IMAGE, NotStarted(SEEN_BY_PYXIS)),
+    (NO_REGISTRY, NotStarted("failed to import docker image: ubuntu:24.04: curl: (6) Could not resolve host: "
+                             "registry-1.docker.io")),
+    (NO_MOUNT, NotStarted("--container-mounts: source path does not exist: /no/such")),
+    (NO_HOOK, NotStarted("enroot-mount: failed to create directory: /tmp/sys/fs/cgroup: No such file or directory")),
+    (NO_BASH, NotStarted("execve(): bash: No such file or directory", lacks="bash")),
+    (INTERRUPTED, NotStarted("failed to create container filesystem for image: /images/debian.sqsh", signal=12)),
+    (GONE, NotStarted("Failed to invoke spank plugin stack")),
+    (STARTED, None),
+    (STARTED + "0: Failed to invoke spank plugin stack", None),  # a program says what it likes
+])
+def test_what_slurmstepd_says(text: str, expected: NotStarted | None) -> None:
+    assert not_started(log(text, "n1")) == expected
+
+
+@pytest.mark.parametrize("program", [False, True])
+@pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), [
+    (NO_IMAGE, NO_IMAGE, 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Name an image"),
+    (NO_IMAGE, STARTED, 1, "unfit", ("n1",), f"is not fit for this run: slurmstepd could not start the ranks: {SEEN_BY_PYXIS}"),
+    (NO_REGISTRY, NO_REGISTRY, 1, "user", (), "registry-1.docker.io"),
+    (NO_BASH, NO_BASH, 2, "user", (), "execve(): bash: No such file or directory. Take an image that has it"),
+    (INTERRUPTED, INTERRUPTED, 1, "cancelled", (), "was ended by Slurm: SIGUSR2 came while the container was made"),
+    (NO_IMAGE, INTERRUPTED.replace("signal 12", "signal 15"), 1, "user", (), SEEN_BY_PYXIS),  # srun had the other ended
+    (STARTED, STARTED, 1, "exit", (), "ended with exit code 1; its last words: step 1"),
+])
+def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
+    found = classify(replace(ended(one, other, code), program=program))
+    assert (found.cause.kind, found.nodes_to_blame) == (kind, nodes)
+    assert words in found.cause.message
