@@ -133,8 +133,8 @@ class Symptom:
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence),
-                  _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
+    found = chain(_records(evidence), _hang(evidence), _unended(evidence), _watchdogs(evidence), _early(evidence),
+                  _srun(evidence), _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
     symptoms = list(found) or [_last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
@@ -242,6 +242,12 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
         yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
         yield from _given_up_inside(evidence)
+
+
+def _unended(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes that answer srun no more, or know nothing of the step: they died, and some were started anew."""
+    if evidence.unended:
+        yield Symptom("lost", "srun was told of no end of its tasks there when it ended all others", lost=evidence.unended)
 
 
 def _given_up_inside(evidence: Evidence) -> Iterator[Symptom]:

@@ -80,6 +80,17 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
     return None
 
 
+def ends_step(line: str) -> bool:
+    """Whether srun says with this line that it ends the tasks that are left of its step."""
+    return _ABORTED.search(line) is not None
+
+
+def ended_there(line: str) -> tuple[str, tuple[int, ...]] | None:
+    """The host and the tasks of whose end, in whatever way, srun tells with this line."""
+    found = _END.search(line) or _COMPLETED.search(line)
+    return (found[1], _numbers(found[2])) if found is not None else None
+
+
 def first_code(lines: Iterable[str]) -> int | None:
     """The code of the task that ended first. srun's own code is the greatest, and 143 when it ended the others."""
     return next((end.code for end in task_ends(lines) if end.code != 0), None)
