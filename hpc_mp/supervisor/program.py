@@ -126,7 +126,7 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
     late = record.end is not None and time.time() >= _warned_from(record, record.end)
     warned = asked or late
     if code == 0:
-        return "stopped" if warned and spec.program.resumes and not cancelled else "completed"
+        return "stopped" if cancelled or (warned and spec.program.resumes) else "completed"  # many end well after SIGTERM
     by_signal = code in ends_by(spec)
     if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
         return "stopped"

@@ -23,7 +23,7 @@ from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.job import SlurmJob, explained
 from hpc_mp.job import ProgramSpec, dump_job, load_job
 from hpc_mp.job.program import Program
-from hpc_mp.launch import resume
+from hpc_mp.launch import cancel, resume
 from hpc_mp.launch.backends.slurm import _QueueWatcher
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.status import seen
@@ -178,6 +178,16 @@ def test_running_elements_are_all_asked_before_any_is_waited_for(here: Path) -> 
     queued(here, *(f"12_{element}|RUNNING|N/A|n1|0|0|None|" for element in range(3)))
     call("cancel", "12")
     assert (here / "cancelled").read_text() == "--signal=USR2 12_0 12_1 12_2\n" and all(run.stop.exists() for run in runs)
+
+
+@pytest.mark.parametrize(("phase", "ended"), [("stopped", True), ("running", False)])
+def test_a_job_whose_nodes_are_cleared_up_need_not_be_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch, phase: str,
+                                                                 ended: bool) -> None:
+    """One of them may be dead, and Slurm takes minutes to notice."""
+    run = made(here, "7", steps=5)
+    write_record(run.status, RankStatus(1, phase, time=time.time()))
+    monkeypatch.setattr(cancel.queue, "job_states", lambda ids: {"7": SlurmJob("7", "COMPLETING")})
+    assert (run in cancel._within([run], {run: SlurmJob("7", "RUNNING")}, 3.0)) is ended
 
 
 # --- what is lost, and what it costs ----------------------------------------------------------------------------------

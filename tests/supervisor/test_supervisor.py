@@ -188,7 +188,8 @@ class Later:
     def __call__(self, argv: Sequence[str]) -> str:
         late = len(self.slept) >= 3
         if argv[0] == "sinfo":
-            return f"n4|{self.says.get('state', 'allocated*') if late else 'allocated*' if len(self.slept) > 1 else 'allocated'}|none\n"
+            state = self.says.get("state", "allocated*") if late else "allocated*" if len(self.slept) > 1 else "allocated"
+            return f"n4|{state}|none\n"
         return RUNNING.replace("Restarts=0", self.says["restarts"]) if late and "restarts" in self.says else RUNNING
 
 
@@ -206,7 +207,7 @@ def test_slurm_is_given_the_time_to_notice_a_dead_node(says: dict[str, str], sec
 
     assert await_notice("7", 0, SCRIPT, ["n4"], seconds, lambda: True, slurm, sleep) is comes
     assert len(slurm.slept) == 3 if comes else slurm.slept
-    assert not await_notice("7", 0, SCRIPT, ["n4"], 60.0, lambda: False, slurm, slurm.slept.append), "its user wants no more of it"
+    assert not await_notice("7", 0, SCRIPT, ["n4"], 60.0, lambda: False, slurm, slurm.slept.append)
 
 
 def test_how_long_slurm_takes_to_notice() -> None:
