@@ -42,6 +42,7 @@ from hpc_mp.supervisor.log_patterns import (
     IMPROPER,
     JOB_CANCELLED,
     KILLED_PID,
+    MPI_PLUGIN,
     NODE_FAILURE,
     NOT_INSTALLED,
     PYTHON_ERROR,
@@ -101,6 +102,8 @@ KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
 CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave slurm.container out"
+NO_LIBRARY = ("srun lists it, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
+              "administrators for its library")
 LAST_LINES = 100  # of a node's log in which a program's words are about its end
 LABEL = re.compile(r"^ *(\d+): (.*)$")
 
@@ -295,6 +298,8 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
         elif JOB_CANCELLED.search(line):
             yield Symptom("cancelled", line.strip())
+        elif (plugin := MPI_PLUGIN.search(line)) is not None:
+            yield Symptom("user", f"slurm.mpi = {plugin[1]!r}: {NO_LIBRARY}")
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:

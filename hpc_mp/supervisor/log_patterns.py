@@ -23,6 +23,8 @@ JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
+MPI_PLUGIN = re.compile(r"srun: error: Invalid MPI type '(\w+)'")
+
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
 
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so

@@ -26,7 +26,7 @@ STUCK = ("ReqNodeNotAvail", "BadConstraints", "PartitionConfig", "NodeNotAvail")
 SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
 CLEARED_S = 10  # in which the nodes of a job that ends are mostly cleared
 SLURMD_TIMEOUT_S, NOTICED_S = 300.0, 30.0  # Slurm's default, and what it takes to act upon it
-LOOK_S = 2.0  # between two looks at what Slurm has noticed
+POLL_S = 2.0  # between two polls of what Slurm has noticed
 HELD_S = 125.0  # how long Slurm holds a job back that was queued again, by default, and a little
 
 
@@ -84,7 +84,7 @@ def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str],
         if missed and not silent:
             return True
         missed.update(silent)
-        sleep(LOOK_S)
+        sleep(POLL_S)
     return False
 
 
