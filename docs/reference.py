@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from hpc_mp.cli import main as command_line  # noqa: E402
 from hpc_mp.clouds.azure.rules import RULES as AZURE  # noqa: E402
+from hpc_mp.cluster.slurm.job import AGAIN  # noqa: E402
 from hpc_mp.doctor.checks.registry import PASSIVE  # noqa: E402
 from hpc_mp.doctor.container_diff import ITEMS  # noqa: E402
 from hpc_mp.doctor.drift import TRAITS  # noqa: E402
@@ -159,7 +160,11 @@ def rules() -> str:
 
 def queue_reasons() -> str:
     reasons = tomllib.loads((ROOT / "slurm" / "queue-reasons.toml").read_text(encoding="utf-8"))
-    return table(("reason", "means", "what to do"), ((f"`{name}`", *texts) for name, texts in reasons.items()))
+    return table(("reason", "means", "what to do"), ((_reason(name), *texts) for name, texts in reasons.items()))
+
+
+def _reason(name: str) -> str:
+    return f"`{name.removesuffix(AGAIN)}`{', of a job that has run before' * name.endswith(AGAIN)}"
 
 
 # --- commands --------------------------------------------------------------------------------------------------------

@@ -112,8 +112,12 @@ def one_line(seen: RunStatus) -> str:
     job = seen.job
     waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
     cause = f": {seen.cause}" if seen.cause is not None else ""
-    doing = f", {seen.phase}" if seen.state == "running" and seen.phase else ""
-    return f"{_shown(seen.run)} {seen.state}{doing}{waits}{f', step {steps_words(seen)}' if seen.step else ''}{cause}"
+    return f"{_shown(seen.run)} {seen.state}{_doing(seen)}{waits}{f', step {steps_words(seen)}' if seen.step else ''}{cause}"
+
+
+def _doing(seen: RunStatus) -> str:
+    """What the ranks say that they are doing; those of a program say only that they run."""
+    return f", {seen.phase}" if seen.state == "running" and seen.phase not in (None, "", seen.state) else ""
 
 
 def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
@@ -123,7 +127,7 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
     if seen.sweep is not None:
         values = words_of(seen.sweep.values) or "the job file as it is"
         yield "sweep", f"run {seen.sweep.number + 1} of {seen.sweep.of}: {values}"
-    yield "state", seen.state + (f", {seen.phase}" if seen.state == "running" and seen.phase else "")
+    yield "state", seen.state + _doing(seen)
     if seen.before is not None:
         yield "before", seen.before
     if seen.job is not None:

@@ -104,6 +104,8 @@ def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
     """Rule and remedy for an unknown key: another section has it, another trainer, it is misspelt, or it is none of these."""
     sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
     *parents, key = where
+    if parents == ["sweep"] and "." in key:
+        return "is no key of [sweep]", f"write it below a line [sweep.grid], or in braces: grid = {{ {json.dumps(key)} = […] }}"
     homes = [name for name, keys in sections.items() if key in keys]
     rule = f"is no key of {f'[{dotted(parents)}]' if parents else 'a job file'}"
     if homes:

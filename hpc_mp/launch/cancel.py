@@ -13,7 +13,7 @@ import psutil
 
 from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm import jobs as queue
-from hpc_mp.cluster.slurm.job import SlurmJob
+from hpc_mp.cluster.slurm.job import COMPLETING, SlurmJob
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec, load_any
 from hpc_mp.launch.status import RunStatus, held, job_ids, overviews, seen
@@ -92,7 +92,8 @@ def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob
             left = [run for run in runs if run not in ended and jobs[run] is not None]
             states = queue.job_states([job_id for run in left for job_id in job_ids(run)]) if left else {}
             found = [seen(run, [states[job_id] for job_id in job_ids(run)]) for run in left]
-            ended |= {run: each for run, each in zip(left, found, strict=True) if each.job is None or each.job.ended}
+            ended |= {run: each for run, each in zip(left, found, strict=True)
+                      if each.job is None or each.job.ended or (each.ended and each.job.state == COMPLETING)}
         if len(ended) < len(runs):
             time.sleep(POLL_S)
     return ended

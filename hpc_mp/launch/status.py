@@ -18,7 +18,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import read_exclusions
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import FORGOTTEN, STOPPING, UNKNOWN, SlurmJob
-from hpc_mp.job import JobSpec, load_any
+from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
@@ -27,7 +27,7 @@ from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
-from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, losses, read_records
+from hpc_mp.rundir.records import AWAITING, Evaluation, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.sweep import SweepMember, read_member
@@ -35,7 +35,7 @@ from hpc_mp.rundir.usage import Usage, usage
 
 RECENT = 20  # steps whose median time foretells the rest
 LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as long as those before it, and so many seconds
-SLOW_PHASES = ("saving", "evaluating")  # of rank 0, between two steps
+SLOW_PHASES = ("saving", "evaluating", AWAITING)  # of rank 0, between two steps
 AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
 GOES_ON = ("pending", "running", "unknown")
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
@@ -144,6 +144,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     recent = [record for record in records if record.attempt == attempt]
     last = records[-1] if records else None
     step = last.step if last else 0
+    awaits = phase == AWAITING
+    doing = f"{phase} {status.detail}" if status is not None and awaits else phase
     recorded = _recorded(phase, found, done=steps in (0, step))
     state = _state(job, recorded, held(run), run.stop.exists())
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
@@ -154,15 +156,15 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     if records and loss is None:
         loss = next(reversed(losses(read_records(run.metrics, StepMetrics))), None)
     return RunStatus(
-        run.path, state, attempt, job, behind, phase, step, steps, loss,
+        run.path, state, attempt, job, behind, doing, step, steps, loss,
         next(reversed(read_records(run.evaluations, Evaluation)), None),
         last.tokens_per_s if last else None,
-        eta=pace * (steps - step) if pace is not None and steps and state == "running" and not late else None,
+        eta=pace * (steps - step) if pace is not None and steps and state == "running" and not (late or awaits) else None,
         step_age=step_age,
         checkpoint=next(reversed(complete_steps(run.checkpoints)), None),
         cause=_cause(run, attempt, job) if state == "failed" else None,
         late=late,
-        before=_before(run, attempt, job) if state in GOES_ON or attempt > 1 else None,
+        before=_before(run, attempt, job, isinstance(spec, ProgramSpec)) if state in GOES_ON or attempt > 1 else None,
         sweep=read_member(run),
         usage=usage(run, time.time() if state in ("pending", "running") else None, waits=state == "pending"),
         plan=read_plan(run),
@@ -216,11 +218,12 @@ def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | Non
     return "stopped" if phase == "stopped" else None
 
 
-def _before(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str | None:
+def _before(run: RunDirectory, attempt: int, job: SlurmJob | None, of_program: bool) -> str | None:
     """How the attempt ended after which the run was, or is to be, started again."""
     ended = next((end for end in reversed(known_history(run)) if end.attempt == attempt and end.action in AGAIN), None)
     if ended is not None:
-        return f"attempt {attempt}, saved up to step {ended.step}: {ended.message}"
+        saved = "" if of_program else f", saved up to step {ended.step}"  # nobody knows what a program has saved
+        return f"attempt {attempt}{saved}: {ended.message}"
     if job is not None and job.waits and job.restarts and run.attempt_record.exists():
         return f"attempt {attempt}: Slurm has ended it and queued its job again, as where one of its nodes fails"
     if attempt == 1:

@@ -12,6 +12,7 @@ from pathlib import Path
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import cut_metrics
 from hpc_mp.rundir import LineFile, RunDirectory
+from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.rank_env import identity
 from hpc_mp.rundir.records import StepMetrics, last_records, line_of
 from hpc_mp.rundir.usage import cut_steps
@@ -30,7 +31,8 @@ def log(*, step: int, loss: float = math.nan, tokens: int = 0, learning_rate: fl
         step: from 1, each greater than the one before; steps may be left out. A later attempt that begins with a step that an
             earlier one has written replaces it and those after it.
         loss: of the step; left out where there is none.
-        tokens: or samples, or whatever is counted: of this step, on all ranks.
+        tokens: or samples, or whatever is counted: of this step, on all ranks. The first step of an attempt counts from when its
+            ranks began.
 
     Raises:
         HpcMpError: a step that does not follow the one before.
@@ -60,7 +62,8 @@ class _StepWriter:
         self._run, self._attempt = run, attempt
         self._file = LineFile(run.metrics)
         self._step, self._tokens = 0, 0
-        self._time = time.monotonic()
+        status = AttemptReader(run, attempt).status()  # what was written when the ranks began
+        self._time = time.monotonic() - (max(time.time() - status.time, 0.0) if status is not None else 0.0)
 
     def write(self, step: int, values: Mapping[str, float], tokens: int) -> None:
         if self._step == 0:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hpc_mp.base.text import counted, duration, memory_size, number
-from hpc_mp.job import JobSpec
+from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
 from hpc_mp.report import curves
@@ -29,7 +29,7 @@ COLOURS = 7  # of page.css; from then on the lines are dashed, in the same colou
 DASHES = 4
 NONE = "–"
 LOSS = "Loss, first and last"
-SECRET = "environment.set."
+SECRET = ("environment.set.", "program.environment.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,8 @@ def render_comparison(runs: Sequence[RunFacts], now: float) -> str:
               for index, (label, run, state) in enumerate(zip(labels, runs, states, strict=True))],
         overlays=overlays(runs, labels),
         ends=ends(runs),
-        differences=differences([run.spec for run in runs]),
+        differences=differences([run.spec or run.program for run in runs],
+                                {key for run in runs if run.sweep for key in run.sweep.values}),
         notes=notes(runs, labels),
         size=curves,
     )
@@ -79,19 +80,19 @@ def labels_of(runs: Sequence[RunFacts]) -> tuple[str, ...]:
     return tuple(str(path.relative_to(common)) for path in paths)
 
 
-def differences(specs: Sequence[JobSpec | None]) -> tuple[ComparedRow, ...]:
+def differences(specs: Sequence[AnySpec | None], swept: Collection[str] = ()) -> tuple[ComparedRow, ...]:
     """The keys of the resolved job files that are not alike in all of them. Variables may be passwords: their values are left
-    out. A job file that is not understood has no keys, and does not count."""
+    out, unless a sweep has ``swept`` over them. A job file that is not understood has no keys, and does not count."""
     found: list[Mapping[str, Any] | None] = [None if spec is None else leaves("", spec.model_dump()) for spec in specs]
     known = [each for each in found if each is not None]
     keys = dict.fromkeys(key for each in known for key in each)
-    return tuple(ComparedRow(key, tuple(NONE if each is None else _value(key, each) for each in found))
+    return tuple(ComparedRow(key, tuple(NONE if each is None else _value(key, each, key in swept) for each in found))
                  for key in keys if any(each.get(key) != known[0].get(key) for each in known))
 
 
-def _value(key: str, job: Mapping[str, Any]) -> str:
+def _value(key: str, job: Mapping[str, Any], swept: bool) -> str:
     value = job.get(key)
-    return NONE if value is None else HIDDEN if key.startswith(SECRET) else toml_value(value)
+    return NONE if value is None else HIDDEN if key.startswith(SECRET) and not swept else toml_value(value)
 
 
 def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
@@ -150,15 +151,17 @@ def _wall_clock(run: RunFacts) -> str:
 
 
 def _speed(run: RunFacts) -> str:
-    return number(median(each.tokens_per_s for each in later_half(run.metrics))) if run.metrics else ""
+    speed = median(each.tokens_per_s for each in later_half(run.metrics)) if run.metrics else 0.0
+    return number(speed) if speed else ""  # a program need not count
 
 
 def _memory(run: RunFacts) -> str:
-    return memory_size(max(each.peak_memory_bytes for each in run.metrics)) if run.metrics else ""
+    peak = max((each.peak_memory_bytes for each in run.metrics), default=0)
+    return memory_size(peak) if peak else ""  # a program does not say it
 
 
 def _tokens(run: RunFacts) -> str:
-    return f"{run.metrics[-1].tokens:,}" if run.metrics else ""
+    return f"{run.metrics[-1].tokens:,}" if run.metrics and run.metrics[-1].tokens else ""
 
 
 ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
@@ -173,6 +176,6 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Used", lambda run: run.usage.words() if run.usage else ""),
     ("Peak memory", _memory),
     ("Attempts", lambda run: str(run.attempt)),
-    ("Layout", lambda run: layout(run.placement, run.spec, run.plan)),
+    ("Layout", lambda run: layout(run.placement, run.spec, run.plan, run.program)),
 )
 BEST_AT = 5  # among them: after the last held-out loss

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
@@ -65,9 +65,17 @@ class Curve:
     notes: tuple[str, ...]
 
 
-def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> tuple[Curve, ...]:
-    """The figures; none before the first step has ended."""
-    return tuple(curve(panel, metrics, evaluations if panel.held_out else ()) for panel in PANELS) if metrics else ()
+AS_SAID = "as the program says"
+
+
+def curves(metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = (), of_program: bool = False) -> tuple[Curve, ...]:
+    """The figures; none before the first step has ended. Of a program, those of which it has said anything."""
+    if not metrics:
+        return ()
+    panels = PANELS if not of_program else tuple(
+        panel if panel.outliers else replace(panel, subtitle=AS_SAID) for panel in PANELS
+        if any(0 < abs(panel.value(metric)) < HUGE for metric in metrics))
+    return tuple(curve(panel, metrics, evaluations if panel.held_out else ()) for panel in panels)
 
 
 def curve(panel: Panel, metrics: Sequence[StepMetrics], evaluations: Sequence[Evaluation] = ()) -> Curve:

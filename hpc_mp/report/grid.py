@@ -58,9 +58,14 @@ class Grid:
     axes: tuple[str, ...]
 
 
-def grid(placement: Placement, starts: Mapping[int, RankStart]) -> Grid:
-    """``starts``: rank → the newest word of its start, as far as ranks have said one."""
-    axes = present_axes(placement)
+def grid(placement: Placement, starts: Mapping[int, RankStart], axes: tuple[str, ...] | None = None) -> Grid:
+    """The picture of a placement.
+
+    Args:
+        starts: rank → the newest word of its start, as far as ranks have said one.
+        axes: to show; None: those with more than one coordinate.
+    """
+    axes = present_axes(placement) if axes is None else axes
     shades = tuple(shade(stage, placement.degrees.pipeline) for stage in range(placement.degrees.pipeline))
     group_of = {axis: {rank: (number, group) for number, group in enumerate(placement.groups[axis]) for rank in group}
                 for axis in axes}

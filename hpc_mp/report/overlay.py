@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median, median_low
 
 from hpc_mp.base.text import counted
 from hpc_mp.report.axes import Scale, Tick, ticks
-from hpc_mp.report.curves import BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
+from hpc_mp.report.curves import AS_SAID, BOTTOM, HEIGHT, HUGE, LEFT, MOST_POINTS, RIGHT, SCALE_OVER_MEDIAN, TOP, WIDTH, thinned
 from hpc_mp.report.facts import RunFacts
 
 FLATTEST = 5  # the curve of the run that falls least takes a fifth of the height at least
+THROUGHPUT = "Throughput"
 POINTS = 6_000  # in a figure with many runs: what a browser draws at once, and a page of a few hundred kB
 Points = Sequence[tuple[int, float]]
 
@@ -60,7 +61,7 @@ PANELS = (
                  lambda run: [(each.step, each.loss) for each in run.metrics]),
     OverlayPanel("Held-out loss", "on evaluate.files",
                  lambda run: [(each.step, each.loss) for each in run.evaluations], dots=True),
-    OverlayPanel("Throughput", "tokens per second, all ranks together",
+    OverlayPanel(THROUGHPUT, "tokens per second, all ranks together",
                  lambda run: [(each.step, each.tokens_per_s) for each in run.metrics], low=True),
     OverlayPanel("Learning rate", "after warm-up and schedule",
                  lambda run: [(each.step, each.learning_rate) for each in run.metrics], low=True),
@@ -72,15 +73,17 @@ BY_TOKENS = OverlayPanel("Loss by tokens", "for the runs' steps are not of one s
 def overlays(runs: Sequence[RunFacts], labels: Sequence[str]) -> tuple[Overlay, ...]:
     """The figures that have a point at least; the loss by tokens too where the steps of the runs are not of one size."""
     sizes = {run.metrics[-1].tokens // run.metrics[-1].step for run in runs if run.metrics and run.metrics[-1].step}
-    panels = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
+    panels: tuple[OverlayPanel, ...] = (PANELS[0], BY_TOKENS, *PANELS[1:]) if len(sizes) > 1 else PANELS
+    if all(run.program is not None for run in runs):
+        panels = tuple(panel if panel.title == THROUGHPUT else replace(panel, subtitle=AS_SAID) for panel in panels)
     return tuple(found for panel in panels if (found := overlay(panel, runs, labels)) is not None)
 
 
 def overlay(panel: OverlayPanel, runs: Sequence[RunFacts], labels: Sequence[str]) -> Overlay | None:
-    """None where no run has a finite value."""
+    """None where no run has a finite value, or programs have given none: then they are 0."""
     every = [panel.points(run) for run in runs]
     finite = [[(at, value) for at, value in points if abs(value) < HUGE] for points in every]
-    if not any(finite):
+    if not any(value for points in finite for _, value in points):
         return None
     low, high = _range(panel, [[value for _, value in points] for points in finite if points])
     ends = [at for points in finite for at, _ in points]

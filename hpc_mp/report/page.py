@@ -31,6 +31,7 @@ def render(facts: RunFacts, now: float) -> str:
     """The page as of ``now`` (unix seconds). Everything that comes from the run is escaped."""
     summary = summarize(facts)
     placement, spec = facts.placement, facts.spec
+    has_axes = facts.program is None or facts.program.program.axes is not None
     return filled(
         "page.html.j2", now,
         name=name(facts.path, spec),
@@ -38,12 +39,13 @@ def render(facts: RunFacts, now: float) -> str:
         model=_model(facts),
         summary=summary,
         numbers=key_numbers(facts),
-        curves=curves.curves(facts.metrics, facts.evaluations),
-        grid=grid.grid(placement, _newest(facts)) if placement else None,
+        curves=curves.curves(facts.metrics, facts.evaluations, facts.program is not None),
+        program=facts.program.program if facts.program else None,
+        grid=grid.grid(placement, _newest(facts), axes=None if has_axes else ()) if placement else None,
         gantt=gantt.gantt(facts.traces, placement, spec) if placement and spec else None,
         memory=memory.memory(facts.traces, placement, spec, facts.plan.chunks if facts.plan else ()),
         ranks=_ranks(placement, _newest(facts)) if placement else (),
-        groups=_groups(placement) if placement else (),
+        groups=_groups(placement) if placement and has_axes else (),
         attempts=attempts(facts, summary.state),
         job_text=_job_text(facts),
         unreadable=facts.problems,

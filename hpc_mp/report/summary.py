@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from hpc_mp.base.text import counted, duration, memory_size, moment, number, percent
-from hpc_mp.job import JobSpec
+from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import RunFacts
 from hpc_mp.rundir.failures import RankFailure, precedence
@@ -64,7 +64,7 @@ def summarize(facts: RunFacts) -> Summary:
         state=state,
         doing=_doing(facts) if state == "running" else "",
         when=_when(facts, state),
-        layout=layout(facts.placement, facts.spec, facts.plan),
+        layout=layout(facts.placement, facts.spec, facts.plan, facts.program),
         cause=said or (UNSAVED if state == "failed" else ""),
         traceback=next((failure.traceback for failure in failures if cause and failure.rank == cause.rank), ""),
         failures=failures,
@@ -74,9 +74,15 @@ def summarize(facts: RunFacts) -> Summary:
     )
 
 
-def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | None = None) -> str:
-    """One line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order; as much of it as is known."""
+def layout(placement: Placement | None, spec: JobSpec | None, plan: RunPlan | None = None,
+           program: ProgramSpec | None = None) -> str:
+    """One line: nodes × ranks, degrees, layers of the stages, ZeRO, schedule, order; as much of it as is known. Nobody knows the
+    axes of a ``program`` that has not named them."""
     parts = []
+    if placement is not None and program is not None and program.program.axes is None:
+        each = program.job.ranks_per_node if program.program.start == "node" else placement.ranks_per_node
+        return (f"{placement.nodes} nodes × {each} = {placement.nodes * each} ranks" if placement.nodes > 1
+                else f"{counted(each, 'rank')} on 1 node")
     if placement is not None:
         d = placement.degrees
         world = (f"{placement.nodes} nodes × {placement.ranks_per_node} = {d.world} ranks" if placement.nodes > 1
@@ -230,7 +236,8 @@ def _attempt(facts: RunFacts, number: int, state: str) -> AttemptRow:
     return AttemptRow(
         number,
         began="" if began is None else moment(began),
-        layout=layout(facts.placement if current else facts.earlier.get(number), facts.spec if current else None),
+        layout=layout(facts.placement if current else facts.earlier.get(number), facts.spec if current else None,
+                      program=facts.program),
         steps=f"{steps[0]}–{steps[-1]}" if steps else "none",
         end=cause.message if cause else (state if current else "resumed"),
     )

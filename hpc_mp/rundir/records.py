@@ -119,6 +119,9 @@ class RankStart:
     task: int | None = None
 
 
+AWAITING = "waiting for Slurm"  # the phase of a run whose ranks have ended and whose supervisor waits to queue it again
+
+
 @dataclass(frozen=True, slots=True)
 class RankStatus:
     """``status.json``: what rank 0 is doing, and how many bytes of it are done; ``time`` in unix seconds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -15,19 +15,19 @@ from typing import Literal
 from hpc_mp.base.command import CommandFailed
 from hpc_mp.cluster.bad_nodes import AVOIDED_S, BadNode, Certainty, ledger, record
 from hpc_mp.cluster.exclusions import read_exclusions
-from hpc_mp.cluster.slurm.allocation import allocation
+from hpc_mp.cluster.slurm.allocation import Allocation, allocation
 from hpc_mp.cluster.slurm.mail import mail_at_end
-from hpc_mp.cluster.slurm.requeue import await_notice, queued_again, requeue, start_soon
-from hpc_mp.cluster.slurm.steps import failed_nodes
+from hpc_mp.cluster.slurm.requeue import await_notice, notice_s, queued_again, requeue, start_soon
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
+from hpc_mp.rundir.records import AWAITING
 from hpc_mp.rundir.runs import successors
 from hpc_mp.supervisor import node_setup
-from hpc_mp.supervisor.begun import say_ended
+from hpc_mp.supervisor.begun import say_ended, say_phase
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause, classify
 from hpc_mp.supervisor.evidence import ScriptLog, gather, node_lost, script_log, user_cancelled
@@ -36,11 +36,11 @@ from hpc_mp.supervisor.in_container import write_program_script
 from hpc_mp.supervisor.log_patterns import first_code
 from hpc_mp.supervisor.prepare import apply_profile, begin
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
-from hpc_mp.supervisor.restart_policy import Decision, decide
+from hpc_mp.supervisor.restart_policy import STOPPED_BY_USER, Decision, decide
 from hpc_mp.supervisor.signals import Signals
-from hpc_mp.supervisor.silence import Hang
 from hpc_mp.supervisor.srun import StepCommand, follow
 
+ENDS_S = 10.0  # what is left to write down how the run ended, before Slurm ends the job
 SHOWN_BY_THE_NODE = ("hardware", "unfit")  # kinds of failure that say more than that a node was gone
 EARLY = tuple(code for number in (signal.SIGUSR2, signal.SIGTERM)  # a task was asked to stop before it could listen
               for code in (-number, 128 + number))
@@ -66,7 +66,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     retries, stalled = attempt.spec.slurm.retries, _stalled(run)
     if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.counts)
-        said = f"{last.message}; {len(stalled)} attempts without a new checkpoint"
+        said = f"{last.message}; {len(stalled)} attempts" + " without a new checkpoint" * isinstance(attempt.spec, JobSpec)
         died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
         return _act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
@@ -93,14 +93,14 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)
-    node_setup.end(attempt, failed=code not in (0, STOPPED))
+    unreached = node_setup.end(attempt, failed=code not in (0, STOPPED))
     cancelled = run.stop.exists() or user_cancelled(script)
-    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.hang() if watch is not None else None)
+    ending = _ending(attempt, code, script, signals.asked, cancelled, watch)
 
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),
                       saved=history.saved_step(run) if isinstance(attempt.spec, JobSpec) else None, returned=_returned(attempt))
-    return _act(attempt, ending, decision, code)
+    return _act(attempt, ending, decision, code, unreached)
 
 
 def _nothing_to_do(waiting: SupervisedRun) -> int:
@@ -129,12 +129,14 @@ def never() -> bool:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
-            hang: Hang | None) -> Ending:
+            watch: ProgramWatch | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     if isinstance(attempt.spec, ProgramSpec):
-        failed = again or hang is not None or (code != 0 and not cancelled and node_lost(attempt.run, script))
+        hang = watch.hang() if watch is not None else None
+        unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
+        failed = again or hang is not None or unended or (code != 0 and not cancelled and node_lost(attempt.run, script))
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled)
-        return found or classify(gather(attempt, code, script, hang=hang))
+        return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:
         return "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
@@ -150,15 +152,25 @@ def interrupted(attempt: AttemptContext) -> bool:
             and queued_again(given.job_id, given.restart, attempt.run.script))
 
 
-def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int) -> int:
-    """Carry the decision out, and write down what was done."""
+def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int, unreached: Sequence[str] | None = ()) -> int:
+    """Carry the decision out, and write down what was done.
+
+    Args:
+        unreached: nodes that srun could not reach in the end; None: nobody knows.
+    """
     if not attempt.is_current():
         return 1
     run, record = attempt.run, attempt.record
     died = ending if isinstance(ending, RootCause) else None
     message = died.cause.message if died else str(ending)
     blamed = _remember(attempt, died) if died is not None else ()
-    action, why = _again(attempt, decision, blamed)
+    dead = [finding.node for finding in blamed] if unreached is None else unreached
+    refused = None
+    if dead and decision.action == "requeue" and attempt.allocation is not None:
+        refused = _await_notice(attempt, attempt.allocation, dead, message)
+        if run.stop.exists():
+            ending, decision = "stopped", replace(decision, action="done", why=STOPPED_BY_USER)
+    action, why = _again(attempt, decision, blamed, refused)
     with suppress(OSError):  # a full disk must not change what the job's end is
         history.record(run, history.AttemptEnd(
             record.token, record.attempt, history.saved_step(run), died.cause.kind if died else str(ending), message,
@@ -172,20 +184,22 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int)
     return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know
 
 
-def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode]) -> tuple[str, str]:
-    """Have the job queued again if that was decided; what was done, and a sentence about it."""
+def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode], refused: str | None) -> tuple[str, str]:
+    """Have the job queued again if that was decided; what was done, and a sentence about it.
+
+    Args:
+        refused: why it cannot be, where that is known.
+    """
     given, script, why = attempt.allocation, attempt.run.script, decision.why
     if decision.action == "done":
         return "done", why
     if given is None:
         return "fail", f"{why}; outside of Slurm nothing queues it again"
     action: str = decision.action
-    if action == "requeue":
-        await_notice(given.job_id, given.restart, script, _unreachable(attempt, {finding.node for finding in blamed}))
     if queued_again(given.job_id, given.restart, script):
         action, why = "requeue", "Slurm has queued the job again"
     elif action == "requeue":
-        refused = requeue(given.job_id, given.restart, script)
+        refused = refused or requeue(given.job_id, given.restart, script)
         behind = successors(attempt.run, given.job_id)
         if refused is not None and behind:
             return "wait", f"not queued again ({refused}); job {behind[0]} goes on"
@@ -198,11 +212,19 @@ def _again(attempt: AttemptContext, decision: Decision, blamed: Sequence[BadNode
     return action, why
 
 
-def _unreachable(attempt: AttemptContext, blamed: Collection[str]) -> list[str]:
-    """The blamed nodes on which srun could not start the last step, which looks after the nodes when the ranks have ended."""
-    log = attempt.run.srun_log
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
-    return [node for node in failed_nodes(lines) if node in blamed]
+def _await_notice(attempt: AttemptContext, given: Allocation, dead: Sequence[str], message: str) -> str | None:
+    """Wait until Slurm knows that nodes are dead; why the job cannot be queued again after that."""
+    run, number, end = attempt.run, attempt.record.attempt, attempt.record.end
+    needed = notice_s()
+    left = needed if end is None else max(0.0, min(needed, end - time.time() - ENDS_S))
+    names = ", ".join(dead)
+    if not queued_again(given.job_id, given.restart, run.script):
+        waits = f"until it has noticed that {names} is dead (SlurmdTimeout), {left:.0f} s at most"
+        attempt.say(f"attempt {number} has ended: {message}; {AWAITING} {waits}, as a job queued again before would never start")
+        say_phase(run, number, AWAITING, f"{waits}; then the run goes on. {message}")
+    if await_notice(given.job_id, given.restart, run.script, dead, left, lambda: not run.stop.exists()) or left == needed:
+        return None
+    return f"its time limit comes before Slurm has noticed that {names} is dead"
 
 
 def _left_out(attempt: AttemptContext, job_id: str, blamed: Sequence[BadNode]) -> str:

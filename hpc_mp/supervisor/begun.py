@@ -27,14 +27,15 @@ def say_begun(run: RunDirectory, attempt: int, placement: Placement, hosts: Sequ
         file.write(line_of(RankStart(attempt, place.rank, host, host, time.time(), local_rank=place.local_rank, dp=place.dp,
                                      token=token, device=device, task=tasks[place.rank])))
     file.close()
-    _phase(run, attempt, RUNNING)
+    say_phase(run, attempt, RUNNING)
 
 
 def say_ended(run: RunDirectory, attempt: int, state: str) -> None:
     """How the attempt went, in the words of a rank 0."""
-    _phase(run, attempt, PHASES.get(state, state))
+    say_phase(run, attempt, PHASES.get(state, state))
 
 
-def _phase(run: RunDirectory, attempt: int, phase: str) -> None:
+def say_phase(run: RunDirectory, attempt: int, phase: str, detail: str = "") -> None:
+    """What a rank 0 would say that it is doing."""
     with suppress(OSError):  # a full disk must not stop a program
-        write_record(run.status, RankStatus(attempt, phase, time=time.time()))
+        write_record(run.status, RankStatus(attempt, phase, detail, time=time.time()))

@@ -43,6 +43,7 @@ from hpc_mp.supervisor.log_patterns import (
     IMPROPER,
     JOB_CANCELLED,
     KILLED_PID,
+    MPI_PLUGIN,
     NODE_FAILURE,
     NOT_INSTALLED,
     PYTHON_ERROR,
@@ -107,6 +108,8 @@ CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave sl
 IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.container, and directories that all nodes have in "
                 "slurm.container_mounts")
 LACKING_REMEDY = "Take an image that has it (slurm.container)"
+NO_LIBRARY = ("srun lists it, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
+              "administrators for its library")
 LAST_LINES = 100  # of a node's log in which a program's words are about its end
 LABEL = re.compile(r"^ *(\d+): (.*)$")
 
@@ -139,8 +142,8 @@ class Symptom:
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence),
-                  _nodes(evidence), _said(evidence), _unfit(evidence), _not_started(evidence), _missing(evidence))
+    found = chain(_records(evidence), _hang(evidence), _unended(evidence), _watchdogs(evidence), _early(evidence),
+                  _srun(evidence), _nodes(evidence), _said(evidence), _unfit(evidence), _not_started(evidence), _missing(evidence))
     symptoms = list(found) or [_last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
@@ -250,6 +253,12 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
         yield from _given_up_inside(evidence)
 
 
+def _unended(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes that answer srun no more, or know nothing of the step: they died, and some were started anew."""
+    if evidence.unended:
+        yield Symptom("lost", "srun was told of no end of its tasks there when it ended all others", lost=evidence.unended)
+
+
 def _given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
     """Ranks whose last words are a traceback though they have not ended: MPI and NCCL may wait for the others as Python exits."""
     for place in evidence.places.values():
@@ -295,6 +304,8 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
         elif JOB_CANCELLED.search(line):
             yield Symptom("cancelled", line.strip())
+        elif (plugin := MPI_PLUGIN.search(line)) is not None:
+            yield Symptom("user", f"slurm.mpi = {plugin[1]!r}: {NO_LIBRARY}")
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:

@@ -48,6 +48,7 @@ class Evidence:
         resident: bytes of memory by rank, as each wrote last.
         run: whose logs they are.
         hang: of a program whose ranks were ended for their silence.
+        unended: hosts of a program that did not tell of the ends of their tasks when srun ended its step.
         axes: whether a program's ranks have coordinates, as it has said how it numbers them.
         program: whether ranks are somebody's program, whose words may speak of anything.
         of_node: whether each of them is the one command of a node, which numbers its ranks itself.
@@ -68,6 +69,7 @@ class Evidence:
     resident: Mapping[int, int] = field(default_factory=dict)
     run: RunDirectory | None = None
     hang: Hang | None = None
+    unended: tuple[str, ...] = ()
     program: bool = False
     axes: bool = False
     of_node: bool = False
@@ -112,13 +114,14 @@ def node_lost(run: RunDirectory, script: ScriptLog | None) -> bool:
 
 
 def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, ask: Runner = ask,
-           hang: Hang | None = None) -> Evidence:
+           hang: Hang | None = None, unended: Sequence[str] = ()) -> Evidence:
     """Read what there is; whatever is absent, broken or refused is left out.
 
     Args:
         code: srun's.
         script: the log of the job's script.
         hang: that was noticed.
+        unended: hosts that did not tell of the ends of their tasks.
     """
     run, number, placement = attempt.run, attempt.record.attempt, attempt.placement
     hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
@@ -141,6 +144,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         largest=_largest([*srun, *(line for lines in logs.values() for line in lines)], ask),
         run=run,
         hang=hang,
+        unended=tuple(unended),
         program=isinstance(attempt.spec, ProgramSpec),
         axes=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.axes is not None,
         of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",

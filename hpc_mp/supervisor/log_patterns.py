@@ -23,6 +23,8 @@ JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
+MPI_PLUGIN = re.compile(r"srun: error: Invalid MPI type '(\w+)'")
+
 IMPROPER = re.compile(r"(?:prterun|mpirun|mpiexec|orterun) has exited due to process rank (\d+) with PID \d+ on")  # of Open MPI
 
 # slurmstepd's words of tasks that never began: the image lacks the command, or pyxis could make no container of the image.
@@ -87,6 +89,17 @@ def completed_first(lines: Iterable[str]) -> TaskEnd | None:
         if (done := _COMPLETED.search(line)) is not None:
             return TaskEnd(done[1], _numbers(done[2]), 0, line)
     return None
+
+
+def ends_step(line: str) -> bool:
+    """Whether srun says with this line that it ends the tasks that are left of its step."""
+    return _ABORTED.search(line) is not None
+
+
+def ended_there(line: str) -> tuple[str, tuple[int, ...]] | None:
+    """The host and the tasks of whose end, in whatever way, srun tells with this line."""
+    found = _END.search(line) or _COMPLETED.search(line)
+    return (found[1], _numbers(found[2])) if found is not None else None
 
 
 def first_code(lines: Iterable[str]) -> int | None:

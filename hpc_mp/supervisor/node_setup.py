@@ -9,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from hpc_mp.base.assets import asset
-from hpc_mp.cluster.slurm.steps import one_task_per_node
+from hpc_mp.base.line_file import NewLines
+from hpc_mp.cluster.slurm.steps import failed_nodes, one_task_per_node
 from hpc_mp.cluster.slurm.variables import one_task_environment
 from hpc_mp.job import AnySpec, JobSpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory
@@ -28,11 +29,17 @@ def start(attempt: AttemptContext, signals: Signals) -> int:
     return follow(step, signals).code if step else 0
 
 
-def end(attempt: AttemptContext, failed: bool) -> None:
-    """Keep what tells of a failure, and tidy up; nodes that are gone do not matter."""
+def end(attempt: AttemptContext, failed: bool) -> tuple[str, ...] | None:
+    """Keep what tells of a failure, and tidy up; nodes that are gone do not matter.
+
+    Returns the nodes that srun could not reach; None where it did not end in time, and nobody knows.
+    """
     step = _step(attempt, "slurm/node-end.sh", "failed" if failed else "done")
-    if step:
-        follow(step, None, at_most=END_S)
+    if step is None:
+        return ()
+    said = NewLines(step.log)
+    said.read()  # of earlier steps
+    return None if follow(step, None, at_most=END_S).forced else tuple(failed_nodes(said.read()))
 
 
 def _wanted(run: RunDirectory, spec: AnySpec) -> list[str]:

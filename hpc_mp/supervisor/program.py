@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Literal
 
 from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
@@ -25,6 +26,7 @@ from hpc_mp.supervisor.log_patterns import ENDED_BY_US
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
+from hpc_mp.supervisor.unended import UnendedTasks
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
@@ -36,6 +38,7 @@ class ProgramWatch:
 
     Attributes:
         silence: notices that they hang; then a step writes down where each of them stands, and they are ended.
+        unended: notices that nodes do not tell of their ends; None where they are not started by srun.
     """
 
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
@@ -48,12 +51,17 @@ class ProgramWatch:
         ranks = len(attempt.placement.ranks)
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
                                     if record.hosts else rank_files(run, ranks), on_hang=self._record_stacks)
+        tasks = dict.fromkeys(record.hosts, spec.tasks_per_node)
+        self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
 
     def poll(self) -> bool:
-        """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
+        """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""
         if time.time() >= self._due:
             self._due = math.inf
             self._send(self._spec.program.signal)
+        unended = self.unended is not None and self.unended.noticed()
+        if self.unended is not None and self.unended.begun:  # their silence says nothing then
+            return unended
         return self.silence.noticed()
 
     def _record_stacks(self) -> None:
@@ -118,7 +126,7 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
     late = record.end is not None and time.time() >= _warned_from(record, record.end)
     warned = asked or late
     if code == 0:
-        return "stopped" if warned and spec.program.resumes and not cancelled else "completed"
+        return "stopped" if cancelled or (warned and spec.program.resumes) else "completed"  # many end well after SIGTERM
     by_signal = code in ends_by(spec)
     if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
         return "stopped"

@@ -10,6 +10,7 @@ from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.supervisor.diagnose import RootCause
 
 RestartAction = Literal["done", "requeue", "fail"]
+STOPPED_BY_USER = "stopped as its user wished; `hpc-mp launch --resume` goes on"
 IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too short for one step, or nobody lets it run
 
 
@@ -40,19 +41,21 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     if ending == "completed":
         return Decision("done", (), "the run is complete")
     if cancelled:
-        return Decision("done", (), "stopped as its user wished; `hpc-mp launch --resume` goes on")
+        return Decision("done", (), STOPPED_BY_USER)
     if ending == "stopped":
         if saved is None:
             return Decision("requeue", (), "it goes on from what it has saved")
         if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
             return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times without a new checkpoint: raise job.time_limit")
         return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
-    if not ending.retry:
+    stale = ending.cause.kind == "ended" and ending.cause.node in returned  # Slurm sends later what the node did not get before
+    if not ending.retry and not stale:
         return Decision("fail", (), "a failure of the program would come again: not queued again")
     if returned:
         why = f"not counted as a failure: {', '.join(returned)} had failed before and just come back"
         return Decision("requeue", ending.nodes_to_blame, why)
     failed = sum(end.counts for end in stalled)
+    in_a_row = "" if saved is None else " without a new checkpoint"
     if failed >= retries:
-        return Decision("fail", (), f"failed {failed + 1} times without a new checkpoint (slurm.retries = {retries})")
-    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries} without a new checkpoint")
+        return Decision("fail", (), f"failed {failed + 1} times{in_a_row} (slurm.retries = {retries})")
+    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries}{in_a_row}")

@@ -256,6 +256,9 @@ def test_the_table_is_sound() -> None:
 
 
 def test_an_unknown_reason_passes_through() -> None:
+    first, again = (explained(SlurmJob("7", "PENDING", "BadConstraints", restarts=restarts)) for restarts in (0, 1))
+    assert "what it asks for" in first.meaning and "queued again while one of its nodes was dead" in again.meaning
+    assert again.remedy.startswith("hpc-mp cancel 7;")
     job = explained(SlurmJob("7", "PENDING", "SiteHasMoved"))
     assert (job.reason, job.meaning, job.remedy) == ("SiteHasMoved", "", "")
 

@@ -171,6 +171,9 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                          'must be "auto", "block", "cyclic" or a list', "rank_map = [1, 1, 0, 0]"),
     "runs of another shape": ("[slurm]", '[sweep]\nruns = [{"job.nodes" = 2}]\n[slurm]', "sweep.runs: job.nodes",
                               "share [job], [slurm]", "train.seed"),
+    "a grid without its name": ("[slurm]", '[sweep]\n"train.seed" = [1, 2]\n[slurm]',
+                                "sweep.'train.seed'", "is no key of [sweep]",
+                                'below a line [sweep.grid], or in braces: grid = { "train.seed" = […] }'),
     "an array, as it was called": ("[slurm]", '[slurm]\narray = [{"train.seed" = 2}]', "slurm.array",
                                    "is sweep.runs here", "write runs = … below the line [sweep]"),
     # schedules

@@ -20,6 +20,7 @@ from hpc_mp.base.text import data_size
 from hpc_mp.cluster.node.nvidia_smi import Gpu
 from hpc_mp.cluster.slurm.inside import Where, decide
 from hpc_mp.job import Environment, JobSpec, Slurm, dump_job, load_job
+from hpc_mp.job.program import Program
 from hpc_mp.job.resolution import ResolvedKey, resolved
 from hpc_mp.launch.backends import BACKENDS
 from hpc_mp.launch.backends.watch import RanksEnd, judge
@@ -441,6 +442,9 @@ def test_peers_lost_by_a_stop_are_no_failure(tmp_path: Path) -> None:
     exits = (end(0, -15, 1.0, ours=True), end(1, 1, 2.1))
     assert judge(RanksEnd(exits, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
     assert judge(RanksEnd(exits, asked=False), AttemptReader(run, 1), PLACED)[0] == "failed"
+    well, other = tuple(end(rank, 0, 1.0) for rank in range(4)), AttemptReader(create_run(tmp_path, "ended"), 1)
+    for program, state in ((Program(command=("x",)), "stopped"), (None, "completed")):  # programs may end well after SIGTERM
+        assert judge(RanksEnd(well, asked=True), other, PLACED, program=program)[0] == state
     killed = (end(0, -9, 1.0, ours=True), end(2, -9, 1.0, ours=True))
     assert judge(RanksEnd(killed, asked=True), AttemptReader(run, 1), PLACED) == ("stopped", None)
 

@@ -21,8 +21,9 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli import follow, progress
 from hpc_mp.cli.main import cli
 from hpc_mp.cluster.slurm.job import SlurmJob, explained
-from hpc_mp.job import dump_job, load_job
-from hpc_mp.launch import resume
+from hpc_mp.job import ProgramSpec, dump_job, load_job
+from hpc_mp.job.program import Program
+from hpc_mp.launch import cancel, resume
 from hpc_mp.launch.backends.slurm import _QueueWatcher
 from hpc_mp.launch.listener import Listener
 from hpc_mp.launch.status import seen
@@ -30,7 +31,7 @@ from hpc_mp.rundir import RunDirectory, create_run, write_json
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.history import record as write_end
-from hpc_mp.rundir.records import RankStart, RankStatus, StepMetrics, line_of
+from hpc_mp.rundir.records import AWAITING, RankStart, RankStatus, StepMetrics, line_of, write_record
 from hpc_mp.rundir.sweep import SweepMember, write_member
 from hpc_mp.rundir.usage import cut_steps, usage
 from hpc_mp.train.rank.logs import StepWords
@@ -179,6 +180,16 @@ def test_running_elements_are_all_asked_before_any_is_waited_for(here: Path) -> 
     assert (here / "cancelled").read_text() == "--signal=USR2 12_0 12_1 12_2\n" and all(run.stop.exists() for run in runs)
 
 
+@pytest.mark.parametrize(("phase", "ended"), [("stopped", True), ("running", False)])
+def test_a_job_whose_nodes_are_cleared_up_need_not_be_waited_for(here: Path, monkeypatch: pytest.MonkeyPatch, phase: str,
+                                                                 ended: bool) -> None:
+    """One of them may be dead, and Slurm takes minutes to notice."""
+    run = made(here, "7", steps=5)
+    write_record(run.status, RankStatus(1, phase, time=time.time()))
+    monkeypatch.setattr(cancel.queue, "job_states", lambda ids: {"7": SlurmJob("7", "COMPLETING")})
+    assert (run in cancel._within([run], {run: SlurmJob("7", "RUNNING")}, 3.0)) is ended
+
+
 # --- what is lost, and what it costs ----------------------------------------------------------------------------------
 
 
@@ -237,6 +248,23 @@ def test_a_restart_says_what_it_came_after(here: Path) -> None:
     assert "before    attempt 1: rank 3 on n2 was killed by SIGKILL\n" in call("status", "7").stdout
     write_json(run.outcome, {"attempt": 2, "state": "completed", "cause": None})
     assert seen(run, []).before == "attempt 1: rank 3 on n2 was killed by SIGKILL", "its end does not hide it"
+
+
+def test_what_a_program_has_saved_is_not_known(here: Path) -> None:
+    run = made(here, "7")
+    program = ProgramSpec(program=Program(command=("python", "train.py")))
+    run.job.write_text(dump_job(program))
+    write_end(run, AttemptEnd("7.0", 1, 0, "node", "node n2 failed", (), "requeue", 1.0))
+    assert seen(run, [SlurmJob("7", "PENDING", "BeginTime")]).before == "attempt 1: node n2 failed"
+
+
+def test_a_run_whose_ranks_have_ended_says_for_what_it_waits(here: Path) -> None:
+    """Its next step is not late, and no time is left until the last."""
+    run = made(here, "7", steps=5, age=900)
+    write_record(run.status, RankStatus(1, AWAITING, "until it has noticed that n2 is dead", time=time.time()))
+    os.utime(run.metrics, (time.time() - 900,) * 2)
+    now = seen(run, [SlurmJob("7", "RUNNING")])
+    assert now.phase == "waiting for Slurm until it has noticed that n2 is dead" and not now.late and now.eta is None
 
 
 @pytest.mark.parametrize(("age", "phase", "late"), [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.main import cli
 from hpc_mp.program.log import _writer
 from hpc_mp.rundir import RunDirectory, create_run
-from hpc_mp.rundir.records import StepMetrics, read_records
+from hpc_mp.rundir.records import RankStatus, StepMetrics, read_records, write_record
 from hpc_mp.rundir.usage import usage
 
 
@@ -73,3 +74,24 @@ def test_status_and_report_show_them(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "step      8, loss 1.0000" in CliRunner().invoke(cli, ["status", "runs/program"]).output
     page = (tmp_path / "runs" / "program" / "0001" / "report.html").read_text()
     assert "program.py" in page and "Peak memory" not in page
+    for unknown in ("Gradient norm", "Learning rate", "The schedule as executed", "Groups of ranks", "tensor 1", "order DPT"):
+        assert unknown not in page
+    assert "2 ranks on 1 node" in page and "as the program says" in page
+
+
+def test_the_first_step_of_an_attempt_counts_from_when_its_ranks_began(run: RunDirectory) -> None:
+    write_record(run.status, RankStatus(1, "running", time=time.time() - 40))
+    hpc_mp.log(step=1, tokens=100)
+    hpc_mp.log(step=2, tokens=100)
+    first, second = read_records(run.metrics, StepMetrics)
+    assert 40 <= first.step_time_s < 60 and first.tokens_per_s < 3 and second.step_time_s < 5
+
+
+def test_a_program_that_says_nothing_and_starts_its_ranks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "--on", "local", "--nodes", "2", "--ranks-per-node", "3", "--set", "program.start=node", "--", "true"]
+    assert CliRunner().invoke(cli, words).exit_code == 0
+    assert CliRunner().invoke(cli, ["report", "runs/true"]).exit_code == 0
+    page = (tmp_path / "runs" / "true" / "0001" / "report.html").read_text()
+    assert "2 nodes × 3 = 6 ranks" in page and "The program has said nothing of its steps" in page
+    assert "each of which starts its ranks itself" in page

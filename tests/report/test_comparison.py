@@ -14,6 +14,7 @@ from reported import Page, Run
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.report import command
+from hpc_mp.job import ProgramSpec
 from hpc_mp.report.comparison import ComparedRow, differences, ends, labels_of, notes
 from hpc_mp.report.facts import read_facts
 from hpc_mp.report.overlay import overlays
@@ -43,6 +44,13 @@ def pair(tmp_path: Path) -> tuple[Run, Run]:
     first = evaluate(Run(tmp_path).complete(), (10, 6.0), (20, 5.5))
     second = evaluate(Run(tmp_path, steps=30, pipeline=1).complete(), (10, 5.0), (30, 5.75))
     return first, second
+
+
+def test_programs_differ_by_the_variables_of_a_sweep_and_keep_the_others_to_themselves() -> None:
+    one, other = (ProgramSpec.model_validate({"program": {"command": ["x"], "environment": {"LR": lr, "TOKEN": token}}})
+                  for lr, token in (("1", "a"), ("2", "b")))
+    found = {each.what: each.cells for each in differences([one, other], {"program.environment.LR"})}
+    assert found == {"program.environment.LR": ('"1"', '"2"'), "program.environment.TOKEN": ("(hidden)", "(hidden)")}
 
 
 def test_two_runs_on_one_page(pair: tuple[Run, Run]) -> None:

@@ -216,6 +216,11 @@ ENDINGS = [
     ("one that ended alone, and silence", replace(JOB, srun=(DONE, *ENDS_OTHERS), hang=Hang(61.0, 0)), "early", (), "rank 3"),
     ("silence", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, 5, 5)), "hang", (),
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
+    ("a plug-in for MPI without its library",
+     replace(JOB, code=1, srun=("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",)), "user", (),
+     "slurm.mpi = 'pmix': srun lists it, and this Slurm cannot load it"),
+    ("a node that does not tell of its ends", replace(JOB, srun=ENDS_OTHERS, failures=(PEER,), unended=("n3",)), "lost", ("n3",),
+     "node n3 lost: the job lost contact: srun was told of no end of its tasks there"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
     ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
         "srun: Force Terminated StepId=3.1", "srun: error: n4: task 7: Killed",
@@ -289,7 +294,8 @@ def test_the_stronger_of_two_explains(one: tuple, other: tuple) -> None:
     """Records, kernel and states of two ends together; a word from a rank that ended without one is the exception."""
     first, second = (replace(end[1], srun=(), logs={}) for end in (one, other))
     both = replace(first, failures=first.failures + second.failures, kernel={**first.kernel, **second.kernel},
-                   states={**first.states, **second.states}, hang=first.hang or second.hang)
+                   states={**first.states, **second.states}, hang=first.hang or second.hang,
+                   unended=first.unended or second.unended)
     strongest = min((classify(first).cause.kind, classify(second).cause.kind), key=list(KINDS).index)
     if not (set(first.kernel) & set(second.kernel) or set(first.states) & set(second.states)):
         assert classify(both).cause.kind == strongest

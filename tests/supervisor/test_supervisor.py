@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from hpc_mp.base.command import CommandFailed
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bad_nodes import BadNode, Certainty, bad_nodes, ledger, record
 from hpc_mp.cluster.slurm.allocation import Allocation, allocation
-from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, persistent, queued_again, requeue
+from hpc_mp.cluster.slurm.requeue import await_notice, exclude, held_back, notice_s, persistent, queued_again, requeue
 from hpc_mp.cluster.slurm.steps import one_task_per_node
 from hpc_mp.job import resolve
 from hpc_mp.layout.placement import Degrees, place
@@ -87,6 +87,9 @@ def test_a_failure_on_a_node_that_has_just_come_back_is_not_counted() -> None:
     decision = decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0, returned=("n3",))
     assert (decision.action, decision.exclude) == ("requeue", ("n3",)) and "n3 had failed before" in decision.why
     assert decide(PROGRAM, cancelled=False, retries=3, stalled=[], saved=0, returned=("n3",)).action == "fail"
+    ended = RootCause(Cause("ended", "rank 4 was killed by SIGTERM", 4, "n3"), (), retry=False)
+    for returned, action in ((("n3",), "requeue"), (("n1",), "fail")):  # Slurm delivers what it could not before
+        assert decide(ended, cancelled=False, retries=3, stalled=[], saved=0, returned=returned).action == action
     forgiven = [replace(end(), returned=("n3",))] * 2
     assert decide(MACHINE, cancelled=False, retries=3, stalled=[*forgiven, end(), end()], saved=0).action == "requeue"
 
@@ -175,23 +178,41 @@ def test_slurms_own_requeue_is_seen(restarts: str, restart: int, again: bool) ->
     assert not queued_again("7", restart, SCRIPT, Slurm())
 
 
-def test_slurm_is_given_the_time_to_notice_a_dead_node() -> None:
-    """Until it has queued the job again by itself, and not for ever."""
-    slept: list[float] = []
-    noticed = Slurm(scontrol_show_job=RUNNING.replace("Restarts=0", "Restarts=1"))
-    await_notice("7", 0, SCRIPT, ["n4"], noticed, slept.append)
-    await_notice("7", 0, SCRIPT, [], Slurm(), slept.append)
-    assert slept == []
+@dataclass
+class Later:
+    """A Slurm of which n4 is marked after two looks; ``says`` is what it says from the fourth on."""
+
+    says: dict[str, str] = field(default_factory=dict)
+    slept: list[float] = field(default_factory=list)
+
+    def __call__(self, argv: Sequence[str]) -> str:
+        late = len(self.slept) >= 3
+        if argv[0] == "sinfo":
+            state = self.says.get("state", "allocated*") if late else "allocated*" if len(self.slept) > 1 else "allocated"
+            return f"n4|{state}|none\n"
+        return RUNNING.replace("Restarts=0", self.says["restarts"]) if late and "restarts" in self.says else RUNNING
+
+
+@pytest.mark.parametrize(("says", "seconds", "comes"), [
+    ({"restarts": "Restarts=1"}, 60.0, True),  # Slurm has noticed
+    ({"state": "allocated"}, 60.0, True),  # the node has answered again
+    ({}, 0.2, False),
+])
+def test_slurm_is_given_the_time_to_notice_a_dead_node(says: dict[str, str], seconds: float, comes: bool) -> None:
+    slurm = Later(says)
 
     def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 3:
-            noticed_later["said"] = RUNNING.replace("Restarts=0", "Restarts=1")
+        slurm.slept.append(seconds)
+        time.sleep(0.05)
 
-    noticed_later = {"said": RUNNING}
-    await_notice("7", 0, SCRIPT, ["n4"],
-                 lambda argv: noticed_later["said"] if "job" in argv else "SlurmdTimeout = 5 sec\n", sleep)
-    assert len(slept) == 3
+    assert await_notice("7", 0, SCRIPT, ["n4"], seconds, lambda: True, slurm, sleep) is comes
+    assert len(slurm.slept) == 3 if comes else slurm.slept
+    assert not await_notice("7", 0, SCRIPT, ["n4"], 60.0, lambda: False, slurm, slurm.slept.append)
+
+
+def test_how_long_slurm_takes_to_notice() -> None:
+    assert notice_s(lambda argv: "SlurmdTimeout           = 60 sec\n") == 90.0
+    assert notice_s(Slurm()) == 330.0  # it does not tell
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "COMPLETING", "PENDING", "TIMEOUT"])

@@ -21,6 +21,7 @@ STOPPING = frozenset({"CANCELLED", "PREEMPTED", "TIMEOUT", "DEADLINE"})  # ends 
 UNKNOWN = "UNKNOWN"  # our word: Slurm does not answer just now
 FINAL = frozenset({"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
                    "PREEMPTED", "REVOKED", "TIMEOUT", FORGOTTEN})
+AGAIN = "OfRestarted"  # behind a reason: what it means for a job that has run before
 COMPLETING = "COMPLETING"  # its processes have ended, or are being ended; its nodes are cleared up
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 
@@ -71,7 +72,8 @@ def explained(job: SlurmJob) -> SlurmJob:
     if _normal(job.reason) == "none" and not job.waits:
         return replace(job, reason="")
     named = re.split(r"[,(:]", job.reason)[0]  # "ReqNodeNotAvail, UnavailableNodes:n3", "RaisedSignal:9(Killed)"
-    meaning, remedy = reasons().get(_normal(named), ("", ""))
+    again = reasons().get(_normal(f"{named}{AGAIN}")) if job.restarts else None
+    meaning, remedy = again or reasons().get(_normal(named), ("", ""))
     return replace(job, meaning=meaning, remedy=remedy.replace("JOB", job.id))
 
 

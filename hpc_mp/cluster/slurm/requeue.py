@@ -17,7 +17,7 @@ from hpc_mp.cluster.bad_nodes import BadNode
 from hpc_mp.cluster.exclusions import Keeping, choose
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.nodelist import compress, expand
-from hpc_mp.cluster.slurm.nodes import NodeState, node_states
+from hpc_mp.cluster.slurm.nodes import NodeState, node_states, unresponsive_nodes
 from hpc_mp.cluster.slurm.records import Words, find_settings, show_records
 
 UNREACHABLE = ("did not answer", "Unable to contact", "Connection refused", "timed out", "Communication connection failure")
@@ -26,6 +26,7 @@ STUCK = ("ReqNodeNotAvail", "BadConstraints", "PartitionConfig", "NodeNotAvail")
 SETTLING_S = 15.0  # in which a job that has just been requeued takes a list of excluded nodes
 CLEARED_S = 10  # in which the nodes of a job that ends are mostly cleared
 SLURMD_TIMEOUT_S, NOTICED_S = 300.0, 30.0  # Slurm's default, and what it takes to act upon it
+POLL_S = 2.0  # between two polls of what Slurm has noticed
 HELD_S = 125.0  # how long Slurm holds a job back that was queued again, by default, and a little
 
 
@@ -51,9 +52,16 @@ def queued_again(job_id: str, restart: int, script: Path, ask: Runner = persiste
     return int(job.get("Restarts") or 0) > restart and is_own(job, job_id, script)
 
 
-def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str], ask: Runner = persistent,
-                 sleep: Callable[[float], None] = time.sleep) -> None:
-    """Wait until Slurm has noticed that nodes of the job are dead, upon which it queues the job again by itself.
+def notice_s(ask: Runner = persistent) -> float:
+    """Seconds in which Slurm notices that a node is dead, and acts upon it."""
+    said = re.match(r"\d+", find_settings(ask).get("SlurmdTimeout", ""))
+    return (int(said[0]) if said else SLURMD_TIMEOUT_S) + NOTICED_S
+
+
+def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str], seconds: float, wanted: Callable[[], bool],
+                 ask: Runner = persistent, sleep: Callable[[float], None] = time.sleep) -> bool:
+    """Wait until Slurm has noticed that nodes of the job are dead, upon which it queues the job again by itself, or until they
+    answer again; whether one of the two has come.
 
     A job that is queued again before is being cleared from a node that never answers; where that node is then set down, Slurm
     22.05 leaves the record of the job in a state that no node can satisfy (BadConstraints), and neither a release nor an update
@@ -61,13 +69,23 @@ def await_notice(job_id: str, restart: int, script: Path, dead: Collection[str],
 
     Args:
         dead: nodes that a step could not be started on.
+        seconds: that it may take.
+        wanted: whether the job is to go on at all.
     """
-    if not dead:
-        return
-    said = re.match(r"\d+", find_settings(ask).get("SlurmdTimeout", ""))
-    deadline = time.monotonic() + (int(said[0]) if said else SLURMD_TIMEOUT_S) + NOTICED_S
-    while time.monotonic() < deadline and not queued_again(job_id, restart, script, ask):
-        sleep(0.5)
+    deadline = time.monotonic() + seconds
+    missed: set[str] = set()
+    while time.monotonic() < deadline and wanted():
+        if queued_again(job_id, restart, script, ask):
+            return True
+        try:
+            silent = unresponsive_nodes(dead, ask)
+        except CommandFailed:
+            silent = tuple(missed)
+        if missed and not silent:
+            return True
+        missed.update(silent)
+        sleep(POLL_S)
+    return False
 
 
 def requeue(job_id: str, restart: int, script: Path, ask: Runner = persistent) -> str | None:

@@ -95,7 +95,7 @@ def _tested(plan: JobPlan, text: str) -> str:
         value, remedy = _meant(plan.spec, found.words)
         raise HpcMpError(value, f"is refused by Slurm (sbatch --test-only): {found.words}", remedy)
     later = "warning: it will wait until nodes are back: " if found.state == "waits" else ""
-    if found.state == "accepted" and plan.spec.slurm.depends:
+    if found.state == "accepted" and "\n#SBATCH --dependency=" in text:
         return "slurm     sbatch takes the script; when it starts depends on slurm.depends"
     return f"slurm     {later}{NO_JOB.sub('it would', found.words)}"
 

@@ -94,7 +94,8 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
                          [emulated_node(node) for node in range(placement.nodes)])
     if failure is not None and not (ended.asked and failure.kind == "peer"):
         return "failed", cause_of(attempt.run, failure)
-    return ("stopped" if any(end.code for end in ended.exits) else "completed"), None
+    by_user = program is not None and ended.asked  # many programs end well after SIGTERM
+    return ("stopped" if by_user or any(end.code for end in ended.exits) else "completed"), None
 
 
 def _silent(end: Exit, attempt: AttemptReader, placement: Placement, program: Program | None) -> RankFailure:
