@@ -32,6 +32,11 @@ class FailureKind:
     level: int
     text: str = ""
 
+    @property
+    def echo(self) -> bool:
+        """Whether another rank's end or stand may have brought it about."""
+        return self.level >= ECHO
+
 
 ECHO = 10  # the level from which on another rank's end or stand may have brought a failure about
 KINDS: dict[str, FailureKind] = {
@@ -43,6 +48,7 @@ KINDS: dict[str, FailureKind] = {
     "error": FailureKind(5, "failed"),
     "removed": FailureKind(5),
     "space": FailureKind(5, "found no space"),
+    "storage": FailureKind(5, "had an error of its file system"),
     "crash": FailureKind(5),
     "signal": FailureKind(5),
     "exit": FailureKind(5),
@@ -76,16 +82,24 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
     ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array)?MemoryError\b|std::bad_alloc|(can't|[Cc]annot) allocate memory|not enough memory"),
     ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost"),
     ("hardware", r"GPU recovery action changed .* to 0x\w+ \((?!None)"),  # Xid 154
-    ("hardware", r"no CUDA-capable device is detected|is/are busy or unavailable|CUDA error: unknown error"),
+    ("hardware", r"no CUDA-capable device is detected|No CUDA GPUs are available|is/are busy or unavailable|"
+                 r"CUDA error: unknown error"),
     ("hardware", r"\bSXid\b.*\bFatal\b|Machine check events|\[Hardware Error\]"),
-    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm"),
+    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm|out of shared memory|"
+              r"insufficient shared memory"),
+    ("storage", r"Stale (NFS )?file handle|\[Errno 5\]|\bInput/output error|Structure needs cleaning|Remote I/O error"),
+    ("signal", r"DataLoader worker \(pid.*\) is killed by signal: Killed"),
+    ("network", r"EADDRINUSE|[Aa]ddress already in use"),  # another attempt meets at another port
     ("network", r"Got completion from peer \S+ with status="),
     ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
-    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients"),
+    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms"),
     ("peer", r"Watchdog caught collective operation timeout|Timed out waiting|Application timeout caused pair closure"),
+    ("peer", r"connectFullMesh failed|failed to pass monitoredBarrier|Rank \d+ successfully reached monitoredBarrier"),
     ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (closed|reset) by peer"),
     ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|Read error"),
 ))
+
+TIMED_OUT = re.compile(r"[Tt]imed? ?out")  # of echoes those that waited, while the rank they waited for was there
 
 
 @dataclass(frozen=True, slots=True)

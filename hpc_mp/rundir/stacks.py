@@ -20,6 +20,7 @@ THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call 
 MAIN = re.compile(r'Current thread|.*"MainThread"')
 FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 ABORTED = "Fatal Python error: Aborted"
+DUMP = re.compile(r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating[- ]point exception)$")
 
 # Functions in which a rank waits for others: by this name wherever they are, and by these names in the files of libraries that
 # exist for that. The names are those of torch.distributed, which deepspeed, accelerate and their like keep.
@@ -124,6 +125,23 @@ def aborted(lines: Sequence[str]) -> list[str]:
     found = lines[begin + 1:]
     end = next((number for number in reversed(range(len(found))) if FRAME.match(found[number])), -1)
     return list(found[:end + 1])
+
+
+def before_dump(lines: Sequence[str]) -> list[str]:
+    """What a process had said before a signal made Python write its last stack."""
+    begin = _dump(lines)
+    return list(lines if begin is None else lines[:begin])
+
+
+def crash_place(lines: Sequence[str]) -> str:
+    """Where Python stood at such a signal, ``train.py:12 in step``; empty where it has not told."""
+    begin = _dump(lines)
+    frames = main_thread(lines[begin + 1:]) if begin is not None else ()
+    return str(RankStack(0, frames)) if frames else ""
+
+
+def _dump(lines: Sequence[str]) -> int | None:
+    return next((number for number in reversed(range(len(lines))) if DUMP.match(lines[number])), None)
 
 
 def before_abort(lines: Sequence[str]) -> list[str]:
