@@ -64,12 +64,12 @@ def read_attempt(path: Path) -> AttemptRecord:
 
 
 # What libraries say of every end, and stacks of native crashes: no reason of one.
-NOISE = re.compile(r"terminate called without an active|\[rank\d+\]:\[W|\[W\d+ |wandb: |\s*warnings\.warn\(|.*resource_tracker|"
+NOISE = re.compile(r"\[rank\d+\]:\[W|\[W\d+ |wandb: |\s*warnings\.warn\(|.*resource_tracker|"
                    r'Extension modules: |\s+File "|Current thread |Thread 0x|\s+<no Python frame>|Fatal Python error: |'
                    r"\*\*\* (Process received signal|End of error message)|\[\S+:\d+\] (\[ ?\d+\]|Signal)")
 WORRIED = re.compile(r"\b(error|fatal|failed|failure|cannot|can't|could not|unable|no such|not found|invalid|unrecognized|"
                      r"exception|assertion|denied|abort\w*)\b", re.IGNORECASE)
-CALM = re.compile(r"\b(warn(ing)?|info|debug|deprecated)\b", re.IGNORECASE)
+CALM = re.compile(r"\b(warn(ing)?|info|debug|deprecated)\b|terminate called without", re.IGNORECASE)
 NEAR = 8  # lines from the end on in which one that speaks of an error tells more than the last
 
 

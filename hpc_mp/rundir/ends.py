@@ -68,7 +68,7 @@ def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
     if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
         return None
     found = _of_error(error, of_node)
-    return WordsOfEnd(found.kind, f"{found.text}; it never ended, for at its exit it waits for others", found.traceback)
+    return WordsOfEnd(found.kind, f"{found.text}; it had not ended when the others were ended", found.traceback)
 
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
@@ -79,10 +79,10 @@ def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tu
         ranks: all of them.
     """
     others = [rank for rank in ranks if rank not in complaints]
-    if len(others) != 1 or not all(TIMED_OUT.search(text) for text in complaints.values()):
+    waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the rest has lost those, mostly
+    if len(others) != 1 or not waited:
         return None
-    by = sorted(complaints)
-    return others[0], f"{numbers(by)} gave up waiting for it: {complaints[by[0]]}"
+    return others[0], f"{numbers(waited)} gave up waiting for it: {complaints[waited[0]]}"
 
 
 def unsaid_end(

@@ -89,6 +89,7 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
               r"insufficient shared memory"),
     ("storage", r"Stale (NFS )?file handle|\[Errno 5\]|\bInput/output error|Structure needs cleaning|Remote I/O error"),
     ("signal", r"DataLoader worker \(pid.*\) is killed by signal: Killed"),
+    ("network", r"urlopen error|HTTPS?ConnectionPool|Max retries exceeded with url|failure in name resolution"),
     ("network", r"EADDRINUSE|[Aa]ddress already in use"),  # another attempt meets at another port
     ("network", r"Got completion from peer \S+ with status="),
     ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
@@ -99,6 +100,7 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
     ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|Read error"),
 ))
 
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
 TIMED_OUT = re.compile(r"[Tt]imed? ?out")  # of echoes those that waited, while the rank they waited for was there
 
 
@@ -165,8 +167,9 @@ def sentence(subject: str, kind: str, message: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """A message of several lines, as CUDA's are, in one: it is the last line of logs."""
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+    """A message of several lines, as CUDA's are, in one, without colours and the like: it is the last line of logs."""
+    plain = CONTROL.sub("", message)
+    return " ".join(line.strip() for line in plain.splitlines() if line.strip())
 
 
 def precedence(kind: str, time: float) -> tuple[int, float]:

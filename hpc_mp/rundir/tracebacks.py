@@ -27,6 +27,7 @@ BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was neve
 IGNORED = re.compile(r"Exception ignored |Error in |--- Logging error ---|Exception in atexit")
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen ")
 OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # what its error was stands in the lines behind
+OF_NCCL_LAST = re.compile(r"^Last error:\s*\n\s*(\S.*)$", re.MULTILINE)
 LONGEST = 200  # lines of a traceback that are kept
 MOST = 300  # characters of what an exception says
 STRAY = 5  # lines of others that may be between those of a traceback
@@ -138,11 +139,12 @@ def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[_Block]:
 
 
 def _said(lines: Sequence[str], number: int) -> str:
-    """What the exception says whose line this is: its first line that is not empty."""
+    """What the exception says whose line this is: its first line that is not empty, with what NCCL says was the last error."""
     line = lines[number].rstrip()
     if line.endswith(":"):
         line += next((f" {more.strip()}" for more in lines[number + 1:number + 4] if more.strip()), "")
-    return _cut(line)
+    last = OF_NCCL_LAST.search("\n".join(lines[number + 1:number + 9])) if OF_NCCL.search(line) else None
+    return f"{_cut(line)}: {_cut(last[1])}" if last else _cut(line)
 
 
 def _cut(line: str) -> str:

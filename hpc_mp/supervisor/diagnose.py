@@ -43,6 +43,7 @@ from hpc_mp.supervisor.log_patterns import (
     NODE_FAILURE,
     NOT_INSTALLED,
     PYTHON_ERROR,
+    STEP_CANCELLED,
     TaskEnd,
     all_ends,
     completed_first,
@@ -136,7 +137,7 @@ def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
     found = chain(_records(evidence), _hang(evidence), _watchdogs(evidence), _early(evidence), _srun(evidence),
                   _nodes(evidence), _said(evidence), _unfit(evidence), _missing(evidence))
-    symptoms = list(found) or [_last_error(evidence) or Symptom(
+    symptoms = list(found) or [_step_cancelled(evidence) or _last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
         symptoms += _vanished(evidence)
@@ -423,6 +424,13 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
 def _bring(text: str) -> str:
     """What brings a thing that all nodes lack."""
     return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
+
+
+def _step_cancelled(evidence: Evidence) -> Symptom | None:
+    """That the step was ended, of a program of which nothing has failed: slurmstepd says it of all steps that srun ends, too."""
+    lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
+    line = next((found[0] for found in map(STEP_CANCELLED.search, lines) if found), None)
+    return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")
 
 
 def _last_error(evidence: Evidence) -> Symptom | None:

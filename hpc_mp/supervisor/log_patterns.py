@@ -21,6 +21,7 @@ CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no 
 # slurmstepd's reason why a whole job was ended.
 CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)")
 JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
+STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 
