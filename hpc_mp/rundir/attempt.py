@@ -74,7 +74,7 @@ NEAR = 8  # lines from the end on in which one that speaks of an error tells mor
 
 
 def last_words(lines: Sequence[str]) -> str:
-    """Of these lines the last that speaks of an error, if it is near the end, else the last that is more than a rule of dashes."""
+    """Of these lines the last that speaks of an error near the end, else the last that is more than a rule of dashes."""
     said: list[str] = []
     for line in reversed(lines):
         if any(map(str.isalnum, line)) and not NOISE.match(line):

@@ -25,11 +25,13 @@ class WordsOfEnd:
     kind: a key of ``failures.KINDS``.
     text: what it was, without who.
     traceback: of a Python error; may be empty.
+    inner: of the ranks that a command of a node has started, the one that has failed, as far as it says so.
     """
 
     kind: str
     text: str
     traceback: str = ""
+    inner: int | None = None
 
 
 def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_node: bool = False) -> WordsOfEnd:
@@ -54,10 +56,10 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     else:
         how, kind, inner = ending(code), kind_of_end(code, program), code
     what = thrown(said) if inner == -signal.SIGABRT and program else ""
-    words = last_words(said)
+    words = "" if what else last_words(said)
     place = crash_place(lines) if program and inner < 0 and not what else ""
     exact = kind_of(what or words) if program and kind in ("exit", "crash") else None
-    parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", words and not what and f"its last words: {words}")
+    parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", words and f"its last words: {words}")
     return WordsOfEnd(exact or kind, "; ".join(filter(None, parts)))
 
 
@@ -68,7 +70,7 @@ def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
     if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
         return None
     found = _of_error(error, of_node)
-    return WordsOfEnd(found.kind, f"{found.text}; it had not ended when the others were ended", found.traceback)
+    return WordsOfEnd(found.kind, f"{found.text}; it had not ended when the others were ended", found.traceback, found.inner)
 
 
 def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
@@ -105,7 +107,8 @@ def unsaid_end(
         end = (given_up(lines, of_node) if program else None) or WordsOfEnd("straggled", words and f"its last words: {words}")
     else:
         end = words_of_end(lines, code, program=program, of_node=of_node)
-    return RankFailure(rank, node, end.kind, end.text, time, attempt.number, place=at, traceback=end.traceback, of_node=of_node)
+    return RankFailure(rank, node, end.kind, end.text, time, attempt.number, place=at, traceback=end.traceback, of_node=of_node,
+                       inner=end.inner)
 
 
 def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
@@ -118,9 +121,10 @@ def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> Pyth
 
 def _of_error(error: PythonError, of_node: bool) -> WordsOfEnd:
     kind, words = error.kind or "error", error.words if of_node else str(error)
-    return WordsOfEnd(kind, words if KINDS[kind].text else f"failed: {words}", error.traceback)
+    return WordsOfEnd(kind, words if KINDS[kind].text else f"failed: {words}", error.traceback, error.rank if of_node else None)
 
 
 def _of_blamed(blamed: LauncherBlame) -> WordsOfEnd:
     """The rank that a launcher has seen end first, without an exception."""
-    return WordsOfEnd(kind_of_end(blamed.code, program=True), f"its rank {blamed.rank} {ending(blamed.code)}")
+    return WordsOfEnd(kind_of_end(blamed.code, program=True), f"lost its rank {blamed.rank}, which {ending(blamed.code)}",
+                      inner=blamed.rank)

@@ -101,7 +101,8 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
 ))
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
-TIMED_OUT = re.compile(r"[Tt]imed? ?out")  # of echoes those that waited, while the rank they waited for was there
+# Of echoes those of ranks that have waited for one that was there.
+TIMED_OUT = re.compile(r"[Tt]imed? ?out|failed to pass monitoredBarrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class RankFailure:
             may be the lost one as well.
         standing: where it stood; None: nobody knows.
         of_node: whether it is the one command of a node, which numbers its ranks itself.
+        inner: which of those it says has failed; None where it says nothing of that.
     """
 
     rank: int
@@ -137,6 +139,7 @@ class RankFailure:
     ambiguous: bool = False
     standing: Standing | None = None
     of_node: bool = False
+    inner: int | None = None
 
     def __str__(self) -> str:
         """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
@@ -211,7 +214,8 @@ def read_failure(path: Path) -> RankFailure:
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
             tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
-            standing_of(standing) if standing else None, bool(tree.get("of_node")))
+            standing_of(standing) if standing else None, bool(tree.get("of_node")),
+            int(tree["inner"]) if tree.get("inner") is not None else None)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no record of a rank's end ({error})") from None
     if not 0 <= found.time < YEAR_3000:

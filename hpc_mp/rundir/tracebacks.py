@@ -16,6 +16,7 @@ HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the seco
 GROUP = re.compile(r"\s*\+ Exception Group Traceback ")
 FRAME = re.compile(r'[>\s]*(?:│ )?(?:File "(?P<file>[^"]+)", line (?P<line>\d+)|(?P<rich>/[^:│]+):(?P<at>\d+) in )')
 ERROR = re.compile(r"(?!Traceback )[^\W\d][\w.<>]*(?::(?: .*)?)?$")  # an exception's name, and what it says
+NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)")  # one that may stand without a heading
 MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # of what an exception group writes
 RANK = re.compile(r"\[rank(\d+)\]: ?")  # what torch writes before every line of a traceback once ranks have met
 INSIDE = re.compile(r"[\s>│╭╰]")  # how a line within a traceback begins
@@ -99,27 +100,27 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
         text = f"{text}, from {before.text}" if kind is not None else text
     frames = list(filter(None, map(FRAME.match, (line.lstrip("|+ ") for line in plain[chosen.begin:chosen.end]))))
     kept = plain[chosen.begin:chosen.end + 1]
-    return PythonError(text, _place(frames), "\n".join(kept if len(kept) <= LONGEST else [*kept[:20], "…", *kept[-LONGEST + 20:]]),
-                       int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
+    if len(kept) > LONGEST:
+        kept = [*kept[:20], "…", *kept[20 - LONGEST:]]
+    return PythonError(text, _place(frames), "\n".join(kept), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
     """All tracebacks, also those that have lost their beginning, or never had the heading (a SyntaxError)."""
     begin: int | None = None  # of the one that is open
-    frames = stray = 0
-    group = False
+    stray, group = 0, False
     for number, line in enumerate(lines):
         if HEAD.search(line) and not (group and MEMBER.match(line)):
-            begin, frames, stray, group = number, 0, 0, GROUP.match(line) is not None
+            begin, stray, group = number, 0, GROUP.match(line) is not None
         elif group and begin is not None:
             if MEMBER.match(line) is None and not line.strip().startswith(("+", "|")):
                 yield from _of_group(lines, begin, number)
                 begin, group = None, False
         elif FRAME.match(line):
-            begin, frames = number if begin is None else begin, frames + 1
+            begin = number if begin is None else begin
         elif begin is None or not line or INSIDE.match(line):
             continue
-        elif ERROR.match(line) and not OF_LAUNCHER.match(line) and (frames or HEAD.search(lines[begin])):
+        elif ERROR.match(line) and not OF_LAUNCHER.match(line) and (HEAD.search(lines[begin]) or NAMED_SO.match(line)):
             yield _Block(begin, number, _said(lines, number), _order(lines, begin))
             begin = None
         elif OF_LAUNCHER.match(line) or stray == STRAY or not HEAD.search(lines[begin]):

@@ -92,7 +92,8 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     code = _first_code(run, code)
     node_setup.end(attempt, failed=code not in (0, STOPPED))
     cancelled = run.stop.exists() or user_cancelled(script)
-    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.hang() if watch is not None else None)
+    ending = _ending(attempt, code, script, signals.asked, cancelled, watch.hang() if watch is not None else None,
+                     watch is not None and watch.overdue)
 
     signals.close()
     decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),
@@ -126,11 +127,11 @@ def never() -> bool:
 
 
 def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked: bool, cancelled: bool,
-            hang: Hang | None) -> Ending:
+            hang: Hang | None, overdue: bool = False) -> Ending:
     again = code == 0 and interrupted(attempt)
     if isinstance(attempt.spec, ProgramSpec):
         failed = again or hang is not None or (code != 0 and not cancelled and node_lost(attempt.run, script))
-        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled)
+        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue)
         return found or classify(gather(attempt, code, script, hang=hang))
     if code == 0 and not again:
         return "completed"

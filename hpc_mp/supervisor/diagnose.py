@@ -120,8 +120,15 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One finding. ``text`` is its evidence; ``lost``: hosts that did not answer; ``time``: unix seconds, where known; ``own``: in
-    the words of a program, which may speak of anything."""
+    """One finding.
+
+    Attributes:
+        text: its evidence.
+        lost: hosts that did not answer.
+        time: unix seconds, where known.
+        own: in the words of a program, which may speak of anything.
+        inner: the rank that the command of a node says has failed.
+    """
 
     kind: str
     text: str
@@ -131,6 +138,7 @@ class Symptom:
     time: float = math.inf
     lost: tuple[str, ...] = ()
     own: bool = False
+    inner: int | None = None
 
 
 def classify(evidence: Evidence) -> RootCause:
@@ -203,7 +211,8 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
     log = _log(evidence.run, symptom)
     time = symptom.time if math.isfinite(symptom.time) else 0.0
-    return RootCause(Cause(symptom.kind, message, symptom.rank, symptom.host, log, time), blamed, consequence.retry)
+    rank = symptom.inner if evidence.of_node else symptom.rank
+    return RootCause(Cause(symptom.kind, message, rank, symptom.host, log, time), blamed, consequence.retry)
 
 
 def _log(run: RunDirectory | None, symptom: Symptom) -> str | None:
@@ -259,7 +268,7 @@ def _given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
         host = evidence.hosts[place.node]
         found = given_up(evidence.said_by(host, evidence.task_of(place.rank)), evidence.of_node)
         if found is not None:
-            yield Symptom(found.kind, found.text, host, place.rank, own=True)
+            yield Symptom(found.kind, found.text, host, place.rank, own=True, inner=found.inner)
 
 
 def _awaited_in_vain(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
@@ -332,7 +341,7 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
             found = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
             broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(found.text) else None
             kind, text = ("hardware", f"{broken}; {found.text}") if evidence.program and broken else (found.kind, found.text)
-            yield Symptom(kind, text, end.host, rank, task, own=evidence.program)
+            yield Symptom(kind, text, end.host, rank, task, own=evidence.program, inner=found.inner)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:

@@ -241,8 +241,10 @@ ENDINGS = [
         logs={"n1": ("0: torch.OutOfMemoryError: caught", "1: No space left on device, going on"),
               "n3": (f"4: {XID_79}", "5: CUDA out of memory, a smaller batch", *BOOM)}), "error", (), "boom (train.py:7)"),
     ("memory that a program has got over, and its exception", replace(
-        srun("srun: error: n1: task 1: Exited with exit code 1", "srun: error: n3: task 5: Exited with exit code 1"), program=True,
-        logs={"n1": ("1: Traceback (most recent call last):", '1:   File "/x/t.py", line 1, in f', "1: MemoryError"), "n3": BOOM}),
+        srun("srun: error: n1: task 1: Exited with exit code 1", "srun: error: n3: task 5: Exited with exit code 1"),
+            program=True,
+        logs={"n1": ("1: Traceback (most recent call last):", '1:   File "/x/t.py", line 1, in f', "1: MemoryError"),
+            "n3": BOOM}),
      "error", (), "boom (train.py:7)"),
     ("an Xid in the words of the rank that fails of CUDA", replace(
         srun("srun: error: n3: task 5: Exited with exit code 1"), program=True,
@@ -259,9 +261,11 @@ ENDINGS = [
         srun("srun: error: n1: task 0: Exited with exit code 1"), program=True,
         logs={"n1": ("0: ERROR:root:step failed: Connection closed by peer", "1: step 3"), "n3": BOOM[1:6]}),
      "error", (), "rank 5 on n3 failed: ValueError: boom (train.py:7); it had not ended"),
-    ("one for which all others have waited", replace(JOB, program=True, srun=("srun: error: n1: task 0: Exited with exit code 1",),
+    ("one for which all others have waited", replace(JOB, program=True, srun=("srun: error: n1: task 0: Exited with exit code 1",
+        ),
      logs={host: [f"{task}: {line}" for task in tasks for line in (
-         "Traceback (most recent call last):", '  File "/x/t.py", line 1, in f', "RuntimeError: Timed out waiting 6000ms for recv")]
+         "Traceback (most recent call last):", '  File "/x/t.py", line 1, in f',
+             "RuntimeError: Timed out waiting 6000ms for recv")]
          for host, tasks in (("n1", (0, 1)), ("n2", (2, 3)), ("n3", (4,)), ("n4", (6, 7)))}), "hang", (),
      "rank 5 on n3 made no progress: ranks 0-4, 6, 7 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
     ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and nothing says why"),
