@@ -124,10 +124,10 @@ ENDS = {
     "drowned": ("time.sleep(2); raise ValueError('boom')", "while rank == 3: print('x' * 1000)\ntime.sleep(60)", "error", 2,
                 "ValueError: boom", 1),
     "a shell's child": ("sys.exit(137)", "time.sleep(60)", "signal", 2, "what it had started was killed by SIGKILL", 2),
-    "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2, "it was in program.py:6, there in",
-        1),
-    "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); time.sleep(90)",
-                                  "time.sleep(90)", "error", 2, "ZeroDivisionError: division by zero (program.py:6); it had not", 1),
+    "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2, "it was in program.py:6, there", 1),
+    "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
+                                  "time.sleep(90)", "time.sleep(90)", "error", 2,
+                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended", 1),
     "hang": ("time.sleep(90)", "time.sleep(5); print('step'); time.sleep(90)", "hang", 2, "it was the first to fall silent", 2),
 }
 

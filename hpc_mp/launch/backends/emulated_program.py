@@ -77,6 +77,8 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
         cause = Cause("hang", sentence("the job", "hang", hangs[0][1]), time=cause.time)
     elif cause is not None:
         for failure in alone:
+            if failure.rank == cause.rank and failure.kind != cause.kind:
+                continue  # what it has said itself tells more
             with suppress(OSError):  # a full disk is no reason to hide how the run ended
                 write_failure(run, failure)
     if cause is not None:

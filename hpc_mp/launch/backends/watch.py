@@ -86,7 +86,7 @@ def judge(ended: RanksEnd, attempt: AttemptReader, placement: Placement,
     for end in bad:
         if end.rank not in failures:
             failures[end.rank] = _silent(end, attempt, placement, program)
-            if end.rank not in others:
+            if end.rank not in others or failures[end.rank].kind != "straggled":
                 with suppress(OSError):  # a full disk is no reason to hide how the run ended
                     write_failure(attempt.run, failures[end.rank])
     ends = [*(failures[end.rank] for end in bad), *more]
