@@ -8,6 +8,7 @@ start may live on, on a node that was cut off and came back. They carry another 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -62,22 +63,47 @@ def read_attempt(path: Path) -> AttemptRecord:
         raise ValueError(f"{path} is no record of an attempt ({error})") from None
 
 
+# What libraries say of every end, and stacks of native crashes: no reason of one.
+NOISE = re.compile(r"\[rank\d+\]:\[W|\[W\d+ |wandb: |\s*warnings\.warn\(|.*resource_tracker|"
+                   r'Extension modules: |\s+File "|Current thread |Thread 0x|\s+<no Python frame>|Fatal Python error: |'
+                   r"\*\*\* (Process received signal|End of error message)|\[\S+:\d+\] (\[ ?\d+\]|Signal)")
+WORRIED = re.compile(r"\b(error|fatal|failed|failure|cannot|can't|could not|unable|no such|not found|invalid|unrecognized|"
+                     r"exception|assertion|denied|abort\w*)\b", re.IGNORECASE)
+CALM = re.compile(r"\b(warn(ing)?|info|debug|deprecated)\b|terminate called without", re.IGNORECASE)
+NEAR = 8  # lines from the end on in which one that speaks of an error tells more than the last
+
+
 def last_words(lines: Sequence[str]) -> str:
-    """The last of these lines that is more than a rule of dashes."""
-    return next((line.strip() for line in reversed(lines) if any(map(str.isalnum, line))), "")
+    """Of these lines the last that speaks of an error near the end, else the last that is more than a rule of dashes."""
+    said: list[str] = []
+    for line in reversed(lines):
+        if any(map(str.isalnum, line)) and not NOISE.match(line):
+            said.append(line.strip())
+            if len(said) == NEAR:
+                break
+    return next((line for line in said if WORRIED.search(line) and not CALM.search(line)), said[0] if said else "")
 
 
-TAIL = 1 << 16  # bytes of a log in which its last lines are looked for
+TAIL = 1 << 20  # bytes of a log in which its last lines are looked for: one exception may fill hundreds of KiB
 
 
-def tail(path: Path) -> list[str]:
-    """The last lines of a log, the first of them perhaps in part; none where there is none."""
+def tail(path: Path, begin: int = 0) -> list[str]:
+    """The last lines of a log, the first of them perhaps in part; none where there is none.
+
+    Args:
+        begin: byte before which nothing is read.
+    """
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
-            return file.read().decode(errors="replace").split("\n")
+            file.seek(max(begin, file.seek(0, os.SEEK_END) - TAIL))
+            return lines_of(file.read())
     except FileNotFoundError:
         return []
+
+
+def lines_of(data: bytes) -> list[str]:
+    """Lines as a terminal shows them: of what a progress bar has written over itself, the last."""
+    return [line.rstrip("\r").rpartition("\r")[2] for line in data.decode(errors="replace").split("\n")]
 
 
 class AttemptReader:

@@ -3,13 +3,88 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
-from hpc_mp.base.exit_codes import ending
+from hpc_mp.base.exit_codes import NAMES, ending
 from hpc_mp.rundir.attempt import AttemptReader, last_words
-from hpc_mp.rundir.failures import RankFailure, kind_of, kind_of_end
-from hpc_mp.rundir.stacks import before_abort
-from hpc_mp.rundir.tracebacks import last_error
-from hpc_mp.rundir.watchdogs import thrown
+from hpc_mp.rundir.failures import KINDS, TIMED_OUT, RankFailure, kind_of, kind_of_end
+from hpc_mp.rundir.stacks import before_abort, before_dump, crash_place, numbers
+from hpc_mp.rundir.tracebacks import PythonError, last_error
+from hpc_mp.rundir.watchdogs import LauncherBlame, blamed_by_launcher, thrown
+
+SHELL = 128  # a shell ends with this and the signal of what it has started
+CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
+AT_ITS_EXIT = 6  # lines behind a traceback after which a crash is one of what Python tears down
+OF_ONE_THAT_LIVES = 3  # lines behind a traceback for which a rank is taken to have failed that has not ended
+
+
+@dataclass(frozen=True, slots=True)
+class WordsOfEnd:
+    """Attributes:
+    kind: a key of ``failures.KINDS``.
+    text: what it was, without who.
+    traceback: of a Python error; may be empty.
+    inner: of the ranks that a command of a node has started, the one that has failed, as far as it says so.
+    """
+
+    kind: str
+    text: str
+    traceback: str = ""
+    inner: int | None = None
+
+
+def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_node: bool = False) -> WordsOfEnd:
+    """What a process has ended of.
+
+    Args:
+        lines: what it has said.
+        code: as ``subprocess`` gives it: negative for a signal.
+        program: whether it was somebody's program, and not a rank of our own engine.
+        of_node: whether it was the one command of a node, which numbers its ranks itself.
+    """
+    said = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
+    error = _error(said, code, program, of_node)
+    if error is not None:
+        return _of_error(error, of_node)
+    blamed = blamed_by_launcher(lines) if of_node else None
+    if blamed is not None:
+        return _of_blamed(blamed)
+    inner = SHELL - code
+    if program and -inner in NAMES and code > SHELL:
+        how, kind = f"{ending(code)}: what it had started {ending(inner)}", kind_of_end(inner, program)
+    else:
+        how, kind, inner = ending(code), kind_of_end(code, program), code
+    what = thrown(said) if inner == -signal.SIGABRT and program else ""
+    words = "" if what else last_words(said)
+    place = crash_place(lines) if program and inner < 0 and not what else ""
+    exact = kind_of(what or words) if program and kind in ("exit", "crash") else None
+    parts = (f"{how}: {what}" if what else how, place and f"it was in {place}", words and f"its last words: {words}")
+    return WordsOfEnd(exact or kind, "; ".join(filter(None, parts)))
+
+
+def given_up(lines: Sequence[str], of_node: bool = False) -> WordsOfEnd | None:
+    """Why a process of a program has failed that has not ended: its last words are a traceback, and at its exit MPI, NCCL or a
+    thread of it waits for others. None where they are not, or where they only tell that others are gone."""
+    error = last_error(before_abort(lines), code=0)
+    if error is None or error.behind > OF_ONE_THAT_LIVES or (error.kind is not None and KINDS[error.kind].echo):
+        return None
+    found = _of_error(error, of_node)
+    return WordsOfEnd(found.kind, f"{found.text}; it had not ended when the others were ended", found.traceback, found.inner)
+
+
+def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tuple[int, str] | None:
+    """The one rank of a program that all others have given up waiting for, and what is known of it; None where nobody can tell.
+
+    Args:
+        complaints: what each rank says that has lost others, or has waited for them for too long.
+        ranks: all of them.
+    """
+    others = [rank for rank in ranks if rank not in complaints]
+    waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the rest has lost those, mostly
+    if len(others) != 1 or not waited:
+        return None
+    return others[0], f"{numbers(waited)} gave up waiting for it: {complaints[waited[0]]}"
 
 
 def unsaid_end(
@@ -26,13 +101,30 @@ def unsaid_end(
         ours: killed by a signal of ours, for it did not end with the others.
         at: its coordinates.
     """
-    said = before_abort(attempt.last_lines(rank))
-    error = last_error(said) if code > 0 and not ours else None
-    if error is not None:
-        kind, text, traceback = kind_of(error.text) or "error", error.words if of_node else str(error), error.traceback
+    lines = attempt.last_lines(rank)
+    if ours:
+        words = last_words(before_abort(lines))
+        end = (given_up(lines, of_node) if program else None) or WordsOfEnd("straggled", words and f"its last words: {words}")
     else:
-        what = thrown(said) if code == -signal.SIGABRT and program else ""
-        words = what or last_words(said)
-        kind = "straggled" if ours else kind_of(what) or kind_of_end(code, program)
-        text, traceback = "; ".join(filter(None, ("" if ours else ending(code), words and f"its last words: {words}"))), ""
-    return RankFailure(rank, node, kind, text, time, attempt.number, place=at, traceback=traceback, of_node=of_node)
+        end = words_of_end(lines, code, program=program, of_node=of_node)
+    return RankFailure(rank, node, end.kind, end.text, time, attempt.number, place=at, traceback=end.traceback, of_node=of_node,
+                       inner=end.inner)
+
+
+def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> PythonError | None:
+    """The exception of which it has ended. Python ends with 1 after one; behind it, code that is torn down may crash."""
+    if code > 0 and not (program and code > SHELL and code - SHELL in NAMES):
+        return last_error(said, 1 if of_node else code)
+    error = last_error(said, code) if program and code in CRASHES else None
+    return error if error is not None and error.behind <= AT_ITS_EXIT else None
+
+
+def _of_error(error: PythonError, of_node: bool) -> WordsOfEnd:
+    kind, words = error.kind or "error", error.words if of_node else str(error)
+    return WordsOfEnd(kind, words if KINDS[kind].text else f"failed: {words}", error.traceback, error.rank if of_node else None)
+
+
+def _of_blamed(blamed: LauncherBlame) -> WordsOfEnd:
+    """The rank that a launcher has seen end first, without an exception."""
+    return WordsOfEnd(kind_of_end(blamed.code, program=True), f"lost its rank {blamed.rank}, which {ending(blamed.code)}",
+                      inner=blamed.rank)

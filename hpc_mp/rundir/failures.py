@@ -32,6 +32,11 @@ class FailureKind:
     level: int
     text: str = ""
 
+    @property
+    def echo(self) -> bool:
+        """Whether another rank's end or stand may have brought it about."""
+        return self.level >= ECHO
+
 
 ECHO = 10  # the level from which on another rank's end or stand may have brought a failure about
 KINDS: dict[str, FailureKind] = {
@@ -43,6 +48,7 @@ KINDS: dict[str, FailureKind] = {
     "error": FailureKind(5, "failed"),
     "removed": FailureKind(5),
     "space": FailureKind(5, "found no space"),
+    "storage": FailureKind(5, "had an error of its file system"),
     "crash": FailureKind(5),
     "signal": FailureKind(5),
     "exit": FailureKind(5),
@@ -76,16 +82,27 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
     ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array)?MemoryError\b|std::bad_alloc|(can't|[Cc]annot) allocate memory|not enough memory"),
     ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost"),
     ("hardware", r"GPU recovery action changed .* to 0x\w+ \((?!None)"),  # Xid 154
-    ("hardware", r"no CUDA-capable device is detected|is/are busy or unavailable|CUDA error: unknown error"),
+    ("hardware", r"no CUDA-capable device is detected|No CUDA GPUs are available|is/are busy or unavailable|"
+                 r"CUDA error: unknown error"),
     ("hardware", r"\bSXid\b.*\bFatal\b|Machine check events|\[Hardware Error\]"),
-    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm"),
+    ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm|out of shared memory|"
+              r"insufficient shared memory"),
+    ("storage", r"Stale (NFS )?file handle|\[Errno 5\]|\bInput/output error|Structure needs cleaning|Remote I/O error"),
+    ("signal", r"DataLoader worker \(pid.*\) is killed by signal: Killed"),
+    ("network", r"urlopen error|HTTPS?ConnectionPool|Max retries exceeded with url|failure in name resolution"),
+    ("network", r"EADDRINUSE|[Aa]ddress already in use"),  # another attempt meets at another port
     ("network", r"Got completion from peer \S+ with status="),
     ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
-    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients"),
+    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms"),
     ("peer", r"Watchdog caught collective operation timeout|Timed out waiting|Application timeout caused pair closure"),
+    ("peer", r"connectFullMesh failed|failed to pass monitoredBarrier|Rank \d+ successfully reached monitoredBarrier"),
     ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (closed|reset) by peer"),
     ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|Read error"),
 ))
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")
+# Of echoes those of ranks that have waited for one that was there.
+TIMED_OUT = re.compile(r"[Tt]imed? ?out|failed to pass monitoredBarrier")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +121,7 @@ class RankFailure:
             may be the lost one as well.
         standing: where it stood; None: nobody knows.
         of_node: whether it is the one command of a node, which numbers its ranks itself.
+        inner: which of those it says has failed; None where it says nothing of that.
     """
 
     rank: int
@@ -121,6 +139,7 @@ class RankFailure:
     ambiguous: bool = False
     standing: Standing | None = None
     of_node: bool = False
+    inner: int | None = None
 
     def __str__(self) -> str:
         """The one wording: who, where, did what, and why. What is wrong with an input is said to whoever wrote it."""
@@ -151,8 +170,9 @@ def sentence(subject: str, kind: str, message: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """A message of several lines, as CUDA's are, in one: it is the last line of logs."""
-    return " ".join(line.strip() for line in message.splitlines() if line.strip())
+    """A message of several lines, as CUDA's are, in one, without colours and the like: it is the last line of logs."""
+    plain = CONTROL.sub("", message)
+    return " ".join(line.strip() for line in plain.splitlines() if line.strip())
 
 
 def precedence(kind: str, time: float) -> tuple[int, float]:
@@ -194,7 +214,8 @@ def read_failure(path: Path) -> RankFailure:
             float(tree["time"]), int(tree.get("attempt", 1)), str(tree.get("host", tree["node"])), int(tree.get("pid", 0)),
             tuple((axis, int(tree[axis])) for axis in AXES if axis in tree), str(tree.get("traceback", "")),
             tuple(map(str, tree.get("nodes", ()))), bool(tree.get("silent")), bool(tree.get("ambiguous")),
-            standing_of(standing) if standing else None, bool(tree.get("of_node")))
+            standing_of(standing) if standing else None, bool(tree.get("of_node")),
+            int(tree["inner"]) if tree.get("inner") is not None else None)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError(f"no record of a rank's end ({error})") from None
     if not 0 <= found.time < YEAR_3000:

@@ -141,8 +141,8 @@ def cause(run: RunDirectory, attempt: int | None = None) -> Cause | None:
 def cause_of(run: RunDirectory, failure: RankFailure) -> Cause:
     """A rank's failure as the cause of the run's."""
     own, by_node = run.rank_log(failure.rank), run.node_log(failure.node)
-    return Cause(failure.kind, str(failure), failure.rank, failure.node or None, str(by_node if by_node.exists() else own),
-                 failure.time)
+    rank = failure.inner if failure.of_node else failure.rank
+    return Cause(failure.kind, str(failure), rank, failure.node or None, str(by_node if by_node.exists() else own), failure.time)
 
 
 def figures(run: RunDirectory, attempt: int) -> dict[str, Any]:

@@ -20,6 +20,7 @@ THREAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.*\(most recent call 
 MAIN = re.compile(r'Current thread|.*"MainThread"')
 FRAME = re.compile(r'\s+File "(?P<file>.+)", line (?P<line>\d+) in (?P<function>.+)$')
 ABORTED = "Fatal Python error: Aborted"
+DUMP = re.compile(r"Fatal Python error: (Aborted|Segmentation fault|Bus error|Illegal instruction|Floating[- ]point exception)$")
 
 # Functions in which a rank waits for others: by this name wherever they are, and by these names in the files of libraries that
 # exist for that. The names are those of torch.distributed, which deepspeed, accelerate and their like keep.
@@ -27,7 +28,7 @@ COLLECTIVE = re.compile(r"_?(?:all_?reduce|all_?gather|all_?to_?all|reduce_?scat
 LIBRARIES = re.compile(r"/(torch/distributed|deepspeed/comm|horovod|mpi4py|jax)/")
 WAITS = re.compile(r"(?:batch_)?i?(?:send|recv)\b|(?:reduce|gather|scatter)(?:_object)?(?:_list)?$|wait$|init_process_group$|"
                    r"_?rendezvous\w*$|_store_based_barrier$|new_group$|destroy_process_group$")
-BACKWARD = re.compile(r"/torch/autograd/")  # DDP and FSDP reduce gradients within it, in threads without Python
+BACKWARD = re.compile(r"/torch/autograd/\S+ (\S*backward|grad)$")  # DDP and FSDP reduce in it, in threads without Python
 
 STUCK = re.compile(r"state [DTt]\b")
 
@@ -50,8 +51,13 @@ class Frame:
     @property
     def waits(self) -> bool:
         """Whether a rank that is in it waits for other ranks."""
-        return (COLLECTIVE.match(self.name) is not None or BACKWARD.search(self.file) is not None
+        return (COLLECTIVE.match(self.name) is not None or self.is_backward
                 or (LIBRARIES.search(self.file) is not None and WAITS.match(self.name) is not None))
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether gradients are computed in it, and not torch imported."""
+        return BACKWARD.search(f"{self.file} {self.name}") is not None
 
     @property
     def short(self) -> str:
@@ -91,7 +97,7 @@ class RankStack:
         own = self.frames[len(inner)] if len(inner) < len(self.frames) else self.frames[0]
         operation = self._operation()
         if operation is not None:
-            return f"{own.short} in {'backward' if BACKWARD.search(operation.file) else operation.name}"
+            return f"{own.short} in {'backward' if operation.is_backward else operation.name}"
         function = "" if own.name == "<module>" else f" in {own.name}"
         leaf = f", there in {inner[0].name} of {inner[0].short}" if inner and own is not inner[0] else ""
         return f"{own.short}{function}{leaf}"
@@ -124,6 +130,23 @@ def aborted(lines: Sequence[str]) -> list[str]:
     found = lines[begin + 1:]
     end = next((number for number in reversed(range(len(found))) if FRAME.match(found[number])), -1)
     return list(found[:end + 1])
+
+
+def before_dump(lines: Sequence[str]) -> list[str]:
+    """What a process had said before a signal made Python write its last stack."""
+    begin = _dump(lines)
+    return list(lines if begin is None else lines[:begin])
+
+
+def crash_place(lines: Sequence[str]) -> str:
+    """Where Python stood at such a signal, ``train.py:12 in step``; empty where it has not told."""
+    begin = _dump(lines)
+    frames = main_thread(lines[begin + 1:]) if begin is not None else ()
+    return str(RankStack(0, frames)) if frames else ""
+
+
+def _dump(lines: Sequence[str]) -> int | None:
+    return next((number for number in reversed(range(len(lines))) if DUMP.match(lines[number])), None)
 
 
 def before_abort(lines: Sequence[str]) -> list[str]:

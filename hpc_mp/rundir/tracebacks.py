@@ -1,37 +1,60 @@
-"""What a Python program has said of its own end: the last traceback among the lines of a rank."""
+"""What a Python program has said of its own end: the traceback among the last lines of a rank that tells why it ended.
+
+Not simply the last one: behind what has ended the program come the complaints of its threads, of its data loader's processes and
+of what is torn down, and far before it may lie exceptions that it has caught and written down itself.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-HEAD = re.compile(r"Traceback \(most recent call last\):$")
-FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
-ERROR = re.compile(r"(?!Traceback )[A-Za-z_][\w.]*(?:: .*)?$")  # an exception's name, and what it says
+from hpc_mp.rundir.failures import kind_of
+
+HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second is rich's
+GROUP = re.compile(r"\s*\+ Exception Group Traceback ")
+FRAME = re.compile(r'[>\s]*(?:│ )?(?:File "(?P<file>[^"]+)", line (?P<line>\d+)|(?P<rich>/[^:│]+):(?P<at>\d+) in )')
+ERROR = re.compile(r"(?!Traceback )[^\W\d][\w.<>]*(?::(?: .*)?)?$")  # an exception's name, and what it says
+NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)")  # one that may stand without a heading
+MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # of what an exception group writes
 RANK = re.compile(r"\[rank(\d+)\]: ?")  # what torch writes before every line of a traceback once ranks have met
+INSIDE = re.compile(r"[\s>│╭╰]")  # how a line within a traceback begins
 OF_LAUNCHER = re.compile(r"torch\.distributed\.elastic\.multiprocessing\.(errors\.ChildFailedError|api\.SignalException)\b")
 BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # by torchrun, in the words of its ChildFailedError
+CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
+                     r"The above exception was the direct cause of the following exception):$")
+BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved")  # before one that ends no program
+IGNORED = re.compile(r"Exception ignored |Error in |--- Logging error ---|Exception in atexit")
 LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3|^<frozen ")
+OF_NCCL = re.compile(r"NCCL error|unhandled cuda error")  # what its error was stands in the lines behind
+OF_NCCL_LAST = re.compile(r"^Last error:\s*\n\s*(\S.*)$", re.MULTILINE)
 LONGEST = 200  # lines of a traceback that are kept
 MOST = 300  # characters of what an exception says
+STRAY = 5  # lines of others that may be between those of a traceback
+# Lines behind an exception of which it may still be the reason: of Python's own exit code, and of another one or none.
+BEHIND, BEHIND_OTHERS = 150, 25
 
 
 @dataclass(frozen=True, slots=True)
 class PythonError:
-    """An exception that nobody has caught.
+    """An exception that nobody has caught, or that was written down as one.
 
     Attributes:
         text: ``ValueError: no such column``.
         place: where it arose in the program's own files, ``train.py:12``; empty where none is known.
         traceback: all of it.
         rank: whose it is, where a launcher of ranks on a node says so.
+        kind: of the failure that it speaks of, a key of ``failures.KINDS``; None for most.
+        behind: how many lines there are behind it.
     """
 
     text: str
     place: str
     traceback: str
     rank: int | None = None
+    kind: str | None = None
+    behind: int = 0
 
     def __str__(self) -> str:
         return f"{self.text} ({self.place})" if self.place else self.text
@@ -42,31 +65,106 @@ class PythonError:
         return str(self) if self.rank is None else f"{self}, said by its rank {self.rank}"
 
 
-def last_error(lines: Sequence[str]) -> PythonError | None:
-    """The last exception that lines of one rank tell of; None where there is none."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """One traceback among lines: those from ``begin`` to ``end``, the line of the exception; ``order``: the higher the less it
+    says of a program's end."""
+
+    begin: int
+    end: int
+    text: str
+    order: int
+    members: tuple[str, ...] = ()
+
+
+def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
+    """The exception for which a process has ended that has said these lines; None where there is none.
+
+    Args:
+        code: with which it has ended; Python's own for an exception is 1.
+    """
     marks = [RANK.match(line) for line in lines]
     plain = [line[mark.end():] if mark else line for mark, line in zip(marks, lines, strict=True)]
-    for begin in reversed([number for number, line in enumerate(plain) if HEAD.search(line)]):
-        found = _error(plain[begin:begin + LONGEST])
-        if found is not None:
-            mark = marks[begin] or next(filter(None, map(BLAMED.match, plain[begin:])), None)
-            return replace(found, rank=int(mark[1]) if mark else None)
-    return None
+    reach = BEHIND if code == 1 else BEHIND_OTHERS
+    found = list(_blocks(plain))
+    near = [block for block in found if len(plain) - block.end <= reach]
+    chosen = next((block for order in (0, 1, 2) for block in reversed(near) if block.order == order), None)
+    if chosen is None:
+        return None
+    mark = marks[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
+    text, kind = chosen.text, _kind(chosen, plain)
+    for before in reversed(found[:found.index(chosen)]):  # what it arose from may say more than it does
+        if kind is not None or not any(map(CHAINED.match, plain[before.end:chosen.begin + 1])):
+            break
+        kind = _kind(before, plain)
+        text = f"{text}, from {before.text}" if kind is not None else text
+    frames = list(filter(None, map(FRAME.match, (line.lstrip("|+ ") for line in plain[chosen.begin:chosen.end]))))
+    kept = plain[chosen.begin:chosen.end + 1]
+    if len(kept) > LONGEST:
+        kept = [*kept[:20], "…", *kept[20 - LONGEST:]]
+    return PythonError(text, _place(frames), "\n".join(kept), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
 
 
-def _error(lines: Sequence[str]) -> PythonError | None:
-    """What the traceback says that begins with these lines; None for one that is cut off."""
-    frames = []
-    for number, line in enumerate(lines[1:], 1):
-        if (frame := FRAME.match(line)) is not None:
-            frames.append(frame)
-        elif line and not line[0].isspace():
-            if not ERROR.match(line) or OF_LAUNCHER.match(line):  # that a rank has failed says nothing of why
-                return None
-            return PythonError(line if len(line) <= MOST else f"{line[:MOST]}…", _place(frames), "\n".join(lines[:number + 1]))
-    return None
+def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
+    """All tracebacks, also those that have lost their beginning, or never had the heading (a SyntaxError)."""
+    begin: int | None = None  # of the one that is open
+    stray, group = 0, False
+    for number, line in enumerate(lines):
+        if HEAD.search(line) and not (group and MEMBER.match(line)):
+            begin, stray, group = number, 0, GROUP.match(line) is not None
+        elif group and begin is not None:
+            if MEMBER.match(line) is None and not line.strip().startswith(("+", "|")):
+                yield from _of_group(lines, begin, number)
+                begin, group = None, False
+        elif FRAME.match(line):
+            begin = number if begin is None else begin
+        elif begin is None or not line or INSIDE.match(line):
+            continue
+        elif ERROR.match(line) and not OF_LAUNCHER.match(line) and (HEAD.search(lines[begin]) or NAMED_SO.match(line)):
+            yield _Block(begin, number, _said(lines, number), _order(lines, begin))
+            begin = None
+        elif OF_LAUNCHER.match(line) or stray == STRAY or not HEAD.search(lines[begin]):
+            begin = None
+        else:
+            stray += 1
+    if group and begin is not None:
+        yield from _of_group(lines, begin, len(lines))
+
+
+def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[_Block]:
+    """An exception group, with the exceptions that are in it."""
+    said = [found["said"] for found in map(MEMBER.match, lines[begin:end]) if found and ERROR.match(found["said"])]
+    if said:
+        inner = "; ".join(said[1:])
+        yield _Block(begin, end - 1, _cut(f"{said[0]}: {inner}" if inner else said[0]), _order(lines, begin), tuple(said))
+
+
+def _said(lines: Sequence[str], number: int) -> str:
+    """What the exception says whose line this is: its first line that is not empty, with what NCCL says was the last error."""
+    line = lines[number].rstrip()
+    if line.endswith(":"):
+        line += next((f" {more.strip()}" for more in lines[number + 1:number + 4] if more.strip()), "")
+    last = OF_NCCL_LAST.search("\n".join(lines[number + 1:number + 9])) if OF_NCCL.search(line) else None
+    return f"{_cut(line)}: {_cut(last[1])}" if last else _cut(line)
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= MOST else f"{line[:MOST]}…"
+
+
+def _order(lines: Sequence[str], begin: int) -> int:
+    """0: of the program itself; 1: of a thread or a process of it; 2: of what was torn down, which ends nothing."""
+    before = lines[max(0, begin - 2):begin]
+    return 2 if any(map(IGNORED.match, before)) else 1 if any(map(BESIDE.search, before)) else 0
+
+
+def _kind(block: _Block, lines: Sequence[str]) -> str | None:
+    """What NCCL's errors mean stands in the lines behind; in those of other exceptions may stand anything."""
+    more = 8 if OF_NCCL.search(block.text) else 0
+    return kind_of("\n".join([block.text, *block.members, *lines[block.end:block.end + 1 + more]]))
 
 
 def _place(frames: Sequence[re.Match[str]]) -> str:
-    own = [frame for frame in frames if not LIBRARY.search(frame["file"])] or list(frames)
-    return f"{own[-1]['file'].rpartition('/')[2]}:{own[-1]['line']}" if own else ""
+    found = [(frame["file"] or frame["rich"], frame["line"] or frame["at"]) for frame in frames]
+    own = [each for each in found if not LIBRARY.search(each[0])] or found
+    return f"{own[-1][0].rpartition('/')[2]}:{own[-1][1]}" if own else ""

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from hpc_mp.rundir.stacks import numbers
 
 LINE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)")
+CHILD = re.compile(r"\s+rank +: (?P<rank>\d+) \(local_rank: \d+\)")  # of torchrun's ChildFailedError
+CHILD_CODE = re.compile(r"\s+exitcode +: (?P<code>-?\d+) ")
+ROOT = "Root Cause (first observed failure):"
 THROWN = re.compile(r"terminate called (?:after throwing|recursively)")
 WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
 
@@ -63,3 +66,21 @@ def thrown(lines: Sequence[str]) -> str:
     if begin is None:
         return next((found[0] for found in map(LINE.search, reversed(lines)) if found), "")
     return next((match[1] for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match), "")
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherBlame:
+    """The rank of a node that its launcher has seen end first; ``code`` as ``subprocess`` gives it."""
+
+    rank: int
+    code: int
+
+
+def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
+    """Of the last table that torchrun writes of ranks that have failed, the first of them; None where there is none."""
+    begin = next((number for number in reversed(range(len(lines))) if lines[number].strip().startswith(ROOT)), None)
+    if begin is None:
+        return None
+    rank = next(filter(None, map(CHILD.match, lines[begin:])), None)
+    code = next(filter(None, map(CHILD_CODE.match, lines[begin:])), None)
+    return LauncherBlame(int(rank["rank"]), int(code["code"])) if rank and code else None

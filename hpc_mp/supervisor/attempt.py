@@ -135,7 +135,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         hang = watch.hang() if watch is not None else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or (code != 0 and not cancelled and node_lost(attempt.run, script))
-        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled)
+        overdue = watch is not None and watch.overdue
+        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:
         return "completed"

@@ -19,13 +19,12 @@ from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import last_words
+from hpc_mp.rundir.ends import awaited_in_vain, given_up, words_of_end
 from hpc_mp.rundir.failures import (
     BY_SOMEBODY,
-    ECHO,
     KINDS,
     RankFailure,
     coordinates,
-    kind_of_end,
     one_line,
     precedence,
     root_cause,
@@ -33,10 +32,9 @@ from hpc_mp.rundir.failures import (
     who,
 )
 from hpc_mp.rundir.outcome import STOPPED, Cause
-from hpc_mp.rundir.stacks import before_abort
 from hpc_mp.rundir.tracebacks import last_error
-from hpc_mp.rundir.watchdogs import collective_timeout, thrown
-from hpc_mp.supervisor.evidence import Evidence
+from hpc_mp.rundir.watchdogs import collective_timeout
+from hpc_mp.supervisor.evidence import LABEL, Evidence
 from hpc_mp.supervisor.log_patterns import (
     CANCELLED,
     CANNOT_START,
@@ -44,9 +42,11 @@ from hpc_mp.supervisor.log_patterns import (
     JOB_CANCELLED,
     KILLED_PID,
     MPI_PLUGIN,
+    NO_DEVICE,
     NODE_FAILURE,
     NOT_INSTALLED,
     PYTHON_ERROR,
+    STEP_CANCELLED,
     NotStarted,
     TaskEnd,
     all_ends,
@@ -82,6 +82,7 @@ FAILURE_CLASSES: dict[str, FailureClass] = {
     "user": FailureClass(retry=False),
     "error": FailureClass(retry=False),
     "space": FailureClass(retry=False),
+    "storage": FailureClass(retry=True),
     "crash": FailureClass(retry=False),
     "signal": FailureClass(retry=True),
     "exit": FailureClass(retry=False),
@@ -100,7 +101,7 @@ FAILURE_CLASSES: dict[str, FailureClass] = {
 }
 
 # What an exception is about may say more than its kind: lack of memory, a broken GPU.
-MORE_EXACT = frozenset({"memory", "hardware", "space", "network"})
+MORE_EXACT = frozenset({"memory", "hardware", "space", "storage", "network"})
 KILLED = "SIGKILL"  # what the kernel sends where memory ends
 REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
 REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
@@ -111,7 +112,7 @@ LACKING_REMEDY = "Take an image that has it (slurm.container)"
 NO_LIBRARY = ("srun lists it, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
               "administrators for its library")
 LAST_LINES = 100  # of a node's log in which a program's words are about its end
-LABEL = re.compile(r"^ *(\d+): (.*)$")
+OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,15 @@ class RootCause:
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """One finding. ``text`` is its evidence; ``lost``: hosts that did not answer; ``time``: unix seconds, where known."""
+    """One finding.
+
+    Attributes:
+        text: its evidence.
+        lost: hosts that did not answer.
+        time: unix seconds, where known.
+        own: in the words of a program, which may speak of anything.
+        inner: the rank that the command of a node says has failed.
+    """
 
     kind: str
     text: str
@@ -138,26 +147,36 @@ class Symptom:
     task: int | None = None
     time: float = math.inf
     lost: tuple[str, ...] = ()
+    own: bool = False
+    inner: int | None = None
 
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    found = chain(_records(evidence), _hang(evidence), _unended(evidence), _watchdogs(evidence), _early(evidence),
-                  _srun(evidence), _nodes(evidence), _said(evidence), _unfit(evidence), _not_started(evidence), _missing(evidence))
-    symptoms = list(found) or [_last_error(evidence) or Symptom(
+    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _said, _unfit, _not_started, _missing)
+    found = chain.from_iterable(source(evidence) for source in sources)
+    symptoms = list(found) or [_step_cancelled(evidence) or _last_error(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {_srun_error(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
         symptoms += _vanished(evidence)
+    if evidence.program and all(KINDS[symptom.kind].level >= KINDS["early"].level for symptom in symptoms):
+        symptoms += [*_given_up_inside(evidence), *_awaited_in_vain(evidence, symptoms)]
     first = min(symptoms, key=_precedence)
-    if KINDS[first.kind].level >= ECHO:
+    if first.own and first.kind == "signal" and KILLED in first.text:  # PMIx ends the others before srun tells of the first
+        first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
+    if KINDS[first.kind].echo:
         first = _awaited(evidence, first)
+    if first.own and NO_DEVICE.search(first.text) and _everywhere(NO_DEVICE, evidence):
+        first = replace(first, kind="error")  # of the job's GPUs, of which no machine gives it any
     return _root_cause(_located(first, symptoms, evidence), symptoms, evidence)
 
 
 def _precedence(symptom: Symptom) -> tuple[int, float, int, bool, bool]:
     """Of one level the earliest; of those without a time one that names a rank tells more than one that names a host."""
-    level, time = precedence(symptom.kind, symptom.time)
-    return level, time, tuple(KINDS).index(symptom.kind), symptom.rank is None, symptom.host is None
+    kind = "error" if symptom.own and symptom.kind == "memory" else symptom.kind  # of its own memory a program may say it later
+    level, time = precedence(kind, symptom.time)
+    order = "error" if symptom.own and level == KINDS["error"].level else kind  # of a program's ends srun names the first first
+    return level, time, tuple(KINDS).index(order), symptom.rank is None, symptom.host is None
 
 
 def _awaited(evidence: Evidence, first: Symptom) -> Symptom:
@@ -202,7 +221,8 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
     log = _log(evidence.run, symptom)
     time = symptom.time if math.isfinite(symptom.time) else 0.0
-    return RootCause(Cause(symptom.kind, message, symptom.rank, symptom.host, log, time), blamed, consequence.retry)
+    rank = symptom.inner if evidence.of_node else symptom.rank
+    return RootCause(Cause(symptom.kind, message, rank, symptom.host, log, time), blamed, consequence.retry)
 
 
 def _log(run: RunDirectory | None, symptom: Symptom) -> str | None:
@@ -250,7 +270,6 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
     if evidence.hang is not None:
         place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
         yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
-        yield from _given_up_inside(evidence)
 
 
 def _unended(evidence: Evidence) -> Iterator[Symptom]:
@@ -263,19 +282,41 @@ def _given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
     """Ranks whose last words are a traceback though they have not ended: MPI and NCCL may wait for the others as Python exits."""
     for place in evidence.places.values():
         host = evidence.hosts[place.node]
-        lines = [line for line in _own_lines(host, place.rank, evidence) if line.strip()]
-        error = last_error(lines)
-        if error is not None and error.text.splitlines()[-1] in lines[-1]:
-            text = f"{error}; it never ended, for at its exit it waits for the others"
-            yield Symptom(sign(error.text) or "error", text, host, place.rank)
+        found = given_up(evidence.said_by(host, evidence.task_of(place.rank)), evidence.of_node)
+        if found is not None:
+            yield Symptom(found.kind, found.text, host, place.rank, own=True, inner=found.inner)
+
+
+def _awaited_in_vain(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
+    """The rank that all others have given up waiting for, those among them that were ended before they could end of it."""
+    if evidence.of_node:
+        return
+    complaints = {symptom.rank: symptom.text for symptom in symptoms if symptom.rank is not None and symptom.kind == "peer"}
+    if not complaints:
+        return
+    for place in evidence.places.values():
+        lines = evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))
+        error = last_error(lines, code=0)
+        if place.rank not in complaints and error is not None and error.kind == "peer":
+            complaints[place.rank] = str(error)
+    found = awaited_in_vain(complaints, evidence.places)
+    if found is not None:
+        rank, text = found
+        yield Symptom("hang", text, evidence.hosts[evidence.places[rank].node], rank)
+
+
+def _everywhere(pattern: re.Pattern[str], evidence: Evidence) -> bool:
+    """Whether a rank of every host has said it last."""
+    return all(any(pattern.search(line) for task in range(len(evidence.places))
+                   for line in evidence.said_by(host, task)[-LAST_LINES:]) for host in evidence.hosts)
 
 
 def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
     """A collective of a program that did not end, in the words of NCCL."""
     if not evidence.program or evidence.of_node:  # of a node's ranks nobody knows whose words are whose
         return
-    lines = {rank: _own_lines(host, task, evidence)[-LAST_LINES:] for host in evidence.hosts
-             for task, rank in enumerate(evidence.ranks_on(host), evidence.hosts.index(host) * len(evidence.ranks_on(host)))}
+    lines = {place.rank: evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
+             for place in evidence.places.values()}
     found = collective_timeout(lines, len(evidence.places))
     if found is not None:
         place = evidence.places.get(found.apart) if found.apart is not None else None
@@ -315,20 +356,12 @@ def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
         rank = evidence.rank_of(end.host, task)
         if end.code is None:
             yield Symptom("memory", end.line.strip(), end.host, rank, task)
-        elif end.code < 0:
-            what = thrown(_own_lines(end.host, task, evidence)) if end.code == -signal.SIGABRT and evidence.program else ""
-            text = f"{ending(end.code)}: {what}" if what else _with_last_words(ending(end.code), end.host, task, evidence)
-            yield Symptom(sign(what) or kind_of_end(end.code, evidence.program), text, end.host, rank, task)
-        elif _is_silent(end, rank, evidence):
-            yield _given_up(end.code, end.host, task, rank, evidence)
-
-
-def _given_up(code: int, host: str, task: int, rank: int | None, evidence: Evidence) -> Symptom:
-    """An exit code, in the words of the traceback before it if there is one."""
-    error = last_error(_own_lines(host, task, evidence))
-    if error is None:
-        return Symptom("exit", _with_last_words(ending(code), host, task, evidence), host, rank, task)
-    return Symptom(sign(error.text) or "error", error.words if evidence.of_node else str(error), host, rank, task)
+        elif end.code < 0 or _is_silent(end, rank, evidence):
+            lines = evidence.said_by(end.host, task)
+            found = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
+            broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(found.text) else None
+            kind, text = ("hardware", f"{broken}; {found.text}") if evidence.program and broken else (found.kind, found.text)
+            yield Symptom(kind, text, end.host, rank, task, own=evidence.program, inner=found.inner)
 
 
 def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
@@ -342,18 +375,8 @@ def _is_of(failure: RankFailure, host: str, rank: int | None) -> bool:
 
 
 def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str:
-    words = _last_words(host, task, evidence)
+    words = last_words(evidence.said_by(host, task))
     return f"{text}; its last words: {words}" if words else text
-
-
-def _last_words(host: str, task: int, evidence: Evidence) -> str:
-    return last_words(before_abort(_own_lines(host, task, evidence)))
-
-
-def _own_lines(host: str, task: int, evidence: Evidence) -> list[str]:
-    """What a task has said, without the numbers before its lines."""
-    return [found[2] for line in evidence.logs.get(host, ())
-            if (found := LABEL.match(line)) and int(found[1]) == task and not found[2].startswith("slurmstepd")]
 
 
 def _nodes(evidence: Evidence) -> Iterator[Symptom]:
@@ -386,8 +409,9 @@ def _said(evidence: Evidence) -> Iterator[Symptom]:
         if (kind := sign(line)) is not None:
             yield _line(kind, line, None, evidence)
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
-        for line in lines[-LAST_LINES:] if evidence.program and lines is evidence.logs.get(host) else lines:
-            if (kind := sign(line)) is not None:
+        theirs = evidence.program and lines is evidence.logs.get(host)  # a program says what it likes; how it ended, _end knows
+        for line in lines:
+            if (kind := sign(line)) is not None and not (theirs and "slurmstepd" not in line):
                 yield _line(kind, line, host, evidence)
 
 
@@ -433,7 +457,7 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
     for end in all_ends(evidence.srun):
         for task in end.tasks:
             rank = evidence.rank_of(end.host, task)
-            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(_last_words(end.host, task, evidence))
+            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(last_words(evidence.said_by(end.host, task)))
             if end.code is not None and lacks and _is_silent(end, rank, evidence):
                 text = _with_last_words(ending(end.code), end.host, task, evidence)
                 found.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
@@ -446,6 +470,13 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
 def _bring(text: str) -> str:
     """What brings a thing that all nodes lack."""
     return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
+
+
+def _step_cancelled(evidence: Evidence) -> Symptom | None:
+    """That the step was ended, of a program of which nothing has failed: slurmstepd says it of all steps that srun ends, too."""
+    lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
+    line = next((found[0] for found in map(STEP_CANCELLED.search, lines) if found), None)
+    return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")
 
 
 def _last_error(evidence: Evidence) -> Symptom | None:

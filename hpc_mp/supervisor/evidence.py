@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import re
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
@@ -15,20 +18,23 @@ from hpc_mp.cluster.slurm.nodes import node_states
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Placement, RankPlace
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.attempt import lines_of
 from hpc_mp.rundir.failures import RankFailure, read_failures
 from hpc_mp.rundir.layout import FilesOfRun
 from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.rundir.records import RankStart, read_records
 from hpc_mp.rundir.waits import Standing, read_standings
 from hpc_mp.supervisor.context import AttemptContext
-from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST
+from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST, task_ends
 from hpc_mp.supervisor.silence import Hang
 
-TAIL = 1 << 16  # bytes of each log that are read, from its end
+TAIL = 1 << 20  # bytes of each log that are read, from its end
+DEEP, DEEP_LINES = 1 << 28, 400  # bytes and lines of a log for a task that others on its node have drowned
+LABEL = re.compile(r"^ *(\d+): (.*)$")  # of srun --label: the number of the task
 OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
     """All of it.
 
@@ -84,6 +90,26 @@ class Evidence:
         ranks = self.ranks_on(host)
         return ranks[task % len(ranks)] if ranks and task is not None else None
 
+    def task_of(self, rank: int) -> int:
+        """Slurm's number of a rank's task."""
+        host = self.hosts[self.places[rank].node]
+        ranks = self.ranks_on(host)
+        return self.hosts.index(host) * len(ranks) + ranks.index(rank)
+
+    def said_by(self, host: str, task: int) -> Sequence[str]:
+        """What a task has said, without the numbers before its lines."""
+        return _by_task(self).get((host, task), ())
+
+
+@lru_cache(maxsize=2)
+def _by_task(evidence: Evidence) -> dict[tuple[str, int], list[str]]:
+    found: dict[tuple[str, int], list[str]] = {}
+    for host, lines in evidence.logs.items():
+        for label in filter(None, map(LABEL.match, lines)):
+            if not label[2].startswith("slurmstepd"):  # it speaks of the node, with the number of its first task
+                found.setdefault((host, int(label[1])), []).append(label[2])
+    return found
+
 
 @dataclass(frozen=True, slots=True)
 class ScriptLog:
@@ -127,6 +153,8 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
     hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
     srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
     logs = _by_host(run.node_log) if attempt.record.hosts else _by_rank(run, placement, hosts)
+    if attempt.record.hosts:
+        logs = _with_the_drowned(run, srun, logs)
     announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == number]
     return Evidence(
         code=code,
@@ -165,16 +193,36 @@ def _by_rank(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> d
     return found
 
 
+def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """The same with the last lines of the tasks that ended first, where the last ones of their node are all of others."""
+    first = next((end for end in task_ends(srun) if end.code != 0), None)
+    if first is None or first.host not in logs:
+        return logs
+    spoke = {int(label[1]) for label in map(LABEL.match, logs[first.host]) if label}
+    more = [line for task in first.tasks if task not in spoke for line in _lines_of_task(run.node_log(first.host), task)]
+    return {**logs, first.host: (*more, *logs[first.host])}
+
+
+def _lines_of_task(path: Path, task: int) -> list[str]:
+    """Its last lines, with its number in front."""
+    pattern = re.compile(rb"(?m)^ *%d: .*$" % task)
+    with suppress(OSError, ValueError), open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        begin = max(0, len(data) - DEEP)
+        last = deque((found.span() for found in pattern.finditer(data, begin)), DEEP_LINES)
+        return [line for low, high in last for line in lines_of(data[low:high])]
+    return []
+
+
 def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
     """The last whole lines of a file, from the offset ``begin`` on."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, 2)
             file.seek(max(begin, size - TAIL))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = lines_of(file.read())
     except OSError:
         return ()
-    return tuple(lines[1:] if size - TAIL > begin else lines)
+    return tuple(lines[size - TAIL > begin:len(lines) - (lines[-1] == "")])
 
 
 def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:

@@ -15,11 +15,13 @@ KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
 # The last words of an interpreter, or of what was to start it, that found something missing; and of any Python error.
 NOT_INSTALLED = re.compile(r"(ModuleNotFoundError|\S*python\S*): No module named \S+$")
 PYTHON_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(: .*)?$|Fatal Python error: ")
+NO_DEVICE = re.compile(r"no CUDA-capable device is detected|No CUDA GPUs are available")
 CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no program, or is not there
 
 # slurmstepd's reason why a whole job was ended.
 CANCELLED = re.compile(r"\*\*\* (?:JOB \d+|STEP \S+) ON (\S+) CANCELLED AT \S+ DUE TO ([A-Z ]+?)(?:,| \*\*\*)")
 JOB_CANCELLED = re.compile(r"\*\*\* JOB \d+ ON \S+ CANCELLED AT \S+ \*\*\*")
+STEP_CANCELLED = re.compile(r"\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*")
 NODE_LOST = re.compile(r"srun: error: Node failure on \S+|DUE TO NODE FAILURE")
 NODE_FAILURE = re.compile(r"Node failure on (\S+)|[Ll]aunch .*failed on node (\S+):")
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Literal
 
 from hpc_mp.base.errors import RunFailed
+from hpc_mp.cluster.slurm.allocation import end_of
 from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
@@ -29,6 +30,7 @@ from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all
 from hpc_mp.supervisor.unended import UnendedTasks
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
+LAST_S = 10.0  # before the end, at most half of the grace: ranks that go on are ended, so that what follows can be done
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
@@ -39,6 +41,7 @@ class ProgramWatch:
     Attributes:
         silence: notices that they hang; then a step writes down where each of them stands, and they are ended.
         unended: notices that nodes do not tell of their ends; None where they are not started by srun.
+        overdue: whether they went on until their time limit was there, in spite of the signal, and were ended.
     """
 
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
@@ -48,6 +51,8 @@ class ProgramWatch:
         say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
+        self._last = self._last_moment(record.end)
+        self.overdue = False
         ranks = len(attempt.placement.ranks)
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
                                     if record.hosts else rank_files(run, ranks), on_hang=self._record_stacks)
@@ -62,7 +67,17 @@ class ProgramWatch:
         unended = self.unended is not None and self.unended.noticed()
         if self.unended is not None and self.unended.begun:  # their silence says nothing then
             return unended
+        if time.time() >= self._last:
+            self._last = self._last_moment(end_of({}, self._attempt.job_id or ""))  # somebody may have given it more time
+            self.overdue = time.time() >= self._last
+            if self.overdue:
+                self._last = math.inf
+                self._send("KILL")
         return self.silence.noticed()
+
+    def _last_moment(self, end: float | None) -> float:
+        """In which ranks are ended that go on, for the end of the job."""
+        return math.inf if end is None else end - min(LAST_S, self._attempt.record.grace / 2)
 
     def _record_stacks(self) -> None:
         """Have the stacks of all ranks written down, and end those that are left: by SIGABRT, at which Python writes them too."""
@@ -112,13 +127,14 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
 
 
 def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool,
-              cancelled: bool) -> Literal["completed", "stopped"] | RootCause | None:
+              cancelled: bool, overdue: bool = False) -> Literal["completed", "stopped"] | RootCause | None:
     """How an attempt ended in which no rank failed by itself; None where one did.
 
     Args:
         code: of the task that ended first, as ``subprocess`` gives it.
         asked: whether the supervisor was asked to have the ranks stop.
         cancelled: whether the user wishes the run to stop.
+        overdue: whether the ranks had to be ended at the time limit.
     """
     record = attempt.record
     if attempt.has_failed():
@@ -127,13 +143,15 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
     warned = asked or late
     if code == 0:
         return "stopped" if cancelled or (warned and spec.program.resumes) else "completed"  # many end well after SIGTERM
-    by_signal = code in ends_by(spec)
+    killed = overdue and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
+    by_signal = killed or code in ends_by(spec)
     if code in spec.program.stop_codes or cancelled or (warned and spec.program.resumes and (code > 0 or by_signal)):
         return "stopped"
     if not warned or not by_signal:
         return None
     limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
-    why = f"{limit}SIG{spec.program.signal} ended its ranks"
+    why = f"{limit}SIG{spec.program.signal} ended its ranks" if not killed else (
+        f"{limit}its ranks went on in spite of SIG{spec.program.signal}")
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
                      retry=False)
 

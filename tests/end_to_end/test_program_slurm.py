@@ -117,6 +117,17 @@ ENDS = {
     "alone": ("sys.exit(0)", "time.sleep(2); raise ConnectionResetError('Connection reset by peer')", "early", 2,
               "rank 2 on n2 ended before the others: with exit code 0", 1),
     "alone, and they hang": ("sys.exit(0)", "time.sleep(90)", "early", 2, "rank 2 on n2 ended before the others", 1),
+    "harmless words": ("print('CUDA out of memory, a smaller batch'); print('step 1'); raise ValueError('boom')",
+                       "print('torch.OutOfMemoryError: No space left on device'); time.sleep(60)", "error", 2, "ValueError: boom",
+                           1),
+    "a stale file": ("raise OSError(116, os.strerror(116), 'x')", "time.sleep(60)", "storage", 2, "Stale file handle: 'x'", 2),
+    "drowned": ("time.sleep(2); raise ValueError('boom')", "while rank == 3: print('x' * 1000)\ntime.sleep(60)", "error", 2,
+                "ValueError: boom", 1),
+    "a shell's child": ("sys.exit(137)", "time.sleep(60)", "signal", 2, "what it had started was killed by SIGKILL", 2),
+    "where it crashed": ("import ctypes; ctypes.string_at(0)", "time.sleep(60)", "crash", 2, "it was in program.py:6, there", 1),
+    "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
+                                  "time.sleep(90)", "time.sleep(90)", "error", 2,
+                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended", 1),
     "hang": ("time.sleep(90)", "time.sleep(5); print('step'); time.sleep(90)", "hang", 2, "it was the first to fall silent", 2),
 }
 
@@ -271,6 +282,35 @@ def test_the_time_limit(lab: Lab, here: Path, resumes: bool) -> None:
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("resumes", [True, False])
+def test_ranks_that_go_on_until_the_time_limit(lab: Lab, here: Path, resumes: bool) -> None:
+    command = program(here, """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("begins")
+        if not os.environ.get("HPC_MP_RESUME"):
+            time.sleep(600)
+        """)
+    found = submitted(lab, here, command, "--set", "job.time_limit=1", "--set", f"program.resumes={str(resumes).lower()}")
+    until(lambda: verdict(found) is not None, "the end", 240)
+    ended = verdict(found)
+    assert ended is not None and (ended.state, found.attempt()) == (("completed", 2) if resumes else ("failed", 1)), logs(found)
+    assert resumes or (ended.cause is not None and "its ranks went on in spite of SIGTERM" in ended.cause.message), ended
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+def test_a_step_that_somebody_ends(lab: Lab, here: Path) -> None:
+    found = submitted(lab, here, program(here, "open(f'ready-{rank}', 'w').close()\ntime.sleep(600)"))
+    until(lambda: len(list(here.glob("ready-*"))) == 4, "the ranks", 120)
+    steps = lab.run(["squeue", "--steps", "--noheader", "--format=%i"]).stdout.split()
+    lab.run(["scancel", max(step for step in steps if step.rpartition(".")[2].isdigit())])
+    until(lambda: verdict(found) is not None, "the verdict", 120)
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and cause.kind == "cancelled" and "somebody has ended its step" in cause.message, logs(found)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
 def test_cancel_reaches_the_program_as_sigterm(lab: Lab, here: Path) -> None:
     command = program(here, """
         signal.signal(signal.SIGTERM, lambda *_: (open(f"saved-{rank}", "w").close(), sys.exit(0)))
@@ -304,7 +344,7 @@ def test_torchrun_on_every_node(lab: Lab, here: Path, fails: bool) -> None:
     assert [(here / f"said-{rank}").read_text() for rank in range(4)] == ["4 0 6.0", "4 1 6.0"] * 2, done.stderr + logs(found)
     cause = verdict(found).cause  # type: ignore[union-attr]
     if fails:
-        assert cause is not None and (cause.kind, cause.node) == ("error", "n2"), f"{cause}\n{logs(found)}"
+        assert cause is not None and (cause.kind, cause.node, cause.rank) == ("error", "n2", 3), f"{cause}\n{logs(found)}"
         assert cause.message == "node n2 failed: ValueError: boom (program.py:10), said by its rank 3"
     else:
         assert done.returncode == 0 and cause is None, done.stderr

@@ -81,7 +81,7 @@ ENDS = {
     "exit code": ("print('no such option', flush=True); os._exit(4)", "exit", "exit code 4; its last words: no such option"),
     "alone": ("os._exit(0)", "early", "rank 2 on node1 ended before the others"),
     "a traceback that MPI keeps from ending": ("raise ValueError('boom')", "error",
-                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it never ended"),
+                                               "rank 2 on node1 failed: ValueError: boom (program.py:6); it had not ended"),
 }
 
 
@@ -90,7 +90,7 @@ ENDS = {
 def test_the_cause_of_an_end(here: Path, name: str) -> None:
     own, kind, words = ENDS[name]
     command = command_of(here, f"if rank == 2:\n    {own}\ncomm.Barrier()\n")
-    limit = ("--set", "program.silent_limit=15") if "never ended" in words else ()
+    limit = ("--set", "program.silent_limit=15") if "had not ended" in words else ()
     done, found = run(here, command, *limit)
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert done.returncode == 1 and cause is not None, done.stdout

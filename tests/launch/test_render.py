@@ -213,7 +213,8 @@ def test_no_image_has_the_last_word(device: str) -> None:
     """pyxis: a variable of the image goes before one of the job, unless it is named."""
     spec = job(job={"device": device}, slurm={"container": "x"}, environment={"set": {"GREETING": "hello"}})
     script = text(spec, known=ClusterFacts(srun_options=frozenset({"container-image", "container-env"})))
-    exported = {name for line in re.findall(r"^export (.+)$", script, re.MULTILINE) for name in re.findall(r"(?:^| )(\w+)=", line)}
+    lines = re.findall(r"^export (.+)$", script, re.MULTILINE)
+    exported = {name for line in lines for name in re.findall(r"(?:^| )(\w+)=", line)}
     named = re.search(r"--container-env=(\S+)", script)
     assert named and set(named[1].split(",")) == {name for name in exported if not name.startswith("HPC_MP_")}
     assert {"GREETING", "OMP_NUM_THREADS", "TRITON_CACHE_DIR"} <= exported

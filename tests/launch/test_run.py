@@ -136,12 +136,33 @@ ENDS = {
     "a GPU's": ("raise type('OutOfMemoryError', (Exception,), {})('CUDA out of memory. Tried')", "time.sleep(60)", "memory", 2,
                 "CUDA out of memory"),
     "an exception of C++": ("print(\"terminate called after throwing an instance of 'c10::Error'\\n  what():  no such kernel\"); "
-                            "os.abort()", "time.sleep(60)", "crash", 2, "native code gave up); its last words: no such kernel"),
+                            "os.abort()", "time.sleep(60)", "crash", 2, "native code gave up): no such kernel"),
     "NCCL's watchdog": ("time.sleep(60)", "print(WATCHDOG.format(rank=rank, number=12, operation='ALLREDUCE')); os.abort()",
                         "hang", 2, "ranks 0, 1, 3 waited for it 600 s in ALLREDUCE (12), says NCCL's watchdog"),
     "alone": ("sys.exit(0)", "time.sleep(1); raise ConnectionResetError('Connection reset by peer')", "early", 2,
               "rank 2 on node1 ended before the others: with exit code 0"),
     "alone, and they hang": ("sys.exit(0)", "time.sleep(60)", "early", 2, "all were silent"),
+    "torn down things": ("import atexit; atexit.register(lambda: print('Exception ignored in: <x>\\nTraceback (most recent call "
+                         "last):\\n  File \"x.py\", line 1\\nAttributeError: no x')); raise ValueError('boom')",
+                         "time.sleep(60)", "error", 2, "rank 2 on node1 failed: ValueError: boom (program.py:6)"),
+    "given up waiting for": ("time.sleep(60)", "raise RuntimeError('Timed out waiting 6000ms for recv operation')", "hang", 2,
+                             "ranks 0, 1, 3 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
+    "echoes wrapped up": ("time.sleep(1.5); raise ValueError('boom')", "try: raise OSError('Connection closed by peer')\n"
+                          "except OSError as e: raise KeyError('step') from e", "error", 2, "ValueError: boom"),
+    "a group": ("raise ExceptionGroup('two', [ValueError('a'), TypeError('b')])", "time.sleep(60)", "error", 2,
+                "ExceptionGroup: two (2 sub-exceptions): ValueError: a; TypeError: b (program.py:6)"),
+    "from memory": ("try: bytearray(1 << 62)\n    except MemoryError as e: raise ValueError('boom') from e", "time.sleep(60)",
+                    "memory", 2, "ValueError: boom, from MemoryError (program.py:7)"),
+    "harmless words": ("print('CUDA out of memory, a smaller batch'); print('step 1'); raise ValueError('boom')",
+                       "print('torch.OutOfMemoryError: No space left on device'); time.sleep(60)", "error", 2,
+                       "ValueError: boom"),
+    "a shell's child": ("sys.exit(139)", "time.sleep(60)", "crash", 2, "what it had started was killed by SIGSEGV"),
+    "a stale file": ("raise OSError(116, os.strerror(116), 'x')", "time.sleep(60)", "storage", 2, "Stale file handle: 'x'"),
+    "no service": ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')", "time.sleep(60)", "network", 2,
+                   "refused"),
+    "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
+                                  "time.sleep(60)", "time.sleep(60)", "error", 2,
+                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended"),
     "hang": ("time.sleep(60)", "time.sleep(4.5); print('step'); time.sleep(60)", "hang", 2, "it was the first to fall silent"),
 }
 
@@ -355,7 +376,7 @@ def test_torchrun_on_every_node(here: Path) -> None:
     assert said == ["4 0 0 6.0", "4 0 1 6.0", "4 1 0 6.0", "4 1 1 6.0"]
     done, found = local(here, [*start, "fail"], "--set", "program.start=node", "--name", "fails")
     cause = verdict(found).cause  # type: ignore[union-attr]
-    assert cause is not None and (cause.kind, cause.node) == ("error", "node1"), cause
+    assert cause is not None and (cause.kind, cause.node, cause.rank) == ("error", "node1", 3), cause
     assert cause.message == "node node1 failed: ValueError: boom (program.py:10), said by its rank 3"
 
 

@@ -44,6 +44,8 @@ NOTHING: tuple[Frame, ...] = ()
     (REDUCES, True, "train.py:52 in all_reduce"),
     (BARRIER, True, "train.py:60 in barrier"),
     (BACKWARD, True, "train.py:52 in backward"),
+    ((Frame(f"{TORCH}/autograd/__init__.py", 9, "<module>"), MAIN), False,
+        "train.py:52 in main, there in <module> of __init__.py:9"),
     (MEETS, True, "train.py:52 in init_process_group"),
     (LOADS, False, "train.py:41 in next_batch"),
     (QUEUE, False, "train.py:41 in next_batch, there in wait of threading.py:331"),

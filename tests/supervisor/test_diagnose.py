@@ -241,6 +241,38 @@ ENDINGS = [
     ("what a program's rank misses", replace(srun("srun: error: n2: task 3: Exited with exit code 1"), program=True, logs={
         "n2": ("3: Traceback (most recent call last):", '3:   File "/home/ann/train.py", line 3, in <module>', NO_PACKAGE)}),
      "error", (), "rank 3 on n2 failed: ModuleNotFoundError: No module named 'torch' (train.py:3)"),
+    ("harmless words of a program, and its exception", replace(
+        srun("srun: error: n3: task 5: Exited with exit code 1"), program=True,
+        logs={"n1": ("0: torch.OutOfMemoryError: caught", "1: No space left on device, going on"),
+              "n3": (f"4: {XID_79}", "5: CUDA out of memory, a smaller batch", *BOOM)}), "error", (), "boom (train.py:7)"),
+    ("memory that a program has got over, and its exception", replace(
+        srun("srun: error: n1: task 1: Exited with exit code 1", "srun: error: n3: task 5: Exited with exit code 1"),
+            program=True,
+        logs={"n1": ("1: Traceback (most recent call last):", '1:   File "/x/t.py", line 1, in f', "1: MemoryError"),
+            "n3": BOOM}),
+     "error", (), "boom (train.py:7)"),
+    ("an Xid in the words of the rank that fails of CUDA", replace(
+        srun("srun: error: n3: task 5: Exited with exit code 1"), program=True,
+        logs={"n3": (f"5: {XID_79}", *BOOM[:-2], "5: RuntimeError: CUDA error: unspecified launch failure")}),
+     "hardware", ("n3",), "Xid 79 of GPU 0000:c6:00"),
+    ("a GPU that is not there", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
+        "n3": (*BOOM[:-2], "5: RuntimeError: No CUDA GPUs are available")}), "hardware", ("n3",), "No CUDA GPUs are available"),
+    ("no GPU on any host", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
+        **{host: (f"{2 * i}: RuntimeError: No CUDA GPUs are available",) for i, host in enumerate(HOSTS)},
+        "n3": (*BOOM[:-2], "5: RuntimeError: No CUDA GPUs are available")}), "error", (), "No CUDA GPUs are available"),
+    ("a program's stale file", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
+        "n3": (*BOOM[:-2], "5: OSError: [Errno 116] Stale file handle: 'data.bin'")}), "storage", (), "error of its file system"),
+    ("echoes wrapped up, and one that lives on with its exception", replace(
+        srun("srun: error: n1: task 0: Exited with exit code 1"), program=True,
+        logs={"n1": ("0: ERROR:root:step failed: Connection closed by peer", "1: step 3"), "n3": BOOM[1:6]}),
+     "error", (), "rank 5 on n3 failed: ValueError: boom (train.py:7); it had not ended"),
+    ("one for which all others have waited", replace(JOB, program=True, srun=("srun: error: n1: task 0: Exited with exit code 1",
+        ),
+     logs={host: [f"{task}: {line}" for task in tasks for line in (
+         "Traceback (most recent call last):", '  File "/x/t.py", line 1, in f',
+             "RuntimeError: Timed out waiting 6000ms for recv")]
+         for host, tasks in (("n1", (0, 1)), ("n2", (2, 3)), ("n3", (4,)), ("n4", (6, 7)))}), "hang", (),
+     "rank 5 on n3 made no progress: ranks 0-4, 6, 7 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
     ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and nothing says why"),
 ]
 # The same, where a line of a log is all that there is: any finding goes before it.
@@ -252,9 +284,12 @@ LAST_RESORT = [
      "error", (), "task 0 on n9 failed: Fatal Python error: init_fs_encoding"),
     ("a Python error of mpirun's", replace(JOB, srun=("numpy.linalg.LinAlgError: Singular matrix", "mpirun ended")),
      "error", (), "the job failed: numpy.linalg.LinAlgError: Singular matrix"),
+    ("a step that somebody ended", replace(JOB, program=True, srun=ENDS_OTHERS, logs={
+        "n3": ("4: slurmstepd-n3: error: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***",)}), "cancelled", (),
+     "the job was ended by Slurm: *** STEP 54.1 ON n3 CANCELLED AT 2026-11-25T14:50:20 ***: somebody has ended its step"),
     ("no Python error", replace(JOB, logs={"n2": ("2: Error rates: none", "2: no ValueError: here")}), "unknown", (), "nothing"),
 ]
-RETRIED = {"hardware", "node", "unfit", "signal", "lost", "hang", "silent", "network", "peer"}
+RETRIED = {"hardware", "storage", "node", "unfit", "signal", "lost", "hang", "silent", "network", "peer"}
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
@@ -369,6 +404,19 @@ def test_gather(tmp_path: Path) -> None:
     assert classify(evidence).cause.rank == 5
     assert classify(evidence).cause.log == str(run.node_log("n3"))
     assert asked == ["sinfo", "sacct"]
+
+
+def test_a_rank_that_another_one_has_drowned(tmp_path: Path) -> None:
+    run = create_run(tmp_path, "job")
+    with open(run.node_log("n3"), "w") as log:
+        log.write("".join(f"{line}\n" for line in BOOM))
+        log.writelines(f"4: {'x' * 1000}\n" for _ in range(2000))
+    run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
+
+    def silent(argv: tuple[str, ...]) -> str:
+        raise CommandFailed("no Slurm here")
+
+    assert "ValueError: boom (train.py:7)" in classify(gather(attempt(run), 1, None, silent)).cause.message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:

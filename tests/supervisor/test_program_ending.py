@@ -141,3 +141,26 @@ def test_a_short_job_is_warned_by_us(tmp_path: Path, sent: list[tuple[str, str]]
     for _ in range(3):
         watch.poll()
     assert sent == [("7.1", "TERM")] * times
+
+
+@pytest.mark.parametrize(("left", "now", "overdue"), [(7.0, 7.0, True), (20.0, 20.0, False), (7.0, HOUR, False), (7.0, None,
+    False),
+                                                      (None, None, False)])
+def test_ranks_that_go_on_until_the_time_limit_are_ended_before_slurm_ends_all(
+        tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, left: float | None, now: float | None,
+        overdue: bool) -> None:
+    """Then somebody is left to queue the job again. By then the job may have been given more time."""
+    monkeypatch.setattr(program, "end_of", lambda environ, job: None if now is None else time.time() + now)
+    watch = watched(attempt(tmp_path, left=left))
+    for _ in range(3):
+        watch.poll()
+    assert sent == [("7.1", "KILL")] * overdue and watch.overdue == overdue
+
+
+@pytest.mark.parametrize(("resumes", "overdue", "means"), [
+    (True, True, "stopped"), (True, False, None), (False, False, None),
+    (False, True, "time limit was near (job.time_limit = \"01:00:00\"), and its ranks went on in spite of SIGTERM")])
+def test_the_end_of_ranks_that_went_on(tmp_path: Path, resumes: bool, overdue: bool, means: str | None) -> None:
+    for code in (-9, 137) if overdue else (-9,):
+        found = ended(attempt(tmp_path, left=5, resumes=resumes), code, overdue=overdue)
+        assert found == means if means is None or " " not in means else means in found

@@ -41,7 +41,7 @@ def allocation(environ: Mapping[str, str], ask: Runner = ask) -> Allocation | No
         job_id = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
     return Allocation(job_id, int(environ.get("SLURM_RESTART_COUNT", "0")),
                       tuple(host for nodelist in lists for host in expand(nodelist)),
-                      environ.get("SLURM_CLUSTER_NAME", "cluster"), _end(environ, job_id, ask))
+                      environ.get("SLURM_CLUSTER_NAME", "cluster"), end_of(environ, job_id, ask))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,9 @@ def allocated_tasks(environ: Mapping[str, str]) -> AllocatedTasks:
     return AllocatedTasks(nodes, tasks, number("SLURM_GPUS_ON_NODE"))
 
 
-def _end(environ: Mapping[str, str], job_id: str, ask: Runner) -> float | None:
-    """``SLURM_JOB_END_TIME`` exists from Slurm 23.02 on; squeue tells it before."""
+def end_of(environ: Mapping[str, str], job_id: str, ask: Runner = ask) -> float | None:
+    """Of a job, in unix seconds: as it was at its start, where ``environ`` says so (``SLURM_JOB_END_TIME``, from Slurm 23.02 on),
+    else as squeue has it now; None where nobody says."""
     given = environ.get("SLURM_JOB_END_TIME", "")
     if given.isdigit():
         return float(given)

@@ -73,10 +73,12 @@ def start_program(launch: Launch, plan: ProgramPlan) -> Outcome:
     hangs = [(hang.rank, str(hang))] if hang is not None else [(waited.apart, str(waited))] if waited is not None else []
     alone = _alone(ended, attempt, plan, names, hangs)
     state, cause = judge(ended, attempt, plan.placement, alone, spec.program)
-    if cause is not None and cause.kind == "hang" and hangs[0][0] is None:
+    if cause is not None and cause.kind == "hang" and hangs and hangs[0][0] is None:
         cause = Cause("hang", sentence("the job", "hang", hangs[0][1]), time=cause.time)
     elif cause is not None:
         for failure in alone:
+            if failure.rank == cause.rank and failure.kind != cause.kind:
+                continue  # what it has said itself tells more
             with suppress(OSError):  # a full disk is no reason to hide how the run ended
                 write_failure(run, failure)
     if cause is not None:
