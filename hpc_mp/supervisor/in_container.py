@@ -2,7 +2,7 @@
 
 Outside of containers ``hpc_mp.program`` finds out which rank a process is and becomes the program. An image of somebody's program
 has no hpc-mp, and perhaps no Python: so what a rank must know is written down before the ranks start, for any POSIX shell.
-The half that is always the same is ``slurm/program.sh``.
+The half that is always the same is ``slurm/rank-in-container.sh``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def program_script(program: ProgramCommand, run: RunDirectory, placement: Placem
         "hpc_mp_place() {", 'case "$1" in', *places, "*) return 1 ;;", "esac", f"hpc_mp_name={words[0]}", "}",
         "hpc_mp_tell() {", f":{_exports(common)}", "}",
         "hpc_mp_become() {", f"exec {' '.join(words)}", "}",
-        asset("slurm/program.sh").read_text(encoding="utf-8")))
+        asset("slurm/rank-in-container.sh").read_text(encoding="utf-8")))
 
 
 def _seats(placement: Placement, hosts: Sequence[str]) -> Iterator[tuple[str, int]]:

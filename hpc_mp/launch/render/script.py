@@ -20,7 +20,7 @@ from hpc_mp.launch.render import checks, container, values
 from hpc_mp.launch.render.site import ScriptTemplate, shipped
 from hpc_mp.rundir import RunDirectory
 
-ENTRIES = ("hpc_mp.program", "program.sh")  # what starts the ranks of a program, in a container the second
+ENTRIES = ("hpc_mp.program", RunDirectory.program_script.name)  # what starts the ranks of a program, in a container the second
 _MARK = "\0"  # while filling in, stands between a line and its reason: no script can hold it
 _CONTROL = re.compile(r"\s*\{[%#].*[%#]\}")  # a template line that leaves no line in the script
 _REASON = re.compile(r"\s*\{# ((?:(?!#\}).)*) #\}$")
