@@ -323,6 +323,7 @@ def test_cancel_reaches_the_program_as_sigterm(lab: Lab, here: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     wait_until(lambda: verdict(found) is not None, "the verdict", 60)
     assert len(list(here.glob("saved-*"))) == 4 and found.attempt() == 1, logs(found)
+    assert verdict(found).state == "stopped", "though every rank ended with 0"  # type: ignore[union-attr]
 
 
 @pytest.mark.prove
