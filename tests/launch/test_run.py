@@ -161,8 +161,8 @@ ENDS = {
     "no service": ("import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')", "time.sleep(60)", "network", 2,
                    "refused"),
     "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
-                                  "time.sleep(60)", "time.sleep(60)", "error", 2, "ZeroDivisionError: division by zero (program.py:6); "
-                                  "it had not ended"),
+                                  "time.sleep(60)", "time.sleep(60)", "error", 2,
+                                  "ZeroDivisionError: division by zero (program.py:6); it had not ended"),
     "hang": ("time.sleep(60)", "time.sleep(4.5); print('step'); time.sleep(60)", "hang", 2, "it was the first to fall silent"),
 }
 
