@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -38,6 +39,7 @@ LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as 
 SLOW_PHASES = ("saving", "evaluating", AWAITING)  # of rank 0, between two steps
 AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
 GOES_ON = ("pending", "running", "unknown")
+BEGINS = re.compile(r"hpc-mp: \d\d:\d\d:\d\d attempt \d+ \(")  # what the supervisor says first
 UNSTARTED = "JobLaunchFailure"  # the reason of a job whose script or log a node could not open
 UNREADABLE = "unreadable"  # the state, in a list, of a run whose job file this release does not understand
 
@@ -242,8 +244,8 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
     if (unstarted := unstarted_words(run, job)) is not None:
         return f"Slurm job {job.id} ended as {job.state}: {unstarted}"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
-    reason = f" ({job.meaning or job.reason})" if job.reason else ""
-    words = last_words(tail(run.slurm_log(job.id)))
+    reason = f" ({job.meaning or job.reason})" if job.reason not in ("", UNSTARTED) else ""  # a script that is killed has it too
+    words = last_words([line for line in tail(run.slurm_log(job.id)) if not BEGINS.match(line)])
     return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {words}" if words else "")
 
 

@@ -66,7 +66,7 @@ class PythonError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class TracebackBlock:
     """One traceback among lines: those from ``begin`` to ``end``, the line of the exception; ``order``: the higher the less it
     says of a program's end."""
 
@@ -105,7 +105,7 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     return PythonError(text, _place(frames), "\n".join(kept), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
 
 
-def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
+def _blocks(lines: Sequence[str]) -> Iterator[TracebackBlock]:
     """All tracebacks, also those that have lost their beginning, or never had the heading (a SyntaxError)."""
     begin: int | None = None  # of the one that is open
     stray, group = 0, False
@@ -121,7 +121,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
         elif begin is None or not line or INSIDE.match(line):
             continue
         elif ERROR.match(line) and not OF_LAUNCHER.match(line) and (HEAD.search(lines[begin]) or NAMED_SO.match(line)):
-            yield _Block(begin, number, _said(lines, number), _order(lines, begin))
+            yield TracebackBlock(begin, number, _said(lines, number), _order(lines, begin))
             begin = None
         elif OF_LAUNCHER.match(line) or stray == STRAY or not HEAD.search(lines[begin]):
             begin = None
@@ -131,12 +131,12 @@ def _blocks(lines: Sequence[str]) -> Iterator[_Block]:
         yield from _of_group(lines, begin, len(lines))
 
 
-def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[_Block]:
+def _of_group(lines: Sequence[str], begin: int, end: int) -> Iterator[TracebackBlock]:
     """An exception group, with the exceptions that are in it."""
     said = [found["said"] for found in map(MEMBER.match, lines[begin:end]) if found and ERROR.match(found["said"])]
     if said:
         inner = "; ".join(said[1:])
-        yield _Block(begin, end - 1, _cut(f"{said[0]}: {inner}" if inner else said[0]), _order(lines, begin), tuple(said))
+        yield TracebackBlock(begin, end - 1, _cut(f"{said[0]}: {inner}" if inner else said[0]), _order(lines, begin), tuple(said))
 
 
 def _said(lines: Sequence[str], number: int) -> str:
@@ -158,7 +158,7 @@ def _order(lines: Sequence[str], begin: int) -> int:
     return 2 if any(map(IGNORED.match, before)) else 1 if any(map(BESIDE.search, before)) else 0
 
 
-def _kind(block: _Block, lines: Sequence[str]) -> str | None:
+def _kind(block: TracebackBlock, lines: Sequence[str]) -> str | None:
     """What NCCL's errors mean stands in the lines behind; in those of other exceptions may stand anything."""
     more = 8 if OF_NCCL.search(block.text) else 0
     return kind_of("\n".join([block.text, *block.members, *lines[block.end:block.end + 1 + more]]))

@@ -191,6 +191,10 @@ def test_a_chain_is_where_its_first_unfinished_job_is(run: RunDirectory) -> None
 def test_how_slurm_ended_it_where_nobody_else_says(run: RunDirectory) -> None:
     cause = seen(run, [explained(SlurmJob("7", "FAILED", "NonZeroExitCode", exit_code=3))]).cause
     assert cause == "Slurm job 7 ended as FAILED, the job script ended with exit code 3 (the job script ended with an error)"
+    run.slurm_log("7").write_text("hpc-mp: 15:11:38 attempt 1 (7.0.1) on n1, n2; rank map: in Slurm's order of hosts\n")
+    killed = seen(run, [explained(SlurmJob("7", "FAILED", "JobLaunchFailure", exit_code=-9))]).cause
+    assert killed is not None and killed.startswith("Slurm job 7 ended as FAILED, the job script was killed by SIGKILL"), killed
+    assert "could not start" not in killed and "rank map" not in killed
 
 
 def test_a_job_that_waits_says_why(run: RunDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
