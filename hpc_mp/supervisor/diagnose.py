@@ -47,8 +47,8 @@ from hpc_mp.supervisor.log_patterns import (
     NOT_INSTALLED,
     PYTHON_ERROR,
     STEP_CANCELLED,
-    NotStarted,
     TaskEnd,
+    TasksRefused,
     all_ends,
     completed_first,
     not_started,
@@ -441,7 +441,7 @@ def _not_started(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("unfit", f"slurmstepd could not start the ranks: {why.words}", host)
 
 
-def _mend(why: NotStarted) -> str:
+def _mend(why: TasksRefused) -> str:
     return IMAGE_REMEDY if why.lacks is None else LACKING_REMEDY
 
 

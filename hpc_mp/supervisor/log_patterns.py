@@ -110,7 +110,7 @@ def first_code(lines: Iterable[str]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class NotStarted:
+class TasksRefused:
     """Why tasks of a node never began.
 
     Attributes:
@@ -124,19 +124,19 @@ class NotStarted:
     signal: int | None = None
 
 
-def not_started(lines: Iterable[str]) -> NotStarted | None:
+def not_started(lines: Iterable[str]) -> TasksRefused | None:
     """What a node's log says of tasks that slurmstepd could not start; None where it could."""
     said = [found[1] for line in lines if (found := _STEPD.match(line))]
     lacking = next((found for text in said if (found := _LACKS.match(text))), None)
     if lacking is not None:
-        return NotStarted(lacking[0], lacks=lacking[1])
+        return TasksRefused(lacking[0], lacks=lacking[1])
     if _NO_PLUGIN not in said:
         return None
     whole = [found[1] for text in said if (found := _PYXIS.match(text))]
     inner = [found[1] for text in said if (found := _ENROOT.match(text))]
     ended = next((int(found[1]) for text in said if (found := _PYXIS_ENDED.match(text))), None)
     words = dict.fromkeys((*whole[:1], *inner[:1], *inner[-1:]))
-    return NotStarted(": ".join(words) or _NO_PLUGIN, signal=ended)
+    return TasksRefused(": ".join(words) or _NO_PLUGIN, signal=ended)
 
 
 def xid(line: str) -> str | None:

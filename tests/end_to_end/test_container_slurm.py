@@ -1,9 +1,10 @@
-"""Programs in a container of apptainer on a real Slurm. The image has a shell alone, and this machine's /usr."""
+"""Programs in a container of apptainer, and of pyxis, on a real Slurm. The image has a shell alone, and this machine's /usr."""
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,17 +12,17 @@ from pathlib import Path
 import pytest
 import tomli_w
 from slurm_lab.lab import Lab
+from slurm_lab.pyxis import lab_with_pyxis, why_not_pyxis
 
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.history import history
 from hpc_mp.rundir.outcome import Cause, verdict
 
-pytestmark = [
-    pytest.mark.prove,
-    pytest.mark.timeout(400),
-    pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed (Debian sid has it)"),
-]
+pytestmark = [pytest.mark.prove, pytest.mark.timeout(400)]
+NO_APPTAINER = pytest.mark.skipif(shutil.which("apptainer") is None, reason="apptainer is not installed (Debian sid has it)")
+NO_PYXIS = pytest.mark.skipif(why_not_pyxis() is not None, reason=str(why_not_pyxis()))
 HARD = ["a b", "$HOME", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "", "\\", "*"]
+RUNTIMES = {"img": "apptainer", "sqsh": "auto"}  # by an image's name; hpc-mp finds pyxis by itself
 USRMERGED = ("bin", "lib", "lib64", "sbin")
 EMPTY = ("usr", "etc", "proc", "sys", "dev", "tmp", "var/tmp", "root", "run")
 # Every rank writes its words, each ended by a zero byte, and what it finds; then it ends as its rank is told to.
@@ -43,8 +44,24 @@ esac
 """
 
 
+@pytest.fixture(scope="module", params=[
+    pytest.param("apptainer", marks=NO_APPTAINER), pytest.param("pyxis", marks=NO_PYXIS)])
+def runtime(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def lab(runtime: str, request: pytest.FixtureRequest) -> Iterator[Lab]:
+    """That of all tests, or one whose hosts have pyxis."""
+    if runtime == "apptainer":
+        yield request.getfixturevalue("lab")
+    else:
+        with lab_with_pyxis() as made:
+            yield made
+
+
 @pytest.fixture
-def here(lab: Lab) -> Iterator[Path]:
+def here(lab: Lab, runtime: str) -> Iterator[Path]:
     directory = lab.share / f"in a container {os.urandom(2).hex()}"
     image = directory / "image.img"  # apptainer takes a directory as well as a file
     for name in EMPTY:
@@ -52,6 +69,9 @@ def here(lab: Lab) -> Iterator[Path]:
     for name in USRMERGED:
         (image / name).symlink_to(f"usr/{name}")
     (image / "of-the-image").write_text("")
+    (image / "etc" / "environment").write_text("RANK=77\nMASTER_ADDR=image\nTMPDIR=/image\n")  # enroot's place of an image's own
+    if runtime == "pyxis":
+        subprocess.run(["mksquashfs", image, directory / "image.sqsh", "-quiet", "-no-progress"], check=True)
     (directory / "state").mkdir()
     (directory / "program.sh").write_text(PROGRAM)
     (directory / "staged").write_text("copied")
@@ -64,10 +84,11 @@ def here(lab: Lab) -> Iterator[Path]:
 
 def run(lab: Lab, here: Path, *arguments: str, command: Sequence[str] = ("sh", "program.sh"), more: str = "") -> RunDirectory:
     """To its end, as an ordinary user on two hosts with two ranks each."""
+    image = "sqsh" if (here / "image.sqsh").exists() else "img"
     tree = {
         "job": {"name": "contained", "nodes": 2, "ranks_per_node": 2, "time_limit": "00:10:00"},
         "program": {"command": [*command, *arguments], "environment": {"OWN": "$own"}, "stage": ["staged"]},
-        "slurm": {"container": "image.img", "container_runtime": "apptainer", "container_mounts": ["/usr:/usr:ro"]},
+        "slurm": {"container": f"image.{image}", "container_runtime": RUNTIMES[image], "container_mounts": ["/usr:/usr:ro"]},
         "environment": {"health": False}}
     (here / "job.toml").write_text(tomli_w.dumps(tree))
     words = [sys.executable, "-m", "hpc_mp", "launch", "job.toml", "--on", "slurm", "--wait", *more.split()]
@@ -113,8 +134,9 @@ def test_what_is_not_there(lab: Lab, here: Path) -> None:
     """A program that the image has not, and an image that is not there: the user's to mend, not queued again."""
     cause = cause_of(run(lab, here, command=("nothing",)))
     assert cause.kind == "user" and "program.command[0] = 'nothing': is not there in the container" in cause.message
-    cause = cause_of(run(lab, here, more="--set slurm.container=other.img"))
-    assert "other.img" in cause.message and cause.kind in ("exit", "user"), cause
+    other = "other.sqsh" if (here / "image.sqsh").exists() else "other.img"
+    cause = cause_of(run(lab, here, more=f"--set slurm.container={other}"))
+    assert other in cause.message and cause.kind in ("exit", "user"), cause
 
 
 def test_the_time_limit_is_told_once_to_each_rank(lab: Lab, here: Path) -> None:

@@ -12,7 +12,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.supervisor.diagnose import classify
 from hpc_mp.supervisor.evidence import Evidence
-from hpc_mp.supervisor.log_patterns import NotStarted, not_started
+from hpc_mp.supervisor.log_patterns import TasksRefused, not_started
 
 PLACES = {place_.rank: place_ for place_ in place(Degrees(data=4), "DPT", 2).ranks}
 JOB = Evidence(code=1, places=PLACES, hosts=("n1", "n2"), here="n1", run=RunDirectory(Path("/run")))
@@ -82,18 +82,18 @@ def ended(one: str, other: str, code: int) -> Evidence:
 
 
 @pytest.mark.parametrize(("text", "expected"), [
-    (NO_IMAGE, NotStarted(SEEN_BY_PYXIS)),
-    (NO_REGISTRY, NotStarted("failed to import docker image: ubuntu:24.04: curl: (6) Could not resolve host: "
+    (NO_IMAGE, TasksRefused(SEEN_BY_PYXIS)),
+    (NO_REGISTRY, TasksRefused("failed to import docker image: ubuntu:24.04: curl: (6) Could not resolve host: "
                              "registry-1.docker.io")),
-    (NO_MOUNT, NotStarted("--container-mounts: source path does not exist: /no/such")),
-    (NO_HOOK, NotStarted("enroot-mount: failed to create directory: /tmp/sys/fs/cgroup: No such file or directory")),
-    (NO_BASH, NotStarted("execve(): bash: No such file or directory", lacks="bash")),
-    (INTERRUPTED, NotStarted("failed to create container filesystem for image: /images/debian.sqsh", signal=12)),
-    (GONE, NotStarted("Failed to invoke spank plugin stack")),
+    (NO_MOUNT, TasksRefused("--container-mounts: source path does not exist: /no/such")),
+    (NO_HOOK, TasksRefused("enroot-mount: failed to create directory: /tmp/sys/fs/cgroup: No such file or directory")),
+    (NO_BASH, TasksRefused("execve(): bash: No such file or directory", lacks="bash")),
+    (INTERRUPTED, TasksRefused("failed to create container filesystem for image: /images/debian.sqsh", signal=12)),
+    (GONE, TasksRefused("Failed to invoke spank plugin stack")),
     (STARTED, None),
     (STARTED + "0: Failed to invoke spank plugin stack", None),  # a program says what it likes
 ])
-def test_what_slurmstepd_says(text: str, expected: NotStarted | None) -> None:
+def test_what_slurmstepd_says(text: str, expected: TasksRefused | None) -> None:
     assert not_started(log(text, "n1")) == expected
 
 
