@@ -105,6 +105,11 @@ class ProgramSpec(Section):
         """How often the command is started on a node."""
         return 1 if self.program.start == "node" else self.job.ranks_per_node
 
+    @property
+    def by_mpirun(self) -> bool:
+        """Whether mpirun starts the ranks in a job of Slurm."""
+        return self.program.start == "mpi" and self.slurm.mpi == "mpirun"
+
 
 def meets_through_mpi(spec: ProgramSpec) -> bool:
     """Whether its ranks meet through MPI, be it beside torchrun's variables."""
@@ -132,6 +137,10 @@ def check_program(spec: ProgramSpec) -> None:
         value = getattr(table, name)
         if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
+    if spec.slurm.mpi == "mpirun" and spec.program.start != "mpi":
+        raise HpcMpError(f"slurm.mpi = {shown(spec.slurm.mpi)} with program.start = {shown(spec.program.start)}",
+                         "tells each rank who it is by MPI alone, and this start is by torchrun's variables",
+                         'set program.start = "mpi", or slurm.mpi = "pmix" for both')
     _check_axes(spec)
     for name in spec.program.environment:
         if name in IDENTITY or name.startswith("HPC_MP_"):

@@ -10,8 +10,9 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
 
 from hpc_mp.base.child import die_with, redirect
@@ -26,11 +27,18 @@ STOP = signal.SIGUSR2  # asks ranks to stop; mpirun passes it on
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which mpirun ends the others, after one has failed
 
 
-def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int]) -> int:
+def guards(environ: Mapping[str, str]) -> Path:
+    """Where in a job of Slurm the guards of a node are noted, by their process ids."""
+    return Path(environ["HPC_MP_LOCAL"]) / "guards"
+
+
+def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
+          noted: Path | None = None) -> int:
     """Run the program as a child to its end, and end as it did: with its exit code, or by its signal.
 
     Args:
         become: turns a process into the program; an exit code where that cannot be.
+        noted: the directory in which to note that there is a guard.
     """
     redirect(run.rank_log(who.rank))
     signal.pthread_sigmask(signal.SIG_BLOCK, (STOP, *END))
@@ -45,8 +53,12 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
         finally:
             os._exit(code)
     passed = _passed_on(pid, signal.Signals[f"SIG{program.signal}"])
+    if noted is not None:
+        (noted / str(os.getpid())).touch()
     _, status = os.waitpid(pid, 0)
     code = os.waitstatus_to_exitcode(status)
+    if noted is not None:
+        (noted / str(os.getpid())).unlink(missing_ok=True)
     if code:
         with suppress(ProcessLookupError):  # what it has started, mostly loaders of data
             os.killpg(pid, signal.SIGKILL)

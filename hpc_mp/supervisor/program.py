@@ -46,8 +46,8 @@ class ProgramWatch:
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         ranks = len(attempt.placement.ranks)
-        self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
-                                    if record.hosts else rank_files(run, ranks), on_hang=self._record_stacks)
+        self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun
+                                    else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang."""
@@ -74,7 +74,7 @@ class ProgramWatch:
 
     def _last_lines(self, rank: int) -> list[str]:
         """Of a rank's own: in its own log, else in that of its node."""
-        if not self._attempt.record.hosts:
+        if self._attempt.by_mpirun:
             return AttemptReader(self._attempt.run, self._attempt.record.attempt).last_lines(rank)
         seats = sorted(self._attempt.placement.ranks, key=lambda place: (place.node, place.local_rank))
         task, place = next((task, place) for task, place in enumerate(seats) if place.rank == rank)

@@ -64,7 +64,8 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     script = fill(template or shipped(), {
         "spec": spec,
         "program": isinstance(spec, ProgramSpec),
-        "tasks": spec.tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node,
+        "tasks": _tasks(spec),
+        "by_mpirun": isinstance(spec, ProgramSpec) and spec.by_mpirun,
         "runs": list(map(str, runs)),
         "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,
@@ -87,6 +88,13 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
                          "take over the lines under `if program` of the template that hpc-mp ships")
     checks.check_directives((line for line, _ in script.explanations), facts.version)
     return script
+
+
+def _tasks(spec: AnySpec) -> int:
+    """Of srun, on a node."""
+    if not isinstance(spec, ProgramSpec):
+        return spec.job.ranks_per_node
+    return 1 if spec.by_mpirun else spec.tasks_per_node
 
 
 def fill(template: ScriptTemplate, values: Mapping[str, object]) -> JobScript:
