@@ -25,11 +25,17 @@ from hpc_mp.rundir.rank_env import RankEnv
 
 STOP = signal.SIGUSR2  # asks ranks to stop; mpirun passes it on
 END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # by which mpirun ends the others, after one has failed
+PASSED = (STOP, *END, signal.SIGUSR1)
 
 
 def guards(environ: Mapping[str, str]) -> Path:
-    """Where in a job of Slurm the guards of a node are noted, by their process ids."""
+    """Where in a job of Slurm the guards of a node are noted, by their process ids, and a code by which a program has stopped."""
     return Path(environ["HPC_MP_LOCAL"]) / "guards"
+
+
+def stop_code(directory: Path) -> int | None:
+    """By which a rank of this node has said that it has saved: an mpirun need not end with it."""
+    return next((int(path.suffix[1:]) for path in directory.glob("stopped.*")), None)
 
 
 def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
@@ -41,14 +47,14 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
         noted: the directory in which to note that there is a guard.
     """
     redirect(run.rank_log(who.rank))
-    signal.pthread_sigmask(signal.SIG_BLOCK, (STOP, *END))
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
         code = 2
         try:
             die_with(parent)
             os.setpgid(0, 0)  # mpirun sends to the whole group of its process: the program is to get what is passed on alone
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (STOP, *END))
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # those that mpirun is not to see are kept back around it
             code = become()
         finally:
             os._exit(code)
@@ -56,15 +62,17 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
     if noted is not None:
         (noted / str(os.getpid())).touch()
     _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
+    ended, code = time.time(), os.waitstatus_to_exitcode(status)  # others notice it in a moment, and end too
     if noted is not None:
         (noted / str(os.getpid())).unlink(missing_ok=True)
+        if code in program.stop_codes:
+            (noted / f"stopped.{code}").touch()
     if code:
         with suppress(ProcessLookupError):  # what it has started, mostly loaders of data
             os.killpg(pid, signal.SIGKILL)
     if code not in (0, *program.stop_codes) and not passed and not _said(run, who.rank, attempt):
         with suppress(OSError):  # a full disk is no reason to hide it: mpirun says it too
-            write_failure(run, _failure(run, who, attempt, code))
+            write_failure(run, _failure(run, who, attempt, code, ended))
     if code < 0:
         _die_alike(-code)
     return code
@@ -80,9 +88,9 @@ def _passed_on(pid: int, stop: signal.Signals) -> list[int]:
             with suppress(ProcessLookupError):
                 os.kill(pid, stop if number == STOP else number)
 
-    for number in (STOP, *END):
+    for number in PASSED:
         signal.signal(number, pass_on)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (STOP, *END))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     return passed
 
 
@@ -91,8 +99,8 @@ def _said(run: RunDirectory, rank: int, attempt: int) -> bool:
     return run.failure(attempt, rank).exists()
 
 
-def _failure(run: RunDirectory, who: RankEnv, attempt: int, code: int) -> RankFailure:
-    return unsaid_end(AttemptReader(run, attempt), who.rank, who.node, code, time.time(), program=True)
+def _failure(run: RunDirectory, who: RankEnv, attempt: int, code: int, ended: float) -> RankFailure:
+    return unsaid_end(AttemptReader(run, attempt), who.rank, who.node, code, ended, program=True)
 
 
 def _die_alike(number: int) -> None:

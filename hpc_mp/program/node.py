@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
@@ -25,7 +26,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.variables import without_task
 from hpc_mp.layout.placement import from_dict
-from hpc_mp.program.guard import END, STOP, guards
+from hpc_mp.program.guard import PASSED, STOP, guards, stop_code
 from hpc_mp.program.mpirun import as_root, by_agent, family, patient
 from hpc_mp.program.stacks import processes
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
@@ -37,17 +38,21 @@ ASKED = 'slurm.mpi = "mpirun"'
 BRING = "name the module that brings it in slurm.modules, or let slurm.setup put its directory on PATH"
 OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
 AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun cuts a path in words at its blanks
+TAKEN = (*PASSED, signal.SIGABRT)
+END_OF_ALL, SIGNAL = "end", "signal"  # what the task of a node is told, in place of a command of mpirun
+WORKERS = 64  # nodes that are told at once
 POLL_S = 0.1
 REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun when the first one comes
 REACHED_S = 60.0  # until the task of a node must be there: srun starts them all at once
 
 
 def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """The exit code of the task: that of mpirun on the first node, else 0; 2 where there is no mpirun, with a record of why."""
+    """The exit code of the task: by which a rank here has said that it has saved; else that of mpirun on the first node, and 0 on
+    the others; 2 where there is no mpirun, with a record of why."""
     noted: list[int] = []
-    for number in {STOP, *END, signal.SIGUSR1, signal.SIGABRT}:
+    for number in TAKEN:
         signal.signal(number, lambda number, frame: noted.append(number))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (STOP, *END))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
     run = RunDirectory(path)
     record = read_attempt(run.attempt_record)
     if record.token != environ.get(TOKEN):
@@ -56,7 +61,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     here = record.hosts.index(node_name(environ))
     guards(environ).mkdir(mode=0o700, exist_ok=True)
     own = _environment(run, environ)
-    door = Door(record, own)
+    door = Door(record, own, noted)
     mpirun = None
     try:
         mpirun = _start(run, record, own) if here == 0 else None
@@ -71,12 +76,25 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
             signals.note(noted.pop(0))
         signals.send()
         time.sleep(POLL_S)
-    code = mpirun.returncode if mpirun is not None else 0
+    left = signals.end()
+    code = stop_code(guards(environ)) or (mpirun.returncode if mpirun is not None else 0) or int(left)
     if mpirun is not None and code == 0:  # else srun ends the tasks of the others
         for host in record.hosts[1:]:
             with suppress(OSError, EOFError):  # it has ended with its daemon
-                _ask(record, host, ["end"], patience=0.0)
+                _ask(record, host, [END_OF_ALL], patience=0.0)
     return code if code >= 0 else 128 - code
+
+
+def tell(record: AttemptRecord, number: str) -> None:
+    """Have the tasks of all nodes pass a signal, by its name without SIG, on to their ranks. Slurm would send it to mpirun and its
+    daemons too where it knows processes by their parents (``proctrack/linuxproc``), and those would end the ranks."""
+
+    def ask(host: str) -> None:
+        with suppress(OSError, EOFError, AuthenticationError):  # the task may have ended just now
+            _ask(record, host, [SIGNAL, number], patience=0.0)
+
+    with ThreadPoolExecutor(max_workers=min(WORKERS, len(record.hosts))) as pool:
+        list(pool.map(ask, record.hosts))
 
 
 def _environment(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
@@ -123,10 +141,18 @@ class PassedOn:
             self._sent = time.monotonic()
             self._to_guards(STOP)
 
+    def end(self) -> bool:
+        """Let no rank outlive mpirun and its daemons, as where one of them has died; whether one has."""
+        left = self._guards()
+        self._to_guards(signal.SIGKILL)  # by which their ranks die too
+        return bool(left)
+
+    def _guards(self) -> list[int]:
+        return [int(name) for name in os.listdir(self._directory) if name.isdigit() and _is_guard(name)]
+
     def _to_guards(self, number: int) -> None:
-        for name in os.listdir(self._directory):
-            if name.isdigit():
-                _kill(int(name), number)
+        for pid in self._guards():
+            _kill(pid, number)
 
 
 class Door:
@@ -136,8 +162,8 @@ class Door:
         over: set once the daemon has ended, or mpirun.
     """
 
-    def __init__(self, record: AttemptRecord, environ: Mapping[str, str]) -> None:
-        self._secret, self._environ = record.secret.encode(), environ
+    def __init__(self, record: AttemptRecord, environ: Mapping[str, str], noted: list[int]) -> None:
+        self._secret, self._environ, self._noted = record.secret.encode(), environ, noted
         self.over = threading.Event()
         self._listener = Listener(("", record.port), backlog=16)
         threading.Thread(target=self._accept, daemon=True).start()
@@ -153,8 +179,12 @@ class Door:
             deliver_challenge(caller, self._secret)
             answer_challenge(caller, self._secret)
             words = json.loads(caller.recv_bytes())
-            if words == ["end"]:
-                self.over.set()
+            if words[0] in (END_OF_ALL, SIGNAL):
+                if words[0] == SIGNAL:
+                    self._noted.append(signal.Signals[f"SIG{words[1]}"])
+                else:
+                    self.over.set()
+                caller.send_bytes(b"0")
                 return
             daemon = subprocess.Popen(["/bin/sh", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
                                       start_new_session=True)
@@ -190,6 +220,14 @@ def _ask(record: AttemptRecord, host: str, words: Sequence[str], patience: float
         deliver_challenge(connection, secret)
         connection.send_bytes(json.dumps(list(words)).encode())
         return int(json.loads(connection.recv_bytes()))
+
+
+def _is_guard(pid: str) -> bool:
+    """Still: one that was killed has not taken its note away."""
+    try:
+        return b"hpc_mp.program" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
 
 
 def _kill(pid: int, number: int) -> None:
