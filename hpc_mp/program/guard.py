@@ -29,13 +29,15 @@ PASSED = (STOP, *END, signal.SIGUSR1)
 
 
 def guards(environ: Mapping[str, str]) -> Path:
-    """Where in a job of Slurm the guards of a node are noted, by their process ids, and a code by which a program has stopped."""
+    """Where in a job of Slurm the guards of a node are noted, by their process ids, and what ranks have ended with."""
     return Path(environ["HPC_MP_LOCAL"]) / "guards"
 
 
-def stop_code(directory: Path) -> int | None:
-    """By which a rank of this node has said that it has saved: an mpirun need not end with it."""
-    return next((int(path.suffix[1:]) for path in directory.glob("stopped.*")), None)
+def first_code(directory: Path) -> int:
+    """With which a rank of this node has ended by itself or as it was asked to, the first of them; 0 where none has, or well. Of
+    mpirun some end with it, some with the number of a signal, some with a code of their own, and some with 0."""
+    found = sorted(directory.glob("ended.*"), key=lambda path: path.stat().st_mtime_ns)
+    return int(found[0].suffix[1:]) if found else 0
 
 
 def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
@@ -65,8 +67,8 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
     ended, code = time.time(), os.waitstatus_to_exitcode(status)  # others notice it in a moment, and end too
     if noted is not None:
         (noted / str(os.getpid())).unlink(missing_ok=True)
-        if code in program.stop_codes:
-            (noted / f"stopped.{code}").touch()
+        if code and not any(number in END for number in passed):  # else mpirun has ended it, for another one
+            (noted / f"ended.{code if code > 0 else 128 - code}").touch()
     if code:
         with suppress(ProcessLookupError):  # what it has started, mostly loaders of data
             os.killpg(pid, signal.SIGKILL)

@@ -26,7 +26,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.slurm.nodes import address_of
 from hpc_mp.cluster.slurm.variables import without_task
 from hpc_mp.layout.placement import from_dict
-from hpc_mp.program.guard import PASSED, STOP, guards, stop_code
+from hpc_mp.program.guard import PASSED, STOP, first_code, guards
 from hpc_mp.program.mpirun import as_root, by_agent, family, patient
 from hpc_mp.program.stacks import processes
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
@@ -47,8 +47,8 @@ REACHED_S = 60.0  # until the task of a node must be there: srun starts them all
 
 
 def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
-    """The exit code of the task: by which a rank here has said that it has saved; else that of mpirun on the first node, and 0 on
-    the others; 2 where there is no mpirun, with a record of why."""
+    """The exit code of the task: that of the rank here that has ended first by itself; else that of mpirun on the first node, and
+    0 on the others; 2 where there is no mpirun, with a record of why."""
     noted: list[int] = []
     for number in TAKEN:
         signal.signal(number, lambda number, frame: noted.append(number))
@@ -68,7 +68,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     except HpcMpError as error:
         print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
         with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
-            write_failure(run, RankFailure(0, record.hosts[0], "user", f"{record.hosts[0]}: {error}", time.time(), record.attempt))
+            said = f"{record.hosts[0]}: {error}"
+            write_failure(run, RankFailure(0, record.hosts[0], "user", said, time.time(), record.attempt))
         return 2
     signals = PassedOn(run, record.attempt, f"SIG{read_program(run.program).signal}", guards(environ))
     while mpirun.poll() is None if mpirun is not None else not door.over.is_set():
@@ -77,7 +78,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
         signals.send()
         time.sleep(POLL_S)
     left = signals.end()
-    code = stop_code(guards(environ)) or (mpirun.returncode if mpirun is not None else 0) or int(left)
+    code = first_code(guards(environ)) or (mpirun.returncode if mpirun is not None else 0) or int(left)
     if mpirun is not None and code == 0:  # else srun ends the tasks of the others
         for host in record.hosts[1:]:
             with suppress(OSError, EOFError):  # it has ended with its daemon
@@ -86,8 +87,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
 
 
 def tell(record: AttemptRecord, number: str) -> None:
-    """Have the tasks of all nodes pass a signal, by its name without SIG, on to their ranks. Slurm would send it to mpirun and its
-    daemons too where it knows processes by their parents (``proctrack/linuxproc``), and those would end the ranks."""
+    """Have the tasks of all nodes pass a signal, by its name without SIG, on to their ranks. Slurm would send it to mpirun and
+    its daemons too where it knows processes by their parents (``proctrack/linuxproc``), and those would end the ranks."""
 
     def ask(host: str) -> None:
         with suppress(OSError, EOFError, AuthenticationError):  # the task may have ended just now
@@ -118,7 +119,7 @@ def _start(run: RunDirectory, record: AttemptRecord, own: Mapping[str, str]) -> 
 
 
 class PassedOn:
-    """What Slurm sends to the task of a node goes to the guards of its ranks: daemons of mpirun would end them at most signals."""
+    """What is sent to the task of a node goes to the guards of its ranks: daemons of mpirun would end them at most signals."""
 
     def __init__(self, run: RunDirectory, attempt: int, stop: str, directory: Path) -> None:
         self._run, self._attempt, self._directory = run, attempt, directory

@@ -130,11 +130,10 @@ def _identity(placement: Placement, record: AttemptRecord | None, environ: Mappi
             raise HpcMpError(f"{counted(who.world, 'rank')} ({who.source})", f"the run has {len(placement.ranks)}",
                              "start that many, with the mpirun of `hpc-mp launch`")
         place = placement.ranks[who.rank]
-        if mpirun and record is not None and record.hosts and (record.hosts[place.node], place.local_rank) != (
-                who.node, who.local_rank):
+        if record is not None and record.hosts and (record.hosts[place.node], place.local_rank) != (who.node, who.local_rank):
             raise HpcMpError(f"rank {who.rank} ({who.source})", f"is local rank {who.local_rank} on {who.node}, and is to be "
-                             f"{place.local_rank} on {record.hosts[place.node]}", "leave the mapping of ranks out of mpirun's settings "
-                             "(OMPI_MCA_rmaps_…, PRTE_MCA_rmaps_…, I_MPI_…)")
+                             f"{place.local_rank} on {record.hosts[place.node]}",
+                             "leave the mapping of ranks out of mpirun's settings (OMPI_MCA_rmaps_…, PRTE_MCA_rmaps_…, I_MPI_…)")
         return replace(who, node=emulated_node(placement.ranks[who.rank].node)) if EMULATED in environ else who
     if "SLURM_LOCALID" not in environ:
         raise HpcMpError("SLURM_LOCALID", "is not set", "start ranks with srun, as the script of `hpc-mp launch` does")

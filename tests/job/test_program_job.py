@@ -67,6 +67,8 @@ def test_what_is_written_into_the_run_is_read_as_it_was(arguments: list[str], en
     ({"program": {"command": ["x"], "axes": "DPT"}, "parallel": {"zero": 1}}, "is no key of [parallel]"),
     ({"job": {"step_timeout": 5}}, "job.step_timeout = 5"),
     ({"program": {"command": ["x"], "start": "node"}, "slurm": {"mpi": "pmix"}}, "slurm.mpi = 'pmix'"),
+    ({"program": {"command": ["x"], "start": "node"}, "slurm": {"mpi": "mpirun"}}, "slurm.mpi = 'mpirun'"),
+    ({"program": {"command": ["x"], "start": "rank"}, "slurm": {"mpi": "mpirun"}}, "this start is by torchrun's variables"),
     ({"slurm": {"container": "x.sif"}}, "slurm.container"),
     ({"slurm": {"python": "python3"}}, "slurm.python"),
     ({"environment": {"stage": True}}, "environment.stage"),

@@ -63,6 +63,8 @@ FORMS: dict[str, dict[str, Any]] = {
                 "slurm": {"partition": "gpu", "gpu_type": "h100", "modules": ["cuda/12.8"], "conda": "train"}},
     "program-node": {"job": GPUS, "slurm": {"partition": "gpu"}, "program": {
         "command": ["torchrun", "--master-addr", "{master_addr}", "train.py"], "start": "node"}},
+    "program-mpirun": {"job": CPU | {"nodes": 2, "ranks_per_node": 8, "time_limit": "01:00:00"}, "slurm": {
+        "mpi": "mpirun", "modules": ["openmpi/5"]}, "program": {"command": ["./solve"], "start": "mpi", "signal": "USR1"}},
     "program-array": {"job": CPU | {"ranks_per_node": 2}, "program": {"command": ["./solve"]},
                       "sweep": {"grid": {"program.environment.LR": ["1e-3", "3e-4"]}}},
     "all": {"job": CPU | {"nodes": 2, "ranks_per_node": 4}, "slurm": {
