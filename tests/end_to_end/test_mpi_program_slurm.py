@@ -14,7 +14,8 @@ import pytest
 from launching import until
 from slurm_lab.lab import Lab
 
-from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir import RunDirectory, read_attempt
+from hpc_mp.rundir.history import history
 from hpc_mp.rundir.outcome import verdict
 
 HARD = ["a b", "$HOME", ";ls", "'", '"', "new\nline", "é 漢", "--nodes", "", "\\", "*"]
@@ -36,6 +37,9 @@ if "asked" in sys.argv:
     comm.Barrier()
     MPI.Finalize()
     os._exit(75)
+if "once" in sys.argv and os.environ["HPC_MP_ATTEMPT"] == "1":
+    print("ready", flush=True)
+    time.sleep(200)
 if "hang" in sys.argv and comm.rank == 2:
     time.sleep(100)
 comm.Barrier()
@@ -165,6 +169,26 @@ def test_a_hang_under_mpirun_names_the_rank_for_which_the_others_wait(lab: Lab, 
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "n2"), cause
     assert "; ranks 0, 1, 3: program.py:" in cause.message and not left(here)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@by_mpirun
+def test_a_node_that_dies_under_mpirun_is_left_out_of_the_next_attempt(lab: Lab, here: Path, directory: str) -> None:
+    launched = lab.popen(words_of("once", options=("--set", "slurm.mpi=mpirun")), user="nobody", cwd=here,
+                         environ=environ_of(here, directory))
+    found = RunDirectory(here / "runs" / "program" / "0001")
+    logs = [found.rank_log(rank) for rank in range(4)]
+    until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 100)
+    try:
+        lab.kill("n2")
+        launched.wait(180)
+        assert verdict(found).state == "completed"  # type: ignore[union-attr]
+        first, second = history(found)
+        assert (first.kind, first.nodes) == ("node", ("n2",)) and second.attempt == 2, (first, second)
+        assert "n2" not in read_attempt(found.attempt_record).hosts and not left(here)
+    finally:
+        lab.mend()
 
 
 @pytest.mark.prove
