@@ -59,7 +59,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     here = record.hosts.index(node_name(environ))
     guards(environ).mkdir(mode=0o700, exist_ok=True)
     own = _environment(run, environ)
-    door = Door(record, own, noted)
+    access = NodeAccess(record, own, noted)
     mpirun = None
     try:
         mpirun = _start(run, record, own) if here == 0 else None
@@ -70,7 +70,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
             write_failure(run, RankFailure(0, record.hosts[0], "user", said, time.time(), record.attempt))
         return 2
     signals = PassedOn(run, record.attempt, f"SIG{read_program(run.program).signal}", guards(environ))
-    while mpirun.poll() is None if mpirun is not None else not door.over.is_set():
+    while mpirun.poll() is None if mpirun is not None else not access.over.is_set():
         while noted:
             signals.note(noted.pop(0))
         signals.send()
@@ -84,7 +84,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
     return code if code >= 0 else 128 - code
 
 
-def tell(record: AttemptRecord, number: str) -> None:
+def send_signal(record: AttemptRecord, number: str) -> None:
     """Have the tasks of all nodes pass a signal, by its name without SIG, on to their ranks. Slurm would send it to mpirun and
     its daemons too where it knows processes by their parents (``proctrack/linuxproc``), and those would end the ranks."""
 
@@ -154,7 +154,7 @@ class PassedOn:
             _kill(pid, number)
 
 
-class Door:
+class NodeAccess:
     """Where agents of mpirun ask for its daemon to be started on this node.
 
     Attributes:

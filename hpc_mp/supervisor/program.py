@@ -14,7 +14,7 @@ from hpc_mp.base.errors import RunFailed
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
-from hpc_mp.program.node import tell
+from hpc_mp.program.node import send_signal
 from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause
@@ -94,7 +94,7 @@ class ProgramWatch:
 
     def _send(self, number: str) -> None:
         if self._spec.by_mpirun:
-            tell(self._attempt.record, number)
+            send_signal(self._attempt.record, number)
             return
         said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
         with suppress(RunFailed):  # the step may have ended just now

@@ -14,7 +14,7 @@ import pytest
 
 from hpc_mp.program.guard import first_code
 from hpc_mp.program.mpirun import FAMILIES, without_task
-from hpc_mp.program.node import Door, PassedOn, agent, tell
+from hpc_mp.program.node import NodeAccess, PassedOn, agent, send_signal
 from hpc_mp.rundir import AttemptRecord, RunDirectory
 from hpc_mp.rundir.attempt import write_attempt
 
@@ -36,24 +36,24 @@ def run(tmp_path: Path, record: AttemptRecord) -> RunDirectory:
 
 
 def test_the_agent_starts_a_command_on_a_host_and_ends_alike(tmp_path: Path, run: RunDirectory, record: AttemptRecord) -> None:
-    door = Door(record, {**os.environ, "OWN": "of the node"}, [])
+    access = NodeAccess(record, {**os.environ, "OWN": "of the node"}, [])
     assert agent(run.path, ["-x", "n1", f'printf %s "$OWN" > {tmp_path}/said;', "exit", "7"]) == 7
-    assert (tmp_path / "said").read_text() == "of the node" and door.over.wait(5)
+    assert (tmp_path / "said").read_text() == "of the node" and access.over.wait(5)
 
 
 def test_who_does_not_know_the_secret_starts_nothing(tmp_path: Path, run: RunDirectory, record: AttemptRecord) -> None:
-    door = Door(record, os.environ, [])
+    access = NodeAccess(record, os.environ, [])
     write_attempt(run.attempt_record, replace(record, secret="another"))
     with pytest.raises(Exception, match="digest"):
         agent(run.path, ["n1", "touch", f"{tmp_path}/said"])
-    assert not (tmp_path / "said").exists() and not door.over.is_set()
+    assert not (tmp_path / "said").exists() and not access.over.is_set()
 
 
 def test_a_signal_is_told_to_all_tasks(record: AttemptRecord) -> None:
     noted: list[int] = []
-    door = Door(record, os.environ, noted)
-    tell(record, "USR1")
-    assert noted == [signal.SIGUSR1] and not door.over.is_set()
+    access = NodeAccess(record, os.environ, noted)
+    send_signal(record, "USR1")
+    assert noted == [signal.SIGUSR1] and not access.over.is_set()
 
 
 def test_guards_are_asked_to_stop_and_other_processes_are_left_alone(tmp_path: Path, run: RunDirectory) -> None:
