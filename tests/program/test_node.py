@@ -81,7 +81,9 @@ def test_what_outlives_mpirun_is_ended_and_counts_as_a_failure(tmp_path: Path, r
     signals = PassedOn(run, 1, "SIGTERM", tmp_path)
     assert not signals.end(), "it is no guard"
     guard.kill()
-    guard = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "hpc_mp.program"])
+    guard = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)", "hpc_mp.program"],
+                             stdout=subprocess.PIPE)
+    assert guard.stdout is not None and guard.stdout.readline(), "it runs by now"
     (tmp_path / str(guard.pid)).touch()
     assert signals.end() and guard.wait(10) == -signal.SIGKILL
 
