@@ -48,6 +48,9 @@ def check_arithmetic(spec: JobSpec) -> None:
     if p.offload_horizon is not None and "activations" not in p.offload:
         raise HpcMpError(f"parallel.offload_horizon = {p.offload_horizon}", "has no effect where activations are not offloaded",
                          'set parallel.offload = ["activations"], or leave offload_horizon out')
+    if spec.slurm.mpi == "mpirun":
+        raise HpcMpError('slurm.mpi = "mpirun"', "is for [program], and the ranks of hpc-mp's own engine are tasks of srun",
+                         'set slurm.mpi = "pmix" or "pmi2", or leave it out: only where to meet is told by MPI')
     _check_rank_map(spec)
     check_together(spec)
     for key in ("profile", "memory_weight"):

@@ -40,9 +40,10 @@ class Slurm(Section):
     `"h100"`."""
     gpu_request: Literal["auto", "gpus-per-node", "gres", "none"] = "auto"
     """`"gpus-per-node"`, `"gres"` or `"none"`; `auto` takes the form that the site's Slurm knows. Example: `"gres"`."""
-    mpi: Literal["none", "pmix", "pmi2"] = "none"
-    """`"pmix"` or `"pmi2"`: ranks meet through MPI, see [MPI](../user/jobs.md#mpi). With `program.start = "mpi"`, left out: the
-    first of them that the site's srun has. Example: `"pmix"`."""
+    mpi: Literal["none", "pmix", "pmi2", "mpirun"] = "none"
+    """`"pmix"` or `"pmi2"`: ranks meet through MPI, see [MPI](../user/jobs.md#mpi). With `program.start = "mpi"` also `"mpirun"`:
+    the one on `PATH` in the job starts them. Left out there: the first of the two that the site's srun has, else `"mpirun"`.
+    Example: `"pmix"`."""
     components: tuple[Component, ...] = ()
     """A heterogeneous job: tables of `nodes`, `partition`, `constraint`, `extra`. Example: `[{ nodes = 1 }, { nodes = 3,
     constraint = "big" }]`."""

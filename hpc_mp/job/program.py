@@ -109,6 +109,16 @@ class ProgramSpec(Section):
         """How often the command is started on a node."""
         return 1 if self.program.start == "node" else self.job.ranks_per_node
 
+    @property
+    def by_mpirun(self) -> bool:
+        """Whether mpirun starts the ranks in a job of Slurm."""
+        return self.program.start == "mpi" and self.slurm.mpi == "mpirun"
+
+    @property
+    def srun_tasks_per_node(self) -> int:
+        """Tasks of srun on a node: mpirun, or its daemon, is one."""
+        return 1 if self.by_mpirun else self.tasks_per_node
+
 
 def meets_through_mpi(spec: ProgramSpec) -> bool:
     """Whether its ranks meet through MPI, be it beside torchrun's variables."""
@@ -133,6 +143,14 @@ def check_program(spec: ProgramSpec) -> None:
         value = getattr(table, name)
         if value != type(table).model_fields[name].default and (key != "slurm.mpi" or spec.program.start == "node"):
             raise HpcMpError(f"{key} = {shown(value)}", rule, remedy)
+    if spec.slurm.mpi == "mpirun" and spec.program.start != "mpi":
+        raise HpcMpError(f"slurm.mpi = {shown(spec.slurm.mpi)} with program.start = {shown(spec.program.start)}",
+                         "tells each rank who it is by MPI alone, and this start is by torchrun's variables",
+                         'set program.start = "mpi", or slurm.mpi = "pmix" for both')
+    if spec.by_mpirun and spec.slurm.container is not None:
+        raise HpcMpError('slurm.mpi = "mpirun" with slurm.container', "starts ranks outside of the image, whose MPI would not meet "
+                         "that mpirun", 'set slurm.mpi = "pmix" or "pmi2", or let program.command start the container '
+                         '(["apptainer", "exec", "image.sif", "./solve"])')
     _check_axes(spec)
     _check_stage(spec.program.stage)
     for name in spec.program.environment:

@@ -62,8 +62,8 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
     if grace and live:
         if running:
             with suppress(RunFailed):  # they may have ended just now
-                for number, ids in _by_signal(live, jobs).items():
-                    cancel(ids, number)
+                for (number, script), ids in _by_signal(live, jobs).items():
+                    cancel(ids, number, script)
         for run in live:
             if jobs[run] is None and isinstance(load_any(run.job), ProgramSpec):  # no program looks for the file of our ranks
                 _interrupt(run, (signal.SIGTERM,))
@@ -99,13 +99,15 @@ def _within(runs: Collection[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob
     return ended
 
 
-def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None]) -> dict[str, list[str]]:
-    """The signal that tells ranks to stop, and the jobs whose ranks it tells."""
-    found: dict[str, list[str]] = {}
+def _by_signal(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | None]) -> dict[tuple[str, bool], list[str]]:
+    """The signal that tells ranks to stop, whether the job's script is to tell them, and the jobs whose ranks it tells."""
+    found: dict[tuple[str, bool], list[str]] = {}
     for run in runs:
         if (job := jobs[run]) is not None:
             spec = load_any(run.job)
-            found.setdefault(spec.program.signal if isinstance(spec, ProgramSpec) else "USR2", []).append(job.id)
+            by_script = isinstance(spec, ProgramSpec) and spec.by_mpirun
+            number = spec.program.signal if isinstance(spec, ProgramSpec) and not by_script else "USR2"
+            found.setdefault((number, by_script), []).append(job.id)
     return found
 
 

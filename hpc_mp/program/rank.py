@@ -20,10 +20,12 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import BETWEEN, IDENTITY
 from hpc_mp.base.text import counted
 from hpc_mp.layout.placement import Placement, from_dict
-from hpc_mp.program.guard import guard
+from hpc_mp.program.guard import guard, guards
+from hpc_mp.program.mpirun import by_agent
 from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
 from hpc_mp.rundir.program import (
+    OWN_PATH,
     ProgramCommand,
     filled_in,
     own_variables,
@@ -34,6 +36,7 @@ from hpc_mp.rundir.rank_env import RankEnv, at_place, emulated_node, identity, n
 
 EMULATED = "HPC_MP_EMULATED"
 MOST_FILES = 1 << 16  # that are looked at one by one, in some milliseconds
+OURS = (*BETWEEN, OWN_PATH, *by_agent(""))  # variables that are no business of the program's
 # A line is to be in the log once it is printed, also in the moment before a crash; a crash of native code is to leave its stack.
 DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
 # Python ignores SIGPIPE and SIGXFSZ; the job script has the others ignored or kept back until its programs can take them.
@@ -48,9 +51,9 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
         print(f"hpc-mp: attempt {environ[TOKEN]} is not the run's current one any more; it ends", file=sys.stderr)
         return 1
     placement = from_dict(read_json(run.placement))
-    who = _identity(placement, record, environ)
-    attempt = record.attempt if record else run.attempt()
     program = read_program(run.program)
+    who = _identity(placement, record, environ, program.mpirun)
+    attempt = record.attempt if record else run.attempt()
     meeting = environ.get("MASTER_ADDR", "127.0.0.1"), environ.get("MASTER_PORT", "0")
     own = own_variables(program, run, placement, who.rank, meeting)
     if program.ranks_per_node is not None:
@@ -66,8 +69,8 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
                 write_failure(run, RankFailure(who.rank, who.node, "user", f"{who.node}: {error}", time.time(), attempt))
             return 2
 
-    if program.mpi and record is not None and not record.hosts:  # started by mpirun, which says little of the ends of ranks
-        return guard(program, run, who, attempt, start)
+    if program.mpi and record is not None and (program.mpirun or not record.hosts):  # mpirun says little of the ends of ranks
+        return guard(program, run, who, attempt, start, guards(environ) if record.hosts else None)
     return start()
 
 
@@ -92,9 +95,10 @@ def _open_files() -> Iterable[int]:
 
 def environment(program: ProgramCommand, own: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """What the program finds: what the job has, without what is between us; its own variables; who it is as the last word."""
-    ours = (*BETWEEN, "SLURMD_NODENAME") if EMULATED in environ else BETWEEN  # there is no Slurm on emulated nodes
+    ours = (*OURS, "SLURMD_NODENAME") if EMULATED in environ else OURS  # there is no Slurm on emulated nodes
     inherited = {name: value for name, value in environ.items() if name not in ours and name not in IDENTITY}
-    return {**DEFAULTS, **inherited, **program.environment, **own}
+    path = {"PATH": environ[OWN_PATH]} if OWN_PATH in environ else {}
+    return {**DEFAULTS, **inherited, **path, **program.environment, **own}
 
 
 def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
@@ -119,13 +123,18 @@ def become(program: ProgramCommand, environ: Mapping[str, str]) -> NoReturn:
                          "name its interpreter before it, or make it executable with a #! line") from None
 
 
-def _identity(placement: Placement, record: AttemptRecord | None, environ: Mapping[str, str]) -> RankEnv:
+def _identity(placement: Placement, record: AttemptRecord | None, environ: Mapping[str, str], mpirun: bool = False) -> RankEnv:
     """By the place where this process runs, where somebody has said which host is which node; else as its launcher says."""
-    if record is None or not record.hosts:
+    if record is None or not record.hosts or mpirun:
         who = identity(environ)
         if who.world != len(placement.ranks):
             raise HpcMpError(f"{counted(who.world, 'rank')} ({who.source})", f"the run has {len(placement.ranks)}",
                              "start that many, with the mpirun of `hpc-mp launch`")
+        place = placement.ranks[who.rank]
+        if record is not None and record.hosts and (record.hosts[place.node], place.local_rank) != (who.node, who.local_rank):
+            raise HpcMpError(f"rank {who.rank} ({who.source})", f"is local rank {who.local_rank} on {who.node}, and is to be "
+                             f"{place.local_rank} on {record.hosts[place.node]}",
+                             "leave the mapping of ranks out of mpirun's settings (OMPI_MCA_rmaps_…, PRTE_MCA_rmaps_…, I_MPI_…)")
         return replace(who, node=emulated_node(placement.ranks[who.rank].node)) if EMULATED in environ else who
     if "SLURM_LOCALID" not in environ:
         raise HpcMpError("SLURM_LOCALID", "is not set", "start ranks with srun, as the script of `hpc-mp launch` does")

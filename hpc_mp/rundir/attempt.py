@@ -36,6 +36,7 @@ class AttemptRecord:
         end: unix seconds at which the scheduler ends the job; None without a limit.
         grace: seconds before ``end`` at which ranks save and stop.
         time: unix seconds at which the attempt began, its nodes allocated; 0 in records of earlier releases.
+        addresses: names of the hosts that can be resolved, in their order, where tasks of nodes start something on each other.
     """
 
     token: str
@@ -47,6 +48,7 @@ class AttemptRecord:
     end: float | None = None
     grace: float = 0.0
     time: float = 0.0
+    addresses: tuple[str, ...] = ()
 
 
 def write_attempt(path: Path, record: AttemptRecord) -> None:
@@ -58,7 +60,7 @@ def read_attempt(path: Path) -> AttemptRecord:
     """Raises OSError or ValueError when it is absent or broken."""
     try:
         tree = read_json(path)
-        return AttemptRecord(**{**tree, "hosts": tuple(tree["hosts"])})
+        return AttemptRecord(**{**tree, "hosts": tuple(tree["hosts"]), "addresses": tuple(tree.get("addresses", ()))})
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is no record of an attempt ({error})") from None
 

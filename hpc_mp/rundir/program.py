@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # a rank reads what is written here, and need not have what v
     from hpc_mp.job import ProgramSpec
 
 
+OWN_PATH = "HPC_MP_PATH"  # the job's PATH, to which something was added for mpirun alone
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramCommand:
     """A program, as ranks start it.
@@ -28,6 +31,7 @@ class ProgramCommand:
         ranks_per_node: that it starts itself on every node, where it is started once per node; None: it is started once per rank.
         axes: whether it has axes, of which its ranks are told their coordinates.
         mpi: whether its ranks meet through MPI, which tells each of them who it is.
+        mpirun: whether mpirun starts them in a job of Slurm too.
         signal: that asks it to stop, by its name without SIG.
         stop_codes: by which it says that it has saved.
     """
@@ -38,6 +42,7 @@ class ProgramCommand:
     ranks_per_node: int | None = None
     axes: bool = False
     mpi: bool = False
+    mpirun: bool = False
     signal: str = "TERM"
     stop_codes: tuple[int, ...] = ()
 
@@ -47,7 +52,7 @@ def write_program(path: Path, spec: ProgramSpec) -> None:
     given = spec.program
     itself = spec.job.ranks_per_node if given.start == "node" else None
     command = ProgramCommand(given.command, given.directory, given.environment, itself, given.axes is not None,
-                             given.start == "mpi", given.signal, given.stop_codes)
+                             given.start == "mpi", spec.by_mpirun, given.signal, given.stop_codes)
     _write(path, command)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from hpc_mp.cluster.slurm.allocation import Allocation
-from hpc_mp.job import AnySpec
+from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.rundir import TOKEN, AttemptRecord, LineFile, RunDirectory, read_attempt
 
@@ -63,6 +63,11 @@ class AttemptContext(SupervisedRun):
         """The environment of everything that is started for this attempt."""
         meeting = {"MASTER_ADDR": self.record.address} if self.record.address else {}  # else the launcher of the ranks says where
         return {**self.base_environ, TOKEN: self.record.token, **meeting, "MASTER_PORT": str(self.record.port)}
+
+    @property
+    def by_mpirun(self) -> bool:
+        """Whether mpirun starts the ranks, be it in tasks of srun. Then each of them has a log of its own."""
+        return not self.record.hosts or (isinstance(self.spec, ProgramSpec) and self.spec.by_mpirun)
 
     def is_current(self) -> bool:
         """Whether no later attempt has begun: this one may live on after Slurm thought its node dead. Then it touches nothing."""

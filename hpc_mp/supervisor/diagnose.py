@@ -17,7 +17,6 @@ from itertools import chain
 
 from hpc_mp.base.exit_codes import ending
 from hpc_mp.base.text import memory_size
-from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.attempt import last_words
 from hpc_mp.rundir.ends import awaited_in_vain, given_up, words_of_end
 from hpc_mp.rundir.failures import (
@@ -25,6 +24,7 @@ from hpc_mp.rundir.failures import (
     KINDS,
     RankFailure,
     coordinates,
+    kind_of_end,
     one_line,
     precedence,
     root_cause,
@@ -111,6 +111,7 @@ IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.contain
 LACKING_REMEDY = "Take an image that has it (slurm.container)"
 NO_LIBRARY = ("srun lists it, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
               "administrators for its library")
+SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
 LAST_LINES = 100  # of a node's log in which a program's words are about its end
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
 
@@ -219,18 +220,20 @@ def _root_cause(symptom: Symptom, symptoms: Sequence[Symptom], evidence: Evidenc
     message = one_line(symptom.text) if symptom.kind == "user" else sentence(_who(symptom, evidence), symptom.kind, symptom.text)
     if symptom.kind == "lost" and blamed:
         message = f"{'node' if len(blamed) == 1 else 'nodes'} {', '.join(blamed)} lost: {message}"
-    log = _log(evidence.run, symptom)
+    log = _log(evidence, symptom)
     time = symptom.time if math.isfinite(symptom.time) else 0.0
     rank = symptom.inner if evidence.of_node else symptom.rank
     return RootCause(Cause(symptom.kind, message, rank, symptom.host, log, time), blamed, consequence.retry)
 
 
-def _log(run: RunDirectory | None, symptom: Symptom) -> str | None:
+def _log(evidence: Evidence, symptom: Symptom) -> str | None:
     """Of its node, which srun writes; else its own."""
+    run = evidence.run
     if run is None or symptom.host is None:
         return None
     of_node = run.node_log(symptom.host)
-    return str(of_node if symptom.rank is None or of_node.exists() else run.rank_log(symptom.rank))
+    by_node = symptom.rank is None or (of_node.exists() and not evidence.by_mpirun)
+    return str(of_node if by_node or symptom.rank is None else run.rank_log(symptom.rank))
 
 
 def _lost(symptoms: Sequence[Symptom], here: str | None) -> tuple[str, ...]:
@@ -329,7 +332,7 @@ def _early(evidence: Evidence) -> Iterator[Symptom]:
     if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
         yield Symptom("early", "without a word to MPI (MPI_Finalize)", evidence.hosts[place.node], place.rank)
     end = completed_first(evidence.srun)
-    if end is not None:
+    if end is not None and not evidence.by_mpirun:  # a task of a node ends well as soon as mpirun's daemon does
         yield Symptom("early", "with exit code 0, while others went on", end.host, evidence.rank_of(end.host, end.tasks[0]),
                       end.tasks[0])
 
@@ -337,7 +340,7 @@ def _early(evidence: Evidence) -> Iterator[Symptom]:
 def _srun(evidence: Evidence) -> Iterator[Symptom]:
     """What srun says about the ends of tasks, and slurmstepd about the job's."""
     for end in task_ends(evidence.srun):
-        yield from _end(end, evidence)
+        yield from _end(end, evidence) if not evidence.by_mpirun else _end_of_node(end, evidence)
     for line in evidence.srun:
         if failed := NODE_FAILURE.search(line):
             yield Symptom("node", line.strip(), failed[1] or failed[2])
@@ -347,6 +350,18 @@ def _srun(evidence: Evidence) -> Iterator[Symptom]:
             yield Symptom("cancelled", line.strip())
         elif (plugin := MPI_PLUGIN.search(line)) is not None:
             yield Symptom("user", f"slurm.mpi = {plugin[1]!r}: {NO_LIBRARY}")
+
+
+def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
+    """Of the task in which mpirun or its daemon ran: it tells of what no rank has written itself."""
+    if end.code is None:
+        yield Symptom("memory", end.line.strip(), end.host)
+    elif end.code < 0:
+        yield Symptom(kind_of_end(end.code, evidence.program), ending(end.code), end.host)
+    elif end.code > 0 and end.code != STOPPED and not evidence.failures:
+        said = last_words([line for line in evidence.srun if not SLURMS.match(line)])
+        words = f"; its last words: {said}" if said else ""
+        yield Symptom("launcher", f"{ending(end.code)}, which is mpirun's{words}", end.host)
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:

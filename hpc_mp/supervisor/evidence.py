@@ -57,6 +57,7 @@ class Evidence:
         unended: hosts of a program that did not tell of the ends of their tasks when srun ended its step.
         axes: whether a program's ranks have coordinates, as it has said how it numbers them.
         program: whether ranks are somebody's program, whose words may speak of anything.
+        by_mpirun: whether mpirun starts the ranks, each with a log of its own, in a task of srun on every node.
         of_node: whether each of them is the one command of a node, which numbers its ranks itself.
     """
 
@@ -79,6 +80,7 @@ class Evidence:
     program: bool = False
     axes: bool = False
     of_node: bool = False
+    by_mpirun: bool = False
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Those that the placement puts there, by local rank."""
@@ -152,9 +154,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
     run, number, placement = attempt.run, attempt.record.attempt, attempt.placement
     hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
     srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
-    logs = _by_host(run.node_log) if attempt.record.hosts else _by_rank(run, placement, hosts)
-    if attempt.record.hosts:
-        logs = _with_the_drowned(run, srun, logs)
+    logs = _by_rank(run, placement, hosts) if attempt.by_mpirun else _with_the_drowned(run, srun, _by_host(run.node_log))
     announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == number]
     return Evidence(
         code=code,
@@ -176,6 +176,7 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         program=isinstance(attempt.spec, ProgramSpec),
         axes=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.axes is not None,
         of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
+        by_mpirun=attempt.by_mpirun,
     )
 
 

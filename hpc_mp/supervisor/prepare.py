@@ -54,7 +54,8 @@ def begin(waiting: SupervisedRun, ask: Runner = ask) -> AttemptContext:
     attempt = AttemptRecord(
         token, number, hosts, address_of(hosts[placement.ranks[0].node], ask) if hosts else "", port(run.path, token),
         secrets.token_hex(16),
-        given.end if given else None, spec.grace, time.time())
+        given.end if given else None, spec.grace, time.time(),
+        tuple(address_of(host, ask) for host in hosts) if isinstance(spec, ProgramSpec) and spec.by_mpirun else ())
     write_attempt(run.attempt_record, attempt)
     return AttemptContext(run, spec, placement, given, waiting.command, record=attempt, host_order=why)
 

@@ -16,6 +16,7 @@ from hpc_mp.cluster.slurm.records import find_settings
 from hpc_mp.cluster.slurm.submit import cancel
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.values import toml_value
+from hpc_mp.program.node import send_signal
 from hpc_mp.rundir import AttemptRecord
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Cause
@@ -54,9 +55,9 @@ class ProgramWatch:
         self._last = self._last_moment(record.end)
         self.overdue = False
         ranks = len(attempt.placement.ranks)
-        self.silence = SilenceWatch(spec.program.silent_limit, ranks, node_files(run, attempt.placement, record.hosts)
-                                    if record.hosts else rank_files(run, ranks), on_hang=self._record_stacks)
-        tasks = dict.fromkeys(record.hosts, spec.tasks_per_node)
+        self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun
+                                    else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
+        tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
 
     def poll(self) -> bool:
@@ -97,7 +98,7 @@ class ProgramWatch:
 
     def _last_lines(self, rank: int) -> list[str]:
         """Of a rank's own: in its own log, else in that of its node."""
-        if not self._attempt.record.hosts:
+        if self._attempt.by_mpirun:
             return AttemptReader(self._attempt.run, self._attempt.record.attempt).last_lines(rank)
         seats = sorted(self._attempt.placement.ranks, key=lambda place: (place.node, place.local_rank))
         task, place = next((task, place) for task, place in enumerate(seats) if place.rank == rank)
@@ -115,6 +116,9 @@ class ProgramWatch:
             self._send(self._spec.program.signal)
 
     def _send(self, number: str) -> None:
+        if self._spec.by_mpirun:
+            send_signal(self._attempt.record, number)
+            return
         said = self._attempt.run.srun_log.read_text(encoding="utf-8", errors="replace")
         with suppress(RunFailed):  # the step may have ended just now
             for name in STEP.findall(said)[-1:]:

@@ -139,6 +139,8 @@ MISTAKES: dict[str, tuple[str, str, str, str, str]] = {
                                    "is not a multiple of data(2) × microbatches(1) = 2", "use 14 or another multiple of 2"),
     "microbatches that do not divide": ("tensor = 2", "tensor = 2\nmicrobatches = 3", "train.global_batch = 16",
                                         "data(2) × microbatches(3) = 6", "use 12 or another"),
+    "an mpirun for our own ranks": ("[slurm]", "[slurm]\nmpi = 'mpirun'", 'slurm.mpi = "mpirun"',
+                                    "the ranks of hpc-mp's own engine are tasks of srun", "pmix"),
     "shards that do not divide": ("tensor = 2", "tensor = 2\nshard_degree = 3", "parallel.shard_degree = 3",
                                   "does not divide the data degree 8 ranks / (tensor(2)", "use a divisor of 2"),
     "shards without ZeRO": ("tensor = 2", "tensor = 2\nzero = 0\nshard_degree = 2", "parallel.shard_degree = 2",

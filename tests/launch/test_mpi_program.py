@@ -157,8 +157,9 @@ def test_what_srun_lists(said: str) -> None:
     assert mpi_plugins(lambda argv: said) == LISTS[said]
 
 
-def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm") -> str:
-    tree = {"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi}}
+def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start: str = "mpi", place: str = "slurm",
+            modules: tuple[str, ...] = ()) -> str:
+    tree = {"program": {"command": ["solve"], "start": start}, "slurm": {"mpi": mpi, "modules": modules}}
     spec = resolve_any(tree, here)
     assert isinstance(spec, ProgramSpec)
     own = BACKENDS[place].target
@@ -166,21 +167,39 @@ def planned(here: Path, known: tuple[str, ...] | None, mpi: str = "none", start:
     return compose_program(spec, Where(place, ""), target).spec.slurm.mpi  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def on_path(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An mpirun."""
+    (here / "mpirun").write_text("#!/bin/sh\n")
+    (here / "mpirun").chmod(0o755)
+    monkeypatch.setenv("PATH", str(here), prepend=os.pathsep)
+
+
+def test_a_module_may_bring_the_mpirun_that_is_not_here(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    assert planned(here, ("none",), modules=("openmpi",)) == "mpirun"
+
+
 @pytest.mark.parametrize(("known", "mpi", "start", "place", "chosen"), [
     (("pmi2", "pmix"), "none", "mpi", "slurm", "pmix"), (("pmi2", "none"), "none", "mpi", "slurm", "pmi2"),
     (None, "none", "mpi", "slurm", "pmix"), (("pmix", "pmi2"), "pmi2", "mpi", "slurm", "pmi2"),
+    (("none", "cray_shasta"), "none", "mpi", "slurm", "mpirun"), (("pmix",), "mpirun", "mpi", "slurm", "mpirun"),
     (("pmix",), "none", "rank", "slurm", "none"), (("pmix",), "pmix", "rank", "slurm", "pmix"),
     (None, "none", "mpi", "local", "none"), (None, "none", "mpi", "mpi", "none")])
 def test_the_plug_in_that_is_taken(
-        here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str) -> None:
+        here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, chosen: str, on_path: None) -> None:
     assert planned(here, known, mpi, start, place) == chosen
 
 
 @pytest.mark.parametrize(("known", "mpi", "start", "place", "words"), [
     (("none", "pmi2"), "pmix", "mpi", "slurm", "is none of what this site's srun has: none, pmi2"),
-    (("none", "cray_shasta"), "none", "mpi", "slurm", "needs one of pmix, pmi2, and this site's srun has none, cray_shasta"),
+    (("none", "cray_shasta"), "none", "mpi", "slurm", "this site's srun has none of pmix, pmi2 (it has none, cray_shasta), and "
+     "mpirun: is not on PATH here"),
+    (("pmix",), "mpirun", "mpi", "slurm", 'slurm.mpi = "mpirun": is not on PATH here, which the job keeps'),
     (None, "none", "rank", "mpi", 'set program.start = "mpi"')])
-def test_what_is_refused(here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, words: str) -> None:
+def test_what_is_refused(here: Path, known: tuple[str, ...] | None, mpi: str, start: str, place: str, words: str,
+                         monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
     with pytest.raises(HpcMpError) as refused:
         planned(here, known, mpi, start, place)
     assert words.lower() in str(refused.value).lower()

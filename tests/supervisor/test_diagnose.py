@@ -424,3 +424,22 @@ def test_gather_finds_nothing(tmp_path: Path) -> None:
         raise CommandFailed("no Slurm here")
 
     assert classify(gather(attempt(RunDirectory(tmp_path)), 1, None, silent)).cause.kind == "unknown"
+
+
+# srun's words of the tasks of two nodes of which rank 2 of mpirun has ended: the daemon's end is no rank's, nor is mpirun's.
+MPIRUN = ("srun: launch/slurm: _task_finish: n2: task 1: Completed",
+          "mpirun: there are not enough slots", "srun: error: n1: task 0: Exited with exit code 213",
+          "srun: launch/slurm: _step_signal: Terminating StepId=9.0")
+
+
+def test_under_mpirun_the_rank_that_has_said_so_is_the_cause_and_no_task_of_a_node() -> None:
+    ended = replace(JOB, code=213, srun=MPIRUN, program=True, by_mpirun=True,
+                    failures=(said(2, "n2", "exit", "ended with exit code 4", 40.0),))
+    found = classify(ended).cause
+    assert (found.kind, found.rank, found.node) == ("exit", 2, "n2")
+    assert found.log == "/run/log/rank-00002.log"
+    silent = replace(ended, failures=())
+    cause = classify(silent).cause
+    assert (cause.kind, cause.rank, cause.node) == ("launcher", None, "n1")
+    assert cause.message.endswith("exit code 213, which is mpirun's; its last words: mpirun: there are not enough slots"), cause
+    assert classify(replace(silent, by_mpirun=False)).cause.rank == 0, "of srun's own ranks a task is one"

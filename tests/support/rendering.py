@@ -70,6 +70,8 @@ FORMS: dict[str, dict[str, Any]] = {
                           "program": {"command": ["python", "train.py"], "directory": "/home/ann/code"}},
     "program-staged": {"job": CPU, "program": {"command": ["python", "train.py"], "stage": ["/data/set", "/data/index"]},
                        "slurm": {"venv": "/home/ann/my env"}, "environment": {"stage": True}},
+    "program-mpirun": {"job": CPU | {"nodes": 2, "ranks_per_node": 8, "time_limit": "01:00:00"}, "slurm": {
+        "mpi": "mpirun", "modules": ["openmpi/5"]}, "program": {"command": ["./solve"], "start": "mpi", "signal": "USR1"}},
     "program-array": {"job": CPU | {"ranks_per_node": 2}, "program": {"command": ["./solve"]},
                       "sweep": {"grid": {"program.environment.LR": ["1e-3", "3e-4"]}}},
     "all": {"job": CPU | {"nodes": 2, "ranks_per_node": 4}, "slurm": {

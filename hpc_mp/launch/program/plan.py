@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from hpc_mp.rundir.plan import RunPlan, Traffic
 
 MPI = "slurm.mpi"
 PLUGINS = ("pmix", "pmi2")  # its values, in the order in which they are taken: Open MPI 5 knows PMIx alone, MPICH both
+MPIRUN = "mpirun"  # and what is taken where srun has none of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +80,41 @@ def _placement(given: ProgramSpec) -> Placement:
 
 
 def _plugin(given: ProgramSpec, facts: ClusterFacts, target: Target) -> ResolvedKey[str]:
-    """The value of ``slurm.mpi``: the job's own, else the first of those that it may have which the site's srun has.
+    """The value of ``slurm.mpi``: the job's own, else the first of those that it may have which the site's srun has, else mpirun.
 
     Raises:
-        HpcMpError: srun has not the one that is wanted, or none.
+        HpcMpError: srun has not the one that is wanted, or nothing could bring the mpirun that is.
     """
     wanted, known = given.slurm.mpi, facts.mpi_plugins
     if not meets_through_mpi(given) or not target.in_script:
         return ResolvedKey(MPI, wanted)
     shown = ", ".join(known or ())
+    if wanted == MPIRUN:
+        _check_mpirun(given, f"slurm.mpi = {toml_value(wanted)}")
+        return ResolvedKey(MPI, wanted)
     if wanted != "none":
         if known is not None and wanted not in known:
             raise HpcMpError(f"slurm.mpi = {toml_value(wanted)}", f"is none of what this site's srun has: {shown}",
-                             "leave slurm.mpi out, or choose one of these")
+                             'leave slurm.mpi out, choose one of these, or set slurm.mpi = "mpirun" with program.start = "mpi"')
         return ResolvedKey(MPI, wanted)
     if known is None:
         return ResolvedKey(MPI, PLUGINS[0], "what most sites have; `srun --mpi=list` did not tell")
     found = next((name for name in PLUGINS if name in known), None)
     if found is None:
-        raise HpcMpError('program.start = "mpi"', f"needs one of {', '.join(PLUGINS)}, and this site's srun has {shown}",
-                         'ask the site for Slurm\'s PMIx plug-in, or start mpirun itself by program.start = "node"')
+        why = f"this site's srun has none of {', '.join(PLUGINS)} (it has {shown})"
+        _check_mpirun(given, f'program.start = "mpi": {why}, and mpirun')
+        return ResolvedKey(MPI, MPIRUN, f"mpirun, for {why}")
     return ResolvedKey(MPI, found, f"the first of {', '.join(PLUGINS)} that this site's srun has")
+
+
+def _check_mpirun(given: ProgramSpec, asked: str) -> None:
+    """Raises HpcMpError where there is no mpirun here, nor anything in the job that could bring it, or where it is not to start
+    ranks."""
+    slurm = given.slurm
+    if slurm.container is not None:
+        raise HpcMpError(asked, "starts ranks outside of the image, whose MPI would not meet that mpirun",
+                         "let program.command start the container")
+    brought = slurm.modules or slurm.setup or slurm.conda or slurm.venv or "PATH" in given.environment.set
+    if not brought and shutil.which("mpirun") is None:
+        raise HpcMpError(asked, "is not on PATH here, which the job keeps, and nothing in it could bring it",
+                         "name the site's MPI module in slurm.modules, or let slurm.setup put its directory on PATH")

@@ -64,7 +64,8 @@ def render(spec: AnySpec, runs: Path | Sequence[Path], facts: ClusterFacts | Non
     script = fill(template or shipped(), {
         "spec": spec,
         "program": isinstance(spec, ProgramSpec),
-        "tasks": spec.tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node,
+        "tasks": spec.srun_tasks_per_node if isinstance(spec, ProgramSpec) else spec.job.ranks_per_node,
+        "by_mpirun": isinstance(spec, ProgramSpec) and spec.by_mpirun,
         "runs": list(map(str, runs)),
         "log": values.slurm_log(runs[0], array=spec.sweep.given),
         "clean": RunDirectory.clean_environment.name,

