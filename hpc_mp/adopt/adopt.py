@@ -397,4 +397,7 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
              and not line.startswith("#")]
-    return _Body(keys | machine, (*request.fates, *sizes, *fates), _notes(script, request, arguments, (), False))
+    notes = _notes(script, request, arguments, (), False)
+    if any(script.commands("sbatch")):
+        notes += ("the script hands in jobs of its own: adopt the scripts that it hands in",)
+    return _Body(keys | machine, (*request.fates, *sizes, *fates), notes)

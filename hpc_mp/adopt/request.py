@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
-from hpc_mp.cluster.slurm.options import extra_options, refused_options
+from hpc_mp.cluster.slurm.options import contradicting, extra_options, refused_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
 from hpc_mp.lint.sbatch.script import Script
 
 SIGNALS = {"TERM": "TERM", "15": "TERM", "INT": "INT", "2": "INT", "HUP": "HUP", "1": "HUP", "USR1": "USR1", "10": "USR1",
@@ -21,6 +22,7 @@ PLAIN = {"partition": "slurm.partition", "account": "slurm.account", "qos": "slu
          "reservation": "slurm.reservation", "switches": "slurm.switches"}
 SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
                    "ntasks-per-gpu", "tres-per-task"})
+LOGS = frozenset({"output", "error", "open-mode", "job-name", "export", "input"})  # whatever they say, hpc-mp says it anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +99,11 @@ def read_request(script: Script) -> Request:
         if last[option.name] is not option and option.name != "export":
             reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which "
                                                    "counts")
+        elif (why := not_understood(option)) is not None and option.name not in LOGS:
+            reading.note(option, Fate.LOST, "", why)
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
+    _contradictions(reading, last)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:
             reading.note(option, Fate.LOST, "", f"is of component {number} of a heterogeneous job: write slurm.components "
@@ -116,6 +121,32 @@ def read_request(script: Script) -> Request:
         per_node = each * gpus.count
     return Request(nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks, script.number("cpus-per-task"), gpus,
                    reading.keys, tuple(reading.fates), reading.directory, reading.elements, reading.exported)
+
+
+def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
+    """Of options of which sbatch drops one in silence the last one is kept."""
+    for group in contradicting():
+        given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
+                       key=lambda option: option.line)
+        for option in given[:-1]:
+            del reading.keys[f"slurm.extra.{option.name}"]
+            reading.fates = [each for each in reading.fates if each.where != f"slurm.extra.{option.name}"]
+            reading.note(option, Fate.LOST, "", f"it contradicts --{given[-1].name}: sbatch drops one of them in silence")
+
+
+_PLACEHOLDER = re.compile(r"\{\{|\{%|<[^<>]*>|^\[.*\]$|^!\w")
+
+
+def not_understood(option: Option) -> str | None:
+    """Why the value of a directive says nothing to sbatch: one that a shell or a template was to fill in."""
+    value = option.value or ""
+    if (found := unexpanded(option)) is not None:
+        return f"“{found}” in a directive: sbatch expands nothing; write what it stands for into the job file"
+    if _PLACEHOLDER.search(value) and option.name not in ("array", "comment"):
+        return f"“{value}” is to be filled in: write it into the job file"
+    if (words := malformed(option)) is not None:
+        return f"sbatch does not understand “{value}” there, but {words}"
+    return None
 
 
 def _nodes(script: Script) -> int | None:

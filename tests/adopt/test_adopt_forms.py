@@ -1,0 +1,62 @@
+"""``hpc-mp adopt`` on forms that public scripts have: what a directive leaves open, here-documents, pipes, jobs handed in."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_adopt import adopted, fates, unaccounted
+
+from hpc_mp.adopt import AdoptedJob, Fate
+from hpc_mp.launch.render import render
+from hpc_mp.lint.sbatch import lint
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n#SBATCH --time=5\n"
+
+
+def checked(text: str, directory: Path, *arguments: str) -> AdoptedJob:
+    """A script as a job file, every line accounted for, whose job script has no error."""
+    job = adopted(text, directory, *arguments)
+    assert unaccounted(job, text) == []
+    script = render(job.spec, directory / "runs" / "job" / "0001", python=sys.executable).text
+    assert [finding for finding in lint(script, directory=directory) if finding.severity == "error"] == []
+    return job
+
+
+@pytest.mark.parametrize("directive", [
+    "--mem=!MEMORY", "--account=$PROJECT", "--mem-per-cpu=<memory>", "--cpus-per-task=<CPUS>", "--gres=gpu:{{gpus}}",
+    "--cpus-per-task=$N", "--time={{time}}", "--nodelist=${HOSTS}"])
+def test_a_directive_that_is_to_be_filled_in_is_named(directive: str, tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=2\n"
+    job = checked(f"{head}#SBATCH {directive}\nsrun ./solve\n", tmp_path)
+    assert fates(job)[4][0] is Fate.LOST
+    assert (job.spec.job.nodes, job.spec.job.ranks_per_node) == (2, 2)
+
+
+def test_options_of_which_sbatch_drops_one_do_not_stand_together(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}#SBATCH --threads-per-core=1\n#SBATCH --cores-per-socket=8\nsrun ./solve\n", tmp_path)
+    assert fates(job)[5][0] is Fate.LOST and job.spec.slurm.extra["cores-per-socket"] == "8"
+
+
+def test_a_here_document_that_no_command_reads_is_a_comment(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}<<notes\nTo train: srun python other.py\n- it's \"odd\nnotes\nexport A=1\nsrun python t.py\n", tmp_path)
+    assert (job.spec.program.command, job.spec.slurm.setup) == (("python", "t.py"), ())
+    assert {fates(job)[line][0] for line in (5, 6, 7, 8)} == {Fate.DROPPED}
+
+
+def test_here_documents_in_each_other_leave_statements_whole(tmp_path: Path) -> None:
+    inner = 'TEXT=$(cat <<EOF\nif [ "$A" = \\"x\\" ]; then\ncat <<INNER | tee f\nray start \\"$B\\" \\\\\nINNER\ndone\nEOF\n)\n'
+    job = checked(f'{HEAD}{inner}srun bash -c "$TEXT"\n', tmp_path)
+    assert fates(job)[5] == (Fate.KEPT, "slurm.setup") and 6 not in fates(job)
+
+
+def test_what_reads_the_output_of_the_program_is_not_the_program(tmp_path: Path) -> None:
+    assert checked(f"{HEAD}solve --in a | plot -Tsvg > a.svg\n", tmp_path).spec.program.command == ("solve", "--in", "a")
+    job = checked(f"{HEAD}for i in 1 2; do\n  solve $i | plot > $i.svg\ndone\n", tmp_path)
+    assert job.spec.slurm.setup[-2].count("ADOPTED_COMMAND=") == 1
+
+
+def test_a_script_that_only_hands_in_jobs_says_so(tmp_path: Path) -> None:
+    job = checked("#!/bin/bash\nfor i in 1 2; do\nsbatch <<EOF\n#!/bin/bash\nsrun ./solve $i\nEOF\ndone\n", tmp_path)
+    assert job.spec.program.command[0] == "/bin/bash" and "hands in jobs" in " ".join(job.notes)
