@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
+from hpc_mp.adopt.blanks import BLANK, marked, restored
 from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
 from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
@@ -65,7 +66,9 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
     Raises:
         HpcMpError: it starts no program, or what it asks for is nothing that a job file can say.
     """
-    plain = text.replace("\r\n", "\n").replace("\0", "")
+    plain = marked(text.replace("\r\n", "\n").replace("\0", ""), directives=True)
+    if bash_refusal(plain) is not None and bash_refusal(blanks := marked(plain)) is None:
+        plain = blanks
     script = read_script(plain, directory=directory, version=None)
     request = read_request(script)
     begins = os.path.normpath(directory / (request.directory or "."))
@@ -73,11 +76,13 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
         body = _of_shell(script, request, begins, file, arguments)
     else:
         body = _of_another(script, request, begins, file, arguments)
-    tree = job_tree({"job.name": job_name(file.name)} | dict(body.keys), job_directory)  # as sbatch names it
+    tree = restored(job_tree({"job.name": job_name(file.name)} | dict(body.keys), job_directory))  # as sbatch names it
     spec = resolve_any(tree, job_directory)
     assert isinstance(spec, ProgramSpec)  # it has [program]
     check_command(spec)
-    return AdoptedJob(tree, spec, joined((*_form(script), *body.fates), script.lines), body.notes)
+    account = joined((*_form(script), *body.fates), script.lines)
+    return AdoptedJob(tree, spec, tuple(replace(each, text=restored(each.text), where=restored(each.where),
+                                                why=restored(each.why)) for each in account), body.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +135,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     launches = find_launches(source)
     launch = choose(launches)
     unreadable = _unreadable(source)
-    if launch is None or launch.statement in unreadable or None in unreadable:
+    blank = any(BLANK in each.text for each in source.statements)
+    if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
         return _of_another(script, request, begins, file, arguments, unreadable=bool(unreadable))
     at = _called_at(source, launch)
     fixed = known.fixed[at]
@@ -143,6 +149,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
     needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
                   names_in(source.text[launch.call.start:launch.call.end]))
+    if blank and BLANK in source.statements[launch.statement].text:
+        start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
     form = command_form(start, moved, made=not simple)
     lines = [each.text for each in found if each.text is not None]
@@ -158,7 +166,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
                 other, _ = _with_variables(program_start(each, request, fixed), each, source, at, fixed, known)
                 if (other.start, other.nodes, other.ranks_per_node) == (start.start, start.nodes, start.ranks_per_node):
                     others[each] = command_form(other, moved, made=True).lines
-        more, said_all = _in_place(source, launch, at, others)
+        more, said_all = _in_place(source, launch, at, start, others)
         lines += more
         fates += said_all
     later = max(at, launch.statement) + 1
@@ -193,7 +201,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
 def _unreadable(source: Source) -> frozenset[int | None]:
     """The numbers of statements that bash cannot read, None for the script as a whole: it is asked, and runs nothing."""
     if bash_refusal(source.text) is None:
-        return frozenset()
+        return frozenset(number for number, each in enumerate(source.statements) if BLANK in each.text)
     found = {number for number, each in enumerate(source.statements) if bash_refusal(f"{each.text}\n") is not None}
     rest = "\n".join(each.text for number, each in enumerate(source.statements) if number not in found)
     return frozenset(found if found and bash_refusal(f"{rest}\n") is None else {None})
@@ -274,11 +282,8 @@ def _around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tu
     left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
     right = statement.text[call.end - statement.start:].strip()
     why = list(start.how)
-    lost = list(start.lost)
-    call_text = statement.text[call.start - statement.start:call.end - statement.start]
-    if "<<" in right or re.search(r"(?<!<)<(?![<(&])", right) or "<<<" in call_text:
-        lost.append("what it reads from stdin: ranks read nothing there; give it as a file or an argument")
-    elif right:
+    lost = [*start.lost, *_from_stdin(statement, launch, right)]
+    if right and len(lost) == len(start.lost):
         why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
                    "the program")
     if launch.srun and (options := _step_options(launch)):
@@ -289,6 +294,14 @@ def _around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tu
     fate = Fate.LOST if lost else Fate.REPLACED if any("replaced" in each for each in why) else Fate.KEPT
     lines = [f"{{ {left}; }} || exit"] if left else []
     return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
+
+
+def _from_stdin(statement: Statement, launch: LaunchCall, behind: str) -> tuple[str, ...]:
+    """That the program is given something to read, by what stands behind it or by a pipe before it."""
+    call_text = statement.text[launch.call.start - statement.start:launch.call.end - statement.start]
+    if "<<" in behind or re.search(r"(?<!<)<(?![<(&])", behind) or "<<<" in call_text:
+        return ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
+    return ()
 
 
 _SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
@@ -308,14 +321,15 @@ def _step_options(launch: LaunchCall) -> str:
                         if containers else [])))
 
 
-def _in_place(source: Source, launch: LaunchCall, at: int,
+def _in_place(source: Source, launch: LaunchCall, at: int, start: ProgramStart,
               made: Mapping[LaunchCall, Sequence[str]]) -> tuple[list[str], list[LineFate]]:
     """The compound statement that holds the launch, or the function with the statements up to its first call."""
     statement, call = source.statements[launch.statement], launch.call
     uncalled = statement.kind == "function_definition" and at == launch.statement
     if uncalled or {"subshell", "command_substitution"} & set(call.inside):
+        why = ("of what stands around the program here only its command is taken", *start.lost)
         return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
-                              "of what stands around the program here only its command is taken")]
+                                             "; ".join(why))]
     text = in_place(statement, [(each.call, lines) for each, lines in made.items()])
     loop = is_loop(call.inside)
     why = ("the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
@@ -323,6 +337,9 @@ def _in_place(source: Source, launch: LaunchCall, at: int,
     said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if loop else Fate.KEPT, "slurm.setup, "
         "program.command",
                      why)]
+    behind = statement.text[call.end - statement.start:call.chain_end - statement.start]
+    if dropped := [*start.lost, *_from_stdin(statement, launch, behind)]:
+        said = [replace(each, fate=Fate.LOST, why="; ".join((*dropped, each.why))) for each in said]
     rest = [text]
     for each in source.statements[launch.statement + 1:at + 1]:
         rest.append(each.text)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
+from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.cluster.slurm.options import contradicting, extra_options, refused_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
@@ -134,7 +135,7 @@ def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
             reading.note(option, Fate.LOST, "", f"it contradicts --{given[-1].name}: sbatch drops one of them in silence")
 
 
-_PLACEHOLDER = re.compile(r"\{\{|\{%|<[^<>]*>|^\[.*\]$|^!\w")
+_PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|{BLANK}|^\[.*\]$|^!\w")
 
 
 def not_understood(option: Option) -> str | None:

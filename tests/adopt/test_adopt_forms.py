@@ -60,3 +60,33 @@ def test_what_reads_the_output_of_the_program_is_not_the_program(tmp_path: Path)
 def test_a_script_that_only_hands_in_jobs_says_so(tmp_path: Path) -> None:
     job = checked("#!/bin/bash\nfor i in 1 2; do\nsbatch <<EOF\n#!/bin/bash\nsrun ./solve $i\nEOF\ndone\n", tmp_path)
     assert job.spec.program.command[0] == "/bin/bash" and "hands in jobs" in " ".join(job.notes)
+
+
+def test_names_to_be_filled_in_leave_the_rest_as_it_is(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}cd /scratch/<user name>/run\nconda activate <env>\nexport A=1\nsrun python t.py --in <path/to/data>\n",
+                  tmp_path)
+    assert job.spec.program.command == ("python", "t.py", "--in", "<path/to/data>")
+    assert [each.first for each in job.lost] == [5, 6, 8] and "<env>" in job.lost[1].text
+    assert job.spec.environment.set == {"A": "1"}
+
+
+def test_a_default_that_a_colon_sets_is_no_print(tmp_path: Path) -> None:
+    job = checked(f'{HEAD}: "${{IMAGE:=a.sif}}"\nDATA=${{DATA:=/data}}\nsrun ./solve "$IMAGE" $DATA\n', tmp_path)
+    assert {fates(job)[line] for line in (5, 6)} == {(Fate.KEPT, "slurm.setup")}
+    job = checked(f'{HEAD}X=${{Y:=1}}\nsrun ./solve $Y\n', tmp_path)
+    assert "X=${Y:=1}" in job.spec.slurm.setup
+
+
+def test_a_size_that_the_text_does_not_tell_is_named(tmp_path: Path) -> None:
+    body = "N=8\nif true; then\n  N=$(( SLURM_NNODES * 2 ))\nfi\nsrun -K -c 1 -n $N -N $SLURM_NNODES ./solve a\n"
+    job = checked(f"{HEAD}{body}", tmp_path)
+    assert job.spec.program.command == ("./solve", "a") and job.spec.job.nodes == 2
+    job = checked(f"{HEAD}srun -n $(cat sizes) ./solve\n", tmp_path)
+    assert job.spec.program.command == ("./solve",) and "--ntasks=$(cat sizes)" in job.lost[0].why
+
+
+@pytest.mark.parametrize("around", ["{}\n", "if true; then\n{}\nfi\n", "f() {{\n{}\n}}\nf\n"])
+def test_what_the_program_reads_from_stdin_is_named_wherever_it_stands(around: str, tmp_path: Path) -> None:
+    job = checked(HEAD + around.format("srun ./solve < input.nml"), tmp_path)
+    assert any("stdin" in each.why for each in job.lost)
+    assert checked(HEAD + around.format("srun ./solve > out.txt"), tmp_path).lost == ()
