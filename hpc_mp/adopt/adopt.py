@@ -12,6 +12,7 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.blanks import BLANK, marked, restored
 from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
+from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import KnownShell, what_is_known
@@ -145,7 +146,10 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         fixed = replace(fixed, directory=None)
     start = program_start(launch, request, fixed)
     start, passed = _with_variables(start, launch, source, at, fixed, known)
-    moved = known.directories[at] is None or there is None
+    container = step_container(launch, fixed) if launch.srun else StepContainer()
+    start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
+    inside = {**request.container.keys, **container.keys}
+    moved = (known.directories[at] is None or there is None) and not inside
     shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
     needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
                   names_in(source.text[launch.call.start:launch.call.end]))
@@ -181,6 +185,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     keys["program.command"] = form.command
     goes_to = begins if moved else known.directories[at]
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
+    keys |= inside
     lines = _with_step_sizes(lines, launches, launch, request)
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if own and needs_shell:
@@ -311,14 +316,10 @@ def _step_options(launch: LaunchCall) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
     rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID and option.name != "mpi"]
-    containers = [name for name in rest if name.startswith("--container")]
-    others = [name for name in rest if not name.startswith("--container")]
+    others = [name for name in rest if "container" not in name]
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
                       *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
-                        if others else []),
-                      *([f"{', '.join(dict.fromkeys(containers))}: not carried over, containers by pyxis are not built for "
-                         "[program]"]
-                        if containers else [])))
+                        if others else [])))
 
 
 def _in_place(source: Source, launch: LaunchCall, at: int, start: ProgramStart,
@@ -404,7 +405,7 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     words += [str(file.absolute()), *arguments]
     start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
-                                 "program.command": tuple(words), "program.directory": begins}
+                                 "program.command": tuple(words), "program.directory": begins} | request.container.keys
     machine, sizes = machine_keys(script, request, start)
     several = (request.nodes or 1) > 1
     fate = Fate.LOST if unreadable or several else Fate.KEPT

@@ -9,6 +9,7 @@ from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.blanks import BLANK
+from hpc_mp.adopt.containers import StepContainer, container_of
 from hpc_mp.cluster.slurm.options import contradicting, extra_options, refused_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
@@ -55,6 +56,7 @@ class Request:
         directory: where sbatch was told to start the script.
         elements: the numbers of an array's elements.
         exported: what ``--export`` sets.
+        container: in which the whole script runs.
     """
 
     nodes: int | None
@@ -67,6 +69,7 @@ class Request:
     directory: str | None = None
     elements: tuple[str, ...] = ()
     exported: Mapping[str, str] = field(default_factory=dict)
+    container: StepContainer = StepContainer()
 
     @property
     def total_tasks(self) -> int:
@@ -96,14 +99,22 @@ def read_request(script: Script) -> Request:
     """The directives of a script, those of a heterogeneous job's first component."""
     reading = _RequestSoFar(script.lines)
     last = {option.name: option for option in script.options}
+    pyxis: list[Option] = []
     for option in script.options:
         if last[option.name] is not option and option.name != "export":
             reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which "
                                                    "counts")
+        elif "container" in option.name and option.name != "container":
+            pyxis.append(option)
         elif (why := not_understood(option)) is not None and option.name not in LOGS:
             reading.note(option, Fate.LOST, "", why)
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
+    container = container_of(pyxis)
+    for option in pyxis:
+        said = [each for each in (*container.kept, *container.lost) if each.startswith((f"--{option.name}:", f"--{option.name} "))]
+        fate = Fate.KEPT if said and said[0] in container.kept else Fate.LOST
+        reading.note(option, fate, said[0].partition(": ")[2] if fate is Fate.KEPT else "", "" if fate is Fate.KEPT else said[0])
     _contradictions(reading, last)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:
@@ -121,7 +132,7 @@ def read_request(script: Script) -> Request:
     elif per_node is None and (each := script.number("ntasks-per-gpu")) and gpus and gpus.count:
         per_node = each * gpus.count
     return Request(nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks, script.number("cpus-per-task"), gpus,
-                   reading.keys, tuple(reading.fates), reading.directory, reading.elements, reading.exported)
+                   reading.keys, tuple(reading.fates), reading.directory, reading.elements, reading.exported, container)
 
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
@@ -190,10 +201,6 @@ def _any(reading: _RequestSoFar, option: Option) -> None:
     elif name in refused_options():
         rule, remedy = refused_options()[name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
-    elif name.startswith("container"):
-        reading.note(option, Fate.LOST, "", f"{shown}: containers by pyxis are not built for [program]; let program.command "
-                                            "start "
-                     "the container (apptainer exec …)")
     elif not option.known:
         reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; one of a site's plug-in goes into slurm.setup "
                                             "as its variable")
@@ -282,7 +289,7 @@ def _chdir(reading: _RequestSoFar, option: Option) -> None:
 
 
 def _container_hook(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", "containers are not built for [program]: let program.command start the container")
+    reading.note(option, Fate.LOST, "", "an OCI bundle of sbatch --container has no counterpart: set slurm.container")
 
 
 def _exclusive(reading: _RequestSoFar, option: Option) -> None:

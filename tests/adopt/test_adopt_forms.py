@@ -9,6 +9,7 @@ import pytest
 from test_adopt import adopted, fates, unaccounted
 
 from hpc_mp.adopt import AdoptedJob, Fate
+from hpc_mp.job.program import REFUSED
 from hpc_mp.launch.render import render
 from hpc_mp.lint.sbatch import lint
 
@@ -90,3 +91,19 @@ def test_what_the_program_reads_from_stdin_is_named_wherever_it_stands(around: s
     job = checked(HEAD + around.format("srun ./solve < input.nml"), tmp_path)
     assert any("stdin" in each.why for each in job.lost)
     assert checked(HEAD + around.format("srun ./solve > out.txt"), tmp_path).lost == ()
+
+
+def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(REFUSED, "slurm.container", raising=False)
+    options = "--container-image=$IMAGE --container-mounts=/data:/data,$PWD:/code --container-workdir /code --container-writable"
+    job = checked(f"{HEAD}IMAGE=/images/torch.sqsh\nsrun {options} python t.py\n", tmp_path)
+    slurm = job.spec.slurm
+    assert (slurm.container, slurm.container_runtime) == ("/images/torch.sqsh", "pyxis")
+    assert slurm.container_mounts == ("/data:/data", f"{tmp_path}:/code") and job.tree["program"]["directory"] == "/code"
+    assert job.spec.program.command == ("python", "t.py") and fates(job)[6][0] is Fate.LOST
+    assert "--container-writable has no counterpart" in job.lost[0].why
+    job = checked(f"{HEAD}srun --container-image=$(pick) --container-mounts=/a python t.py\n", tmp_path)
+    assert job.spec.slurm.container is None and "--container-image is known to the job's shell alone" in job.lost[0].why
+    job = checked(f"{HEAD}#SBATCH --container-image=/a.sqsh\n#SBATCH --container-mount-home\npython t.py\n", tmp_path)
+    assert job.spec.slurm.container == "/a.sqsh"
+    assert {line: fates(job)[line] for line in (5, 6)} == {5: (Fate.KEPT, "slurm.container"), 6: (Fate.LOST, "")}
