@@ -7,13 +7,13 @@ has, so that it is a word or a part of one, and as it was again once everything 
 from __future__ import annotations
 
 import re
-from typing import TypeVar
+from typing import Any
 
 BLANK = "\ue000"
-_LETTERS = {"<": BLANK, ">": "\ue001", " ": "\ue002"}
+_LETTERS = str.maketrans("< >", f"{BLANK}\ue001\ue002")
+_AS_IT_WAS = str.maketrans(f"{BLANK}\ue001\ue002", "< >")
 _TEMPLATE = re.compile(r"\{\{[^{}\n]*\}\}")
 _BLANK = re.compile(r"(?<![<0-9&])<(?! )([A-Za-z][^<>\n|;&()$]*)(?<! )>(?!>)")
-Value = TypeVar("Value")
 
 
 def marked(text: str, *, directives: bool = False) -> str:
@@ -25,15 +25,15 @@ def marked(text: str, *, directives: bool = False) -> str:
 
 
 def _word(found: re.Match[str]) -> str:
-    return found[0].translate(str.maketrans(_LETTERS))
+    return found[0].translate(_LETTERS)
 
 
-def restored(value: Value) -> Value:
+def restored(value: Any) -> Any:
     """What ``marked`` has written, as it was, in a text, or in all texts of a tree of tables and lists."""
     if isinstance(value, str):
-        return value.translate(str.maketrans({letter: plain for plain, letter in _LETTERS.items()}))  # type: ignore[return-value]
+        return value.translate(_AS_IT_WAS)
     if isinstance(value, dict):
-        return {name: restored(each) for name, each in value.items()}  # type: ignore[return-value]
+        return {name: restored(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(map(restored, value))  # type: ignore[return-value]
+        return type(value)(map(restored, value))
     return value

@@ -118,7 +118,7 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
     if not launch.srun:
         return ProgramStart("node", 1, 1, words, ("once, on one node, as without srun",), _idle(launch, asked, 1), before)
     asked_mpi = (launch.value("mpi") or "none").partition("_v")[0]
-    lost = () if asked_mpi in ("none", *PLUGINS) else (
+    lost: tuple[str, ...] = () if asked_mpi in ("none", *PLUGINS) else (
         f"--mpi={asked_mpi}: slurm.mpi takes {', '.join(PLUGINS)}; set the one that the program's MPI knows",)
     meets = asked_mpi if asked_mpi in PLUGINS else None
     lost += _unknown_sizes(launch, request, nodes, tasks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,11 +16,22 @@ _UNKNOWN = "\ue003"  # stands for a word that only the job's shell can tell
 
 @dataclass(frozen=True, slots=True)
 class StepContainer:
-    """``kept`` and ``lost`` are words for the account."""
+    """A container as keys of the job file.
 
-    keys: dict[str, Any] = field(default_factory=dict)
-    kept: tuple[str, ...] = ()
-    lost: tuple[str, ...] = ()
+    Attributes:
+        said: each option with the key that says it, empty where none does, and why not.
+    """
+
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    said: tuple[tuple[Option, str, str], ...] = ()
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        return tuple(f"--{option.name}: {key}" for option, key, _ in self.said if key)
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        return tuple(why for _, _, why in self.said if why)
 
 
 def step_container(launch: LaunchCall, fixed: FixedValues) -> StepContainer:
@@ -41,25 +52,22 @@ def step_container(launch: LaunchCall, fixed: FixedValues) -> StepContainer:
 
 def container_of(options: Iterable[Option]) -> StepContainer:
     """The container that options of pyxis name."""
-    keys: dict[str, Any] = {}
-    kept, lost = [], []
-    for option in options:
-        value = option.value or ""
-        if option.name in _KEYS and (not value or _UNKNOWN in value):
-            lost.append(f"--{option.name} is known to the job's shell alone: set {_KEYS[option.name]}")
-        elif option.name in _KEYS:
-            said = tuple(filter(None, value.split(","))) if option.name == "container-mounts" else value
-            keys[_KEYS[option.name]] = said
-            kept.append(f"--{option.name}: {_KEYS[option.name]}")
+    given = tuple(options)
+    image = any(each.name == "container-image" and each.value and _UNKNOWN not in each.value for each in given)
+    keys: dict[str, Any] = {"slurm.container_runtime": "pyxis"} if image else {}
+    said = []
+    for option in given:
+        key, value, why = _KEYS.get(option.name, ""), option.value or "", ""
+        if not key:
+            why = f"--{option.name} has no counterpart in a job file"
+        elif not value or _UNKNOWN in value:
+            why = f"--{option.name} is known to the job's shell alone: set {key}"
+        elif not image:
+            why = f"--{option.name} says nothing without an image: set slurm.container and {key}"
         else:
-            lost.append(f"--{option.name} has no counterpart in a job file")
-    if "slurm.container" in keys:
-        keys["slurm.container_runtime"] = "pyxis"
-    else:  # without an image the others say nothing
-        keys.clear()
-        lost += [f"{each}, without an image" for each in kept]
-        kept.clear()
-    return StepContainer(keys, tuple(kept), tuple(lost))
+            keys[key] = tuple(filter(None, value.split(","))) if option.name == "container-mounts" else value
+        said.append((option, "" if why else key, why))
+    return StepContainer(keys, tuple(said))
 
 
 _KEYS = {"container-image": "slurm.container", "container-mounts": "slurm.container_mounts",

@@ -69,7 +69,7 @@ class Request:
     directory: str | None = None
     elements: tuple[str, ...] = ()
     exported: Mapping[str, str] = field(default_factory=dict)
-    container: StepContainer = StepContainer()
+    container: StepContainer = field(default_factory=StepContainer)
 
     @property
     def total_tasks(self) -> int:
@@ -111,10 +111,8 @@ def read_request(script: Script) -> Request:
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
     container = container_of(pyxis)
-    for option in pyxis:
-        said = [each for each in (*container.kept, *container.lost) if each.startswith((f"--{option.name}:", f"--{option.name} "))]
-        fate = Fate.KEPT if said and said[0] in container.kept else Fate.LOST
-        reading.note(option, fate, said[0].partition(": ")[2] if fate is Fate.KEPT else "", "" if fate is Fate.KEPT else said[0])
+    for option, key, why in container.said:
+        reading.note(option, Fate.KEPT if key else Fate.LOST, key, why)
     _contradictions(reading, last)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:

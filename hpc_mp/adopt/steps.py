@@ -57,7 +57,8 @@ def kind_of(statement: Statement) -> Kind:
     if any(name in ("sbatch", "scancel") for name in names) or re.search(r"\bscontrol\s+requeue", statement.text):
         return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
     simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
-    if simple and not re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) and not SETS.search(statement.text) and all(name in PRINTS for name in names):
+    writes = re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) or SETS.search(statement.text)
+    if simple and not writes and all(name in PRINTS for name in names):
         return "print"
     if statement.command is None:
         return "code"

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_adopt import adopted, fates, unaccounted
+from test_adopt import SEEN_BY_THE_SCRIPT, adopted, fates, run, unaccounted
+from test_adopt import stubs as stubs
 
 from hpc_mp.adopt import AdoptedJob, Fate
 from hpc_mp.job.program import REFUSED
@@ -107,3 +108,22 @@ def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: 
     job = checked(f"{HEAD}#SBATCH --container-image=/a.sqsh\n#SBATCH --container-mount-home\npython t.py\n", tmp_path)
     assert job.spec.slurm.container == "/a.sqsh"
     assert {line: fates(job)[line] for line in (5, 6)} == {5: (Fate.KEPT, "slurm.container"), 6: (Fate.LOST, "")}
+
+
+@pytest.mark.parametrize("call", ["main a", 'for m in "${MODELS[@]}"; do main $m; done', "all() {\n  main a\n  main b\n}\nall",
+                                  "if true; then main a; fi\nmain b"])
+def test_a_function_that_starts_the_program_is_called_once(call: str, stubs: Path, tmp_path: Path) -> None:
+    body = f"MODELS=(a b)\ndeclare -A LR=([a]=1 [b]=2)\nmain() {{\n  local m=$1\n  srun python t.py $m ${{LR[$m]}}\n}}\n{call}\n"
+    text = HEAD + body
+    job = checked(text, tmp_path)
+    theirs = run(text, [], stubs, tmp_path, SEEN_BY_THE_SCRIPT)
+    lines = "\n".join(('PROGRAM=("$@")', "set --", *job.spec.slurm.setup, 'exec "${PROGRAM[@]}"'))
+    ours = run(lines, list(job.spec.program.command), stubs, tmp_path, {})
+    assert ours[-1][1:] == theirs[0][1:] == ["python", "t.py", "a", "1"]
+    assert any("the loop" in each.why for each in job.lost) == ("for" in call)
+
+
+def test_what_a_statement_around_the_program_reads_stays(stubs: Path, tmp_path: Path) -> None:
+    text = f'{HEAD}MODE=fast\nWHERE=sub\nif [ "$MODE" = fast ]; then\n  mkdir -p $WHERE && cd $WHERE\n  srun python t.py\nfi\n'
+    job = checked(text, tmp_path)
+    assert {"MODE=fast", "WHERE=sub"} <= set(job.spec.slurm.setup)
