@@ -151,6 +151,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
     inside = {**request.container.keys, **container.keys}
+    if enters := container.enters or request.container.enters:
+        start = replace(start, words=tuple(WordPiece("literal", text) for text in ("env", "-C", enters)) + start.words)
     moved = (known.directories[at] is None or there is None) and not inside
     shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
     run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names

@@ -110,7 +110,7 @@ def read_request(script: Script) -> Request:
             reading.note(option, Fate.LOST, "", why)
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
-    container = container_of(pyxis)
+    container = container_of(None, pyxis)
     for option, key, why in container.said:
         reading.note(option, Fate.KEPT if key else Fate.LOST, key, why)
     _contradictions(reading, last)

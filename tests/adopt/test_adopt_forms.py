@@ -100,9 +100,13 @@ def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: 
     job = checked(f"{HEAD}IMAGE=/images/torch.sqsh\nsrun {options} python t.py\n", tmp_path)
     slurm = job.spec.slurm
     assert (slurm.container, slurm.container_runtime) == ("/images/torch.sqsh", "pyxis")
-    assert slurm.container_mounts == ("/data:/data", f"{tmp_path}:/code") and job.tree["program"]["directory"] == "/code"
-    assert job.spec.program.command == ("python", "t.py") and fates(job)[6][0] is Fate.LOST
+    assert slurm.container_mounts == ("/data:/data", f"{tmp_path}:/code") and fates(job)[6][0] is Fate.LOST
     assert "--container-writable has no counterpart" in job.lost[0].why
+    assert job.spec.program.command == ("env", "-C", "/code", "python", "t.py")  # no directory outside is called so
+    options = "--container-image=a.sqsh --container-mounts=/data,./b:/b --container-workdir=/data/c"
+    job = checked(f"{HEAD}srun {options} python t.py\n", tmp_path)
+    assert job.spec.program.directory == "/data/c" and job.lost == ()
+    assert job.spec.slurm.container_mounts == ("/data", f"{tmp_path}/b:/b")
     job = checked(f"{HEAD}srun --container-image=$(pick) --container-mounts=/a python t.py\n", tmp_path)
     assert job.spec.slurm.container is None and "--container-image is known to the job's shell alone" in job.lost[0].why
     job = checked(f"{HEAD}#SBATCH --container-image=/a.sqsh\n#SBATCH --container-mount-home\npython t.py\n", tmp_path)
