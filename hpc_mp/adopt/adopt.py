@@ -10,14 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
+from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, taken_out
+from hpc_mp.adopt.blanks import BLANK, marked, restored
 from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
+from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import KnownShell, what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, job_name, read_request
-from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, in_place, is_loop, preface
-from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, kind_of, names_in
+from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, preface
+from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, names_in
 from hpc_mp.base.programs import IDENTITY
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
@@ -25,7 +28,7 @@ from hpc_mp.launch.program.launchers import check_command
 from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
-from hpc_mp.lint.sbatch.statements import Source, Statement, read_statements
+from hpc_mp.lint.sbatch.statements import Source, read_statements
 
 # What a program that starts its ranks itself is told of them by the script: nobody else sets it there.
 OF_ITS_OWN = frozenset(IDENTITY) - {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
@@ -65,7 +68,9 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
     Raises:
         HpcMpError: it starts no program, or what it asks for is nothing that a job file can say.
     """
-    plain = text.replace("\r\n", "\n").replace("\0", "")
+    plain = marked(text.replace("\r\n", "\n").replace("\0", ""), directives=True)
+    if bash_refusal(plain) is not None and bash_refusal(blanks := marked(plain)) is None:
+        plain = blanks
     script = read_script(plain, directory=directory, version=None)
     request = read_request(script)
     begins = os.path.normpath(directory / (request.directory or "."))
@@ -73,11 +78,13 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
         body = _of_shell(script, request, begins, file, arguments)
     else:
         body = _of_another(script, request, begins, file, arguments)
-    tree = job_tree({"job.name": job_name(file.name)} | dict(body.keys), job_directory)  # as sbatch names it
+    tree = restored(job_tree({"job.name": job_name(file.name)} | dict(body.keys), job_directory))  # as sbatch names it
     spec = resolve_any(tree, job_directory)
     assert isinstance(spec, ProgramSpec)  # it has [program]
     check_command(spec)
-    return AdoptedJob(tree, spec, joined((*_form(script), *body.fates), script.lines), body.notes)
+    account = joined((*_form(script), *body.fates), script.lines)
+    return AdoptedJob(tree, spec, tuple(replace(each, text=restored(each.text), where=restored(each.where),
+                                                why=restored(each.why)) for each in account), body.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,25 +137,36 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     launches = find_launches(source)
     launch = choose(launches)
     unreadable = _unreadable(source)
-    if launch is None or launch.statement in unreadable or None in unreadable:
+    blank = any(BLANK in each.text for each in source.statements)
+    if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
         return _of_another(script, request, begins, file, arguments, unreadable=bool(unreadable))
-    at = _called_at(source, launch)
+    callers = called_by(source, launch)
+    at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
-    simple = _simple(source.statements[launch.statement], launch)
+    simple = is_simple(source.statements[launch.statement], launch)
     if not simple:  # the words may be those of a loop or of a function
         fixed = replace(fixed, directory=None)
     start = program_start(launch, request, fixed)
     start, passed = _with_variables(start, launch, source, at, fixed, known)
-    moved = known.directories[at] is None or there is None
+    container = step_container(launch, fixed) if launch.srun else StepContainer()
+    start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
+    inside = {**request.container.keys, **container.keys}
+    if enters := container.enters or request.container.enters:
+        start = replace(start, words=tuple(WordPiece("literal", text) for text in ("env", "-C", enters)) + start.words)
+    moved = (known.directories[at] is None or there is None) and not inside
     shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
-    needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
+    run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names
+                             for each in source.statements[launch.statement:at + 1]]
+    needs = Needs(frozenset().union(*run, *map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
                   names_in(source.text[launch.call.start:launch.call.end]))
+    if blank and BLANK in source.statements[launch.statement].text:
+        start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
     form = command_form(start, moved, made=not simple)
     lines = [each.text for each in found if each.text is not None]
     fates = [_fate(each) for each in found]
     if simple:
-        more, said = _around(source.statements[launch.statement], launch, start)
+        more, said = around(source.statements[launch.statement], launch, start)
         lines += more
         fates.append(said)
     else:
@@ -158,11 +176,11 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
                 other, _ = _with_variables(program_start(each, request, fixed), each, source, at, fixed, known)
                 if (other.start, other.nodes, other.ranks_per_node) == (start.start, start.nodes, start.ranks_per_node):
                     others[each] = command_form(other, moved, made=True).lines
-        more, said_all = _in_place(source, launch, at, others)
+        more, said_all = taken_out(source, launch, callers, start, others)
         lines += more
         fates += said_all
     later = max(at, launch.statement) + 1
-    fates += [_after(each, number, launches) for number, each in enumerate(source.statements[later:], start=later)]
+    fates += [afterwards(each, number, launches) for number, each in enumerate(source.statements[later:], start=later)]
     own = [*lines, *(form.lines if simple else ())]
     keys = _keys(request, start, found, passed, fixed)
     for disposition in found:  # the lines below may need it, and hpc-mp's own Python must not see it
@@ -173,6 +191,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     keys["program.command"] = form.command
     goes_to = begins if moved else known.directories[at]
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
+    keys |= inside
     lines = _with_step_sizes(lines, launches, launch, request)
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if own and needs_shell:
@@ -193,29 +212,10 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
 def _unreadable(source: Source) -> frozenset[int | None]:
     """The numbers of statements that bash cannot read, None for the script as a whole: it is asked, and runs nothing."""
     if bash_refusal(source.text) is None:
-        return frozenset()
+        return frozenset(number for number, each in enumerate(source.statements) if BLANK in each.text)
     found = {number for number, each in enumerate(source.statements) if bash_refusal(f"{each.text}\n") is not None}
     rest = "\n".join(each.text for number, each in enumerate(source.statements) if number not in found)
     return frozenset(found if found and bash_refusal(f"{rest}\n") is None else {None})
-
-
-def _simple(statement: Statement, launch: LaunchCall) -> bool:
-    """Whether nothing stands around the launch but redirections, a pipe behind it, and ``… &&`` before it."""
-    if set(launch.call.inside) - {"redirected_statement", "pipeline", "list", "negated_command"}:
-        return False
-    before = statement.text[:launch.call.start - statement.start].strip()
-    return not before or (before.endswith("&&") and "||" not in before)
-
-
-def _called_at(source: Source, launch: LaunchCall) -> int:
-    """The number of the statement by which the launch begins: its own, or the first call of the function that it is in."""
-    statement = source.statements[launch.statement]
-    if statement.kind != "function_definition":
-        return launch.statement
-    name = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text)
-    calls = (number for number, each in enumerate(source.statements) if number > launch.statement and name
-             and any(call.command.words[:1] and call.command.words[0].text == name[1] for call in each.calls))
-    return next(calls, launch.statement)
 
 
 def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
@@ -268,80 +268,6 @@ def _fate(each: Disposition) -> LineFate:
     return LineFate(statement.first, statement.last, statement.text, each.fate, each.where, each.why)
 
 
-def _around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
-    """What stands before a launch on its line, and what became of the line."""
-    call = launch.call
-    left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
-    right = statement.text[call.end - statement.start:].strip()
-    why = list(start.how)
-    lost = list(start.lost)
-    call_text = statement.text[call.start - statement.start:call.end - statement.start]
-    if "<<" in right or re.search(r"(?<!<)<(?![<(&])", right) or "<<<" in call_text:
-        lost.append("what it reads from stdin: ranks read nothing there; give it as a file or an argument")
-    elif right:
-        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
-                   "the program")
-    if launch.srun and (options := _step_options(launch)):
-        why.append(options)
-    if statement.background:
-        why.append("& is left out: the job waits for its program")
-    where = "program.command" + (", slurm.setup" if left else "")
-    fate = Fate.LOST if lost else Fate.REPLACED if any("replaced" in each for each in why) else Fate.KEPT
-    lines = [f"{{ {left}; }} || exit"] if left else []
-    return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
-
-
-_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
-
-
-def _step_options(launch: LaunchCall) -> str:
-    """What became of srun's options."""
-    sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
-    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID and option.name != "mpi"]
-    containers = [name for name in rest if name.startswith("--container")]
-    others = [name for name in rest if not name.startswith("--container")]
-    return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
-                      *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
-                        if others else []),
-                      *([f"{', '.join(dict.fromkeys(containers))}: not carried over, containers by pyxis are not built for "
-                         "[program]"]
-                        if containers else [])))
-
-
-def _in_place(source: Source, launch: LaunchCall, at: int,
-              made: Mapping[LaunchCall, Sequence[str]]) -> tuple[list[str], list[LineFate]]:
-    """The compound statement that holds the launch, or the function with the statements up to its first call."""
-    statement, call = source.statements[launch.statement], launch.call
-    uncalled = statement.kind == "function_definition" and at == launch.statement
-    if uncalled or {"subshell", "command_substitution"} & set(call.inside):
-        return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
-                              "of what stands around the program here only its command is taken")]
-    text = in_place(statement, [(each.call, lines) for each, lines in made.items()])
-    loop = is_loop(call.inside)
-    why = ("the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
-           if loop else "its command is taken out for the ranks, the rest stays as it stands up to there")
-    said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if loop else Fate.KEPT, "slurm.setup, "
-        "program.command",
-                     why)]
-    rest = [text]
-    for each in source.statements[launch.statement + 1:at + 1]:
-        rest.append(each.text)
-        said.append(LineFate(each.first, each.last, each.text, Fate.KEPT, "slurm.setup", "as it stands"))
-    return rest, said
-
-
-def _after(statement: Statement, number: int, launches: Sequence[LaunchCall]) -> LineFate:
-    quiet = kind_of(statement) in ("print", "shell", "assign") or statement.text.split()[:1] in (
-        ["wait"], ["exit"], ["conda"], ["deactivate"], ["module"], ["return"], ["sleep"], ["cd"], ["fi"], ["done"])
-    if quiet and not any(each.statement == number for each in launches):
-        return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and "
-            "does nothing "
-                        "that lasts")
-    return LineFate(statement.first, statement.last, statement.text, Fate.LOST, "", "it comes after the program: make it a "
-        "job of its own "
-                    "with slurm.depends, or a part of the program")
-
-
 def _is_plain(line: str) -> bool:
     """Whether a line depends on no directory and no variable of Slurm."""
     return bool(re.fullmatch(r"(export |ulimit |umask |unset |set )?[^/`$(]*", line.split("\n")[0])) and "\n" not in line \
@@ -387,7 +313,7 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     words += [str(file.absolute()), *arguments]
     start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
-                                 "program.command": tuple(words), "program.directory": begins}
+                                 "program.command": tuple(words), "program.directory": begins} | dict(request.container.keys)
     machine, sizes = machine_keys(script, request, start)
     several = (request.nodes or 1) > 1
     fate = Fate.LOST if unreadable or several else Fate.KEPT
@@ -397,4 +323,7 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
              and not line.startswith("#")]
-    return _Body(keys | machine, (*request.fates, *sizes, *fates), _notes(script, request, arguments, (), False))
+    notes = _notes(script, request, arguments, (), False)
+    if any(script.commands("sbatch")):
+        notes += ("the script hands in jobs of its own: adopt the scripts that it hands in",)
+    return _Body(keys | machine, (*request.fates, *sizes, *fates), notes)

@@ -119,9 +119,10 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
     if not launch.srun:
         return ProgramStart("node", 1, 1, words, ("once, on one node, as without srun",), _idle(launch, asked, 1), before)
     asked_mpi = (launch.value("mpi") or "none").partition("_v")[0]
-    lost = () if asked_mpi in ("none", *PLUGINS) else (
+    lost: tuple[str, ...] = () if asked_mpi in ("none", *PLUGINS) else (
         f"--mpi={asked_mpi}: slurm.mpi takes {', '.join(PLUGINS)}; set the one that the program's MPI knows",)
     meets = asked_mpi if asked_mpi in PLUGINS else None
+    lost += _unknown_sizes(launch, request, nodes, tasks)
     said = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
     return ProgramStart("rank", nodes, tasks, words, said, lost, before, mpi=meets)
 
@@ -131,6 +132,14 @@ def _idle(launch: LaunchCall, asked: int, nodes: int) -> tuple[str, ...]:
         return ()
     return (f"--nodes={asked}: without srun it runs on the first node alone, and the job has that one; whatever it starts on the "
             "others by itself has to become program.command",)
+
+
+def _unknown_sizes(launch: LaunchCall, request: Request, nodes: int, tasks: int) -> tuple[str, ...]:
+    """That srun is told a size which the script's text does not tell."""
+    found = [f"--{name}={value}" for name in ("nodes", "ntasks", "ntasks-per-node")
+             if (value := launch.value(name)) and number_in(value, request) is None]
+    return (f"srun's {', '.join(found)} is known to the job's shell alone: {nodes} × {tasks} ranks are taken; set job.nodes, "
+            "job.ranks_per_node",) if found else ()
 
 
 def _step_sizes(launch: LaunchCall, request: Request) -> tuple[int, int]:

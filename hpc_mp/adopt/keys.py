@@ -11,7 +11,7 @@ import tomli_w
 
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
-from hpc_mp.adopt.request import SIZES, Request
+from hpc_mp.adopt.request import Request, not_understood
 from hpc_mp.lint.sbatch.options import Option
 from hpc_mp.lint.sbatch.script import Script
 
@@ -55,12 +55,14 @@ def machine_keys(script: Script, request: Request, start: ProgramStart) -> tuple
         keys["slurm.extra.cpus-per-task"] = each
         said["cpus-per-task"] = (Fate.KEPT, "slurm.extra.cpus-per-task", "") if each == request.cpus else (
             Fate.REPLACED, "slurm.extra.cpus-per-task", f"{each} for each of {ranks} ranks, as many on a node as before")
+    else:
+        said["cpus-per-task"] = (Fate.DROPPED, "", "it names no number of CPUs")
     for name in ("exclusive", "mem"):
         instead = ("oversubscribe",) if name == "exclusive" else ("mem-per-cpu", "mem-per-gpu")
-        if not any(script.option(each) for each in (name, *instead)):
+        if not any(f"slurm.extra.{each}" in request.keys for each in (name, *instead)):
             keys[f"slurm.extra.{name}"] = False  # else the job would ask for whole nodes and all their memory
-    return keys, [_line(script, option, *said[option.name]) for option in script.options if option.name in SIZES
-                  and script.option(option.name) is option]
+    return keys, [_line(script, option, *said[option.name]) for option in script.options if option.name in said
+                  and not_understood(option) is None and script.option(option.name) is option]
 
 
 def _line(script: Script, option: Option, fate: Fate, where: str, why: str) -> LineFate:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.adopt.expand import FixedValues, fields
 from hpc_mp.lint.sbatch.shell import read_shell
 from hpc_mp.lint.sbatch.statements import Source, Statement
@@ -17,6 +18,7 @@ from hpc_mp.lint.sbatch.statements import Source, Statement
 HARMLESS = re.compile(r"activate$|conda\.sh$|\.bashrc$|\.bash_profile$|\.profile$|/etc/profile(\.d/.*)?$|/init/\w+$|setvars\.sh$")
 _SET_BY_WORD = re.compile(r"\b(?:for|select|(?:read|mapfile|readarray)(?:\s+-\w+)*|unset|getopts\s+\S+|printf\s+-v|let)\s+"
                           r"([A-Za-z_]\w*(?:\s+[A-Za-z_]\w*)*)")
+SETS = re.compile(r"\$\{([A-Za-z_]\w*):?=")  # ``: "${NAME:=value}"`` sets what holds nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ def what_is_known(source: Source, directory: str, exported: Mapping[str, str]) -
     counts = Counter(each.name for each in shell.assignments)
     for found in _SET_BY_WORD.finditer(source.text):
         counts.update(found[1].split() * 2)  # never one known text
+    counts.update(name for name in SETS.findall(source.text) for _ in range(2))
     submitted = {"SLURM_SUBMIT_DIR": (directory,)}
     texts: dict[str, tuple[str, ...]] = {**submitted, **{name: (value,) for name, value in exported.items() if not counts[name]}}
     arrays: set[str] = set()
@@ -98,6 +101,8 @@ def _moved(statement: Statement, here: str | None, fixed: FixedValues) -> str | 
     movers = [call for call in statement.calls if call.command.name in ("cd", "pushd", "popd")
               and not {"command_substitution", "subshell"} & set(call.inside)]
     if not movers:
+        return here
+    if BLANK in statement.text:  # it is to be filled in, and not carried over
         return here
     call = movers[0]
     if here is None or len(movers) > 1 or call.command.name != "cd" or set(call.inside) - {"list", "redirected_statement"} \

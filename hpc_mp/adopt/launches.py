@@ -76,10 +76,17 @@ def find_launches(source: Source) -> tuple[LaunchCall, ...]:
     for number, statement in enumerate(source.statements):
         for call in statement.calls:
             if "command_substitution" not in call.inside and "process_substitution" not in call.inside:
-                found += filter(None, [_launch(call, number, known)])
+                launch = _launch(call, number, known)
+                found += [launch] if launch and not any(_reads_from(launch, each) for each in found) else []
         for each in _assignments(statement):
             assign(known, each)
     return tuple(found)
+
+
+def _reads_from(launch: LaunchCall, first: LaunchCall) -> bool:
+    """Whether what a command prints goes through this one: ``solve | plot``."""
+    return first.statement == launch.statement and first.call.start < launch.call.start < first.call.chain_end \
+        and launch.call.command.name in first.call.command.piped
 
 
 def _assignments(statement: Statement) -> Iterator[ShellAssignment]:
@@ -143,7 +150,7 @@ def _tier(words: Sequence[Word]) -> int:
     shell = next((at for at, word in enumerate(words) if at and word.base in ("bash", "sh")), None)
     if name in MPI and shell is not None and _tier(words[shell:]) == 1:  # it only says on which machines it is
         return 1
-    if name in LAUNCHERS and not (name == "accelerate" and texts[1:2] != ["launch"]):
+    if name in LAUNCHERS - TOOLS and not (name == "accelerate" and texts[1:2] != ["launch"]):
         return 5
     if PYTHON.fullmatch(name):
         if any(text in HELPERS for text in texts[1:3]):

@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate
-from hpc_mp.cluster.slurm.options import extra_options, refused_options
+from hpc_mp.adopt.blanks import BLANK
+from hpc_mp.adopt.containers import StepContainer, container_of
+from hpc_mp.cluster.slurm.options import contradicting, extra_options, refused_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.options import Option
+from hpc_mp.lint.sbatch.rules.form import malformed, unexpanded
 from hpc_mp.lint.sbatch.script import Script
 
 SIGNALS = {"TERM": "TERM", "15": "TERM", "INT": "INT", "2": "INT", "HUP": "HUP", "1": "HUP", "USR1": "USR1", "10": "USR1",
@@ -21,6 +24,7 @@ PLAIN = {"partition": "slurm.partition", "account": "slurm.account", "qos": "slu
          "reservation": "slurm.reservation", "switches": "slurm.switches"}
 SIZES = frozenset({"nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gres", "gpus", "gpus-per-node", "gpus-per-task",
                    "ntasks-per-gpu", "tres-per-task"})
+LOGS = frozenset({"output", "error", "open-mode", "job-name", "export", "input"})  # whatever they say, hpc-mp says it anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,7 @@ class Request:
         directory: where sbatch was told to start the script.
         elements: the numbers of an array's elements.
         exported: what ``--export`` sets.
+        container: in which the whole script runs.
     """
 
     nodes: int | None
@@ -64,6 +69,7 @@ class Request:
     directory: str | None = None
     elements: tuple[str, ...] = ()
     exported: Mapping[str, str] = field(default_factory=dict)
+    container: StepContainer = field(default_factory=StepContainer)
 
     @property
     def total_tasks(self) -> int:
@@ -93,12 +99,21 @@ def read_request(script: Script) -> Request:
     """The directives of a script, those of a heterogeneous job's first component."""
     reading = _RequestSoFar(script.lines)
     last = {option.name: option for option in script.options}
+    pyxis: list[Option] = []
     for option in script.options:
         if last[option.name] is not option and option.name != "export":
             reading.note(option, Fate.DROPPED, "", f"--{option.name} is given again in line {last[option.name].line}, which "
                                                    "counts")
+        elif "container" in option.name and option.name != "container":
+            pyxis.append(option)
+        elif (why := not_understood(option)) is not None and option.name not in LOGS:
+            reading.note(option, Fate.LOST, "", why)
         elif option.name not in SIZES:
             _ROWS.get(option.name, _any)(reading, option)
+    container = container_of(None, pyxis)
+    for option, key, why in container.said:
+        reading.note(option, Fate.KEPT if key else Fate.LOST, key, why)
+    _contradictions(reading, last)
     for number, component in enumerate(script.header.components[1:], start=2):
         for option in component:
             reading.note(option, Fate.LOST, "", f"is of component {number} of a heterogeneous job: write slurm.components "
@@ -115,7 +130,33 @@ def read_request(script: Script) -> Request:
     elif per_node is None and (each := script.number("ntasks-per-gpu")) and gpus and gpus.count:
         per_node = each * gpus.count
     return Request(nodes, per_node or (ntasks if nodes is None and ntasks else 1), ntasks, script.number("cpus-per-task"), gpus,
-                   reading.keys, tuple(reading.fates), reading.directory, reading.elements, reading.exported)
+                   reading.keys, tuple(reading.fates), reading.directory, reading.elements, reading.exported, container)
+
+
+def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
+    """Of options of which sbatch drops one in silence the last one is kept."""
+    for group in contradicting():
+        given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
+                       key=lambda option: option.line)
+        for option in given[:-1]:
+            del reading.keys[f"slurm.extra.{option.name}"]
+            reading.fates = [each for each in reading.fates if each.where != f"slurm.extra.{option.name}"]
+            reading.note(option, Fate.LOST, "", f"it contradicts --{given[-1].name}: sbatch drops one of them in silence")
+
+
+_PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|{BLANK}|^\[.*\]$|^!\w")
+
+
+def not_understood(option: Option) -> str | None:
+    """Why the value of a directive says nothing to sbatch: one that a shell or a template was to fill in."""
+    value = option.value or ""
+    if (found := unexpanded(option)) is not None:
+        return f"“{found}” in a directive: sbatch expands nothing; write what it stands for into the job file"
+    if _PLACEHOLDER.search(value) and option.name not in ("array", "comment"):
+        return f"“{value}” is to be filled in: write it into the job file"
+    if (words := malformed(option)) is not None:
+        return f"sbatch does not understand “{value}” there, but {words}"
+    return None
 
 
 def _nodes(script: Script) -> int | None:
@@ -158,10 +199,6 @@ def _any(reading: _RequestSoFar, option: Option) -> None:
     elif name in refused_options():
         rule, remedy = refused_options()[name]
         reading.note(option, Fate.DROPPED, "", f"{shown} {rule}: {remedy}")
-    elif name.startswith("container"):
-        reading.note(option, Fate.LOST, "", f"{shown}: containers by pyxis are not built for [program]; let program.command "
-                                            "start "
-                     "the container (apptainer exec …)")
     elif not option.known:
         reading.note(option, Fate.LOST, "", f"sbatch has no option {shown}; one of a site's plug-in goes into slurm.setup "
                                             "as its variable")
@@ -250,7 +287,7 @@ def _chdir(reading: _RequestSoFar, option: Option) -> None:
 
 
 def _container_hook(reading: _RequestSoFar, option: Option) -> None:
-    reading.note(option, Fate.LOST, "", "containers are not built for [program]: let program.command start the container")
+    reading.note(option, Fate.LOST, "", "an OCI bundle of sbatch --container has no counterpart: set slurm.container")
 
 
 def _exclusive(reading: _RequestSoFar, option: Option) -> None:

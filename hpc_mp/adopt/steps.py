@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from hpc_mp.adopt.account import Fate
 from hpc_mp.adopt.expand import FixedValues, fields, uses
-from hpc_mp.adopt.known import HARMLESS, KnownShell
+from hpc_mp.adopt.known import HARMLESS, SETS, KnownShell
 from hpc_mp.base.programs import IDENTITY
 from hpc_mp.lint.sbatch.statements import Source, Statement
 
@@ -57,7 +57,8 @@ def kind_of(statement: Statement) -> Kind:
     if any(name in ("sbatch", "scancel") for name in names) or re.search(r"\bscontrol\s+requeue", statement.text):
         return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
     simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
-    if simple and not re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) and all(name in PRINTS for name in names):
+    writes = re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) or SETS.search(statement.text)
+    if simple and not writes and all(name in PRINTS for name in names):
         return "print"
     if statement.command is None:
         return "code"
@@ -200,10 +201,11 @@ def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
         unreadable: numbers of those that bash cannot read.
     """
     statements = source.statements[:launch]
-    keyed = environment_keys(statements, known)
+    keyed = {number: each for number, each in environment_keys(statements, known).items() if number not in unreadable}
     kinds: list[Kind] = ["unreadable" if number in unreadable else kind_of(each) for number, each in enumerate(statements)]
     stays = {number for number, kind in enumerate(kinds) if kind in ("code", "environment") and number not in keyed}
     needed = set(needs.names)
+    stays |= {number for number, each in enumerate(statements) if kinds[number] == "assign" and SETS.search(each.text)}
     grown = True
     while grown:
         grown = False

@@ -46,6 +46,11 @@ def refused_options() -> Mapping[str, tuple[str, str]]:
     return {name: (rule, remedy) for name, (rule, remedy) in _table()["refused"].items()}
 
 
+def contradicting() -> list[list[str]]:
+    """Groups of options of which sbatch takes one and drops the others in silence."""
+    return [group["options"] for group in _table()["dropped"]]
+
+
 def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
     """Those in ``slurm.extra`` that each component has of its own, or that srun must get again."""
     return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}
@@ -94,8 +99,8 @@ def _check(where: str, extra: Extra, version: Version | None) -> None:
         if version and not _exists(options[name], version):
             bound = f"before Slurm {options[name][1:]}" if options[name][0] == "-" else f"from Slurm {options[name]} on"
             raise HpcMpError(given, f"exists {bound}; this cluster runs {print_version(version)}", "leave it out")
-    for group in _table()["dropped"]:
-        both = [name for name in group["options"] if extra.get(name, False) is not False]
+    for group in contradicting():
+        both = [name for name in group if extra.get(name, False) is not False]
         if len(both) > 1:
             raise HpcMpError(f"{where}: {' and '.join(both)}", "contradict each other: sbatch drops one in silence",
                              "keep one of them")

@@ -226,8 +226,11 @@ def substituted(text: str, known: Variables) -> str:
     return _USE.sub(value, text)
 
 
+_PART = re.compile(r"(?:\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`|\\[^\n]|[^\s\\])+")
+
+
 def _split(word: Word) -> list[Word]:
     """The words that an unquoted use of a variable with this value gives."""
     return [replace(word, text=part[0], line=word.line + word.text.count("\n", 0, part.start()),
                     expands=tuple((name, line) for name, line in word.expands if name in part[0]))
-            for part in re.finditer(r"(?:\\[^\n]|[^\s\\])+", word.text)]
+            for part in _PART.finditer(word.text)]

@@ -117,8 +117,40 @@ def _parser() -> Parser:
 def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[Node, NodeReader]:
     """The tree of a script, and what reads its nodes; arguments as of ``read_shell``."""
     line_ends = tuple(found.start() for found in re.finditer("\n", source))
-    tree = _parser().parse(_UNSAFE.sub("x", source).encode("ascii"))
-    return tree.root_node, NodeReader(source, line_ends, first_line, task)
+    plain = _UNSAFE.sub("x", source)
+    root = _parser().parse(plain.encode("ascii")).root_node
+    if root.has_error and "<<" in plain:
+        again = _parser().parse(_without_here_documents(plain).encode("ascii")).root_node
+        root = min(root, again, key=_faults)
+    return root, NodeReader(source, line_ends, first_line, task)
+
+
+def _without_here_documents(plain: str) -> str:
+    """The text with nothing in its here-documents that the grammar could stumble over, letter for letter as long.
+
+    It loses its way in some that hold quotes and other here-documents, and where one is given to no command (``<<NOTES``).
+    """
+    done: list[str] = []
+    ends: list[tuple[str, bool, str]] = []  # of the documents that begin behind this line: its end, ``-``, what fills it
+    for line in plain.split("\n"):
+        if ends:
+            end, tabs, fill = ends[0]
+            if (line.lstrip("\t") if tabs else line) == end:
+                ends.pop(0)
+                done.append(line if fill == "x" else fill * len(line))
+            else:
+                done.append(fill * len(line))
+            continue
+        bare = re.match(r"\s*<<", line) is not None
+        for found in _HERE_DOCUMENT.finditer(line):
+            ends.append((found[2] or found[3], found[1] == "-", "#" if bare else "x"))
+        done.append("#" * len(line) if bare and ends else line)
+    return "\n".join(done)
+
+
+def _faults(root: Node) -> int:
+    """How many letters the grammar could make nothing of, and one for each that it had to add."""
+    return sum(node.end_byte - node.start_byte + 1 for node in _descendants(root) if node.type == "ERROR" or node.is_missing)
 
 
 def read_shell(source: str, first_line: int = 1, *, task: bool = False) -> Shell:
@@ -189,6 +221,7 @@ def inner_script(words: tuple[Word, ...]) -> Word | None:
 
 
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
+_HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _WITH_ASSIGNMENTS = ("command", "declaration_command")
 _SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",

@@ -18,6 +18,7 @@ CLOSE = 0.85  # how alike two names are when one is taken for a slip of the othe
 _RESERVED = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _SLIP = re.compile(r"#+\s+SBATCH\s+-|#(?!SBATCH)(?i:sbatch)\b|#(SBTACH|SBACTH|SABTCH|SBATHC|BSATCH|SBATC|SBACH)\b")
 _EXPANSION = re.compile(r"\$\{?[A-Za-z_]\w*|\$\(|`|(?:^|=)~/")
+_TEXTS = ("comment", "wrap", "mail-user")
 _SINGLE_DASH = re.compile(r"-([a-z][a-z\-]{2,})(=.*)?", re.DOTALL)
 
 
@@ -135,19 +136,31 @@ def _twice(script: Script) -> Iterable[Hit]:
 
 
 def _expansions(script: Script) -> Iterable[Hit]:
-    comments = {option.line for option in _all(script) if option.name in ("comment", "wrap", "mail-user")}
+    comments = {option.line for option in _all(script) if option.name in _TEXTS}
     for word in script.header.words:
         if word.line not in comments and (found := _EXPANSION.search(word.text)):
             yield Hit(word.line, found[0].lstrip("="))
 
 
 def _malformed(script: Script) -> Iterable[Hit]:
-    forms = option_table()["forms"]
     for option in _all(script):
-        if option.known and option.name in forms and option.value is not None and not _EXPANSION.search(option.value):
-            pattern, words = forms[option.name]
-            if not re.fullmatch(pattern, option.value):
-                yield Hit(option.line, f"--{option.name} {option.value}", words)
+        if option.value is not None and not _EXPANSION.search(option.value) and (words := malformed(option)):
+            yield Hit(option.line, f"--{option.name} {option.value}", words)
+
+
+def malformed(option: Option) -> str | None:
+    """What the value of an option has to look like, in words, where sbatch does not understand the one given."""
+    forms = option_table()["forms"]
+    if not option.known or option.name not in forms or option.value is None:
+        return None
+    pattern, words = forms[option.name]
+    return None if re.fullmatch(pattern, option.value) else words
+
+
+def unexpanded(option: Option) -> str | None:
+    """What stands in a value for the shell, which sbatch does not ask."""
+    found = _EXPANSION.search(option.value or "") if option.name not in _TEXTS else None
+    return found[0] if found else None
 
 
 def _long_with_one_dash(text: str) -> str | None:

@@ -1,0 +1,128 @@
+"""What stands around a launch, on its line or in the statement that holds it, and behind it: what becomes of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from hpc_mp.adopt.account import Fate, LineFate
+from hpc_mp.adopt.command import ProgramStart
+from hpc_mp.adopt.launches import LaunchCall
+from hpc_mp.adopt.setup import in_place, is_loop
+from hpc_mp.adopt.steps import kind_of
+from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
+
+_PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_command"})
+
+
+def is_simple(statement: Statement, launch: LaunchCall) -> bool:
+    """Whether nothing stands around the launch but redirections, a pipe behind it, and ``… &&`` before it."""
+    if set(launch.call.inside) - _PLAIN_AROUND:
+        return False
+    before = statement.text[:launch.call.start - statement.start].strip()
+    return not before or (before.endswith("&&") and "||" not in before)
+
+
+def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
+    """What stands before a launch on its line, and what became of the line."""
+    call = launch.call
+    left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
+    right = statement.text[call.end - statement.start:].strip()
+    why = list(start.how)
+    lost = [*start.lost, *_from_stdin(statement, launch, right)]
+    if right and len(lost) == len(start.lost):
+        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
+                   "the program")
+    if launch.srun and (options := _step_options(launch)):
+        why.append(options)
+    if statement.background:
+        why.append("& is left out: the job waits for its program")
+    where = "program.command" + (", slurm.setup" if left else "")
+    fate = Fate.LOST if lost else Fate.REPLACED if any("replaced" in each for each in why) else Fate.KEPT
+    lines = [f"{{ {left}; }} || exit"] if left else []
+    return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
+
+
+def _from_stdin(statement: Statement, launch: LaunchCall, behind: str) -> tuple[str, ...]:
+    """That the program is given something to read, by what stands behind it or by a pipe before it."""
+    call_text = statement.text[launch.call.start - statement.start:launch.call.end - statement.start]
+    if "<<" in behind or re.search(r"(?<!<)<(?![<(&])", behind) or "<<<" in call_text:
+        return ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
+    return ()
+
+
+_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
+
+
+def _step_options(launch: LaunchCall) -> str:
+    """What became of srun's options."""
+    sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
+    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID and option.name != "mpi"]
+    others = [name for name in rest if "container" not in name]
+    return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
+                      *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
+                        if others else [])))
+
+
+def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite], ...]:
+    """How the script comes to a launch inside of a function: the numbers of the statements with the first call of it, of the
+    function that this one stands in, and so on; empty where no function holds it, or none is called."""
+    found: list[tuple[int, CallSite]] = []
+    number = launch.statement
+    while source.statements[number].kind == "function_definition":
+        name = re.match(r"(?:function\s+)?([\w.:-]+)", source.statements[number].text)
+        following = ((later, call) for later in range(number + 1, len(source.statements))
+                     for call in source.statements[later].calls
+                     if name and call.command.words[:1] and call.command.words[0].text == name[1])
+        if (call := next(following, None)) is None:
+            return ()
+        found.append(call)
+        number = call[0]
+    return tuple(found)
+
+
+_LOOP = "the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
+
+
+def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, CallSite]], start: ProgramStart,
+              made: Mapping[LaunchCall, Sequence[str]]) -> tuple[list[str], list[LineFate]]:
+    """The compound statement that holds the launch, or the function with the statements up to its first call."""
+    statement, call = source.statements[launch.statement], launch.call
+    uncalled = statement.kind == "function_definition" and not callers
+    if uncalled or {"subshell", "command_substitution"} & set(call.inside):
+        only = ("of what stands around the program here only its command is taken", *start.lost)
+        return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
+                                             "; ".join(only))]
+    behind = statement.text[call.end - statement.start:call.chain_end - statement.start]
+    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *_from_stdin(statement, launch, behind)]
+    why = "; ".join(lost) or "its command is taken out for the ranks, the rest stays as it stands up to there"
+    said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if lost else Fate.KEPT,
+                     "slurm.setup, program.command", why)]
+    lines = [in_place(statement, [(each.call, texts) for each, texts in made.items()])]
+    sites = dict(callers)
+    for number in range(launch.statement + 1, max(sites, default=launch.statement) + 1):
+        each, site = source.statements[number], sites.get(number)
+        text, fate, why = each.text + (" &" if each.background else ""), Fate.KEPT, "as it stands"
+        if site is None and kind_of(each) in ("trap", "resubmit"):
+            said.append(LineFate(each.first, each.last, each.text, Fate.LOST, "", "the job's shell becomes the supervisor, which "
+                                 "takes signals and queues the job again (program.signal, program.resumes)"))
+            continue
+        if site is not None and set(site.inside) - _PLAIN_AROUND:  # nothing more of it is run behind the first call
+            text = in_place(each, [(site, (source.text[site.start:site.end],))])
+        if site is not None and is_loop(site.inside):
+            fate, why = Fate.LOST, _LOOP
+        lines.append(text)
+        said.append(LineFate(each.first, each.last, each.text, fate, "slurm.setup", why))
+    return lines, said
+
+
+def afterwards(statement: Statement, number: int, launches: Sequence[LaunchCall]) -> LineFate:
+    quiet = kind_of(statement) in ("print", "shell", "assign") or statement.text.split()[:1] in (
+        ["wait"], ["exit"], ["conda"], ["deactivate"], ["module"], ["return"], ["sleep"], ["cd"], ["fi"], ["done"])
+    if quiet and not any(each.statement == number for each in launches):
+        return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and "
+            "does nothing "
+                        "that lasts")
+    return LineFate(statement.first, statement.last, statement.text, Fate.LOST, "", "it comes after the program: make it a "
+        "job of its own "
+                    "with slurm.depends, or a part of the program")

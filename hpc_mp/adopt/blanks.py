@@ -1,0 +1,39 @@
+"""Names in ``< >`` or ``{{ }}`` that a script leaves to be filled in, which bash would take for redirections, sbatch for words.
+
+A file of its own, for whoever reads the statements must not know of it: such a name is written with letters that no script
+has, so that it is a word or a part of one, and as it was again once everything is said.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+BLANK = "\ue000"
+_LETTERS = str.maketrans("< >", f"{BLANK}\ue001\ue002")
+_AS_IT_WAS = str.maketrans(f"{BLANK}\ue001\ue002", "< >")
+_TEMPLATE = re.compile(r"\{\{[^{}\n]*\}\}")
+_BLANK = re.compile(r"(?<![<0-9&])<(?! )([A-Za-z][^<>\n|;&()$]*)(?<! )>(?!>)")
+
+
+def marked(text: str, *, directives: bool = False) -> str:
+    """The text with every such name as a word, in its directives or else in its statements; comments stay."""
+    lines = text.split("\n")
+    if directives:
+        return "\n".join(_TEMPLATE.sub(_word, _BLANK.sub(_word, line)) if line.startswith("#SBATCH") else line for line in lines)
+    return "\n".join(line if line.lstrip().startswith("#") else _BLANK.sub(_word, line) for line in lines)
+
+
+def _word(found: re.Match[str]) -> str:
+    return found[0].translate(_LETTERS)
+
+
+def restored(value: Any) -> Any:
+    """What ``marked`` has written, as it was, in a text, or in all texts of a tree of tables and lists."""
+    if isinstance(value, str):
+        return value.translate(_AS_IT_WAS)
+    if isinstance(value, dict):
+        return {name: restored(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(restored, value))
+    return value
