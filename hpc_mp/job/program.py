@@ -148,8 +148,8 @@ def check_program(spec: ProgramSpec) -> None:
                          "tells each rank who it is by MPI alone, and this start is by torchrun's variables",
                          'set program.start = "mpi", or slurm.mpi = "pmix" for both')
     if spec.by_mpirun and spec.slurm.container is not None:
-        raise HpcMpError('slurm.mpi = "mpirun" with slurm.container', "starts ranks outside of the image, whose MPI would not meet "
-                         "that mpirun", 'set slurm.mpi = "pmix" or "pmi2", or let program.command start the container '
+        raise HpcMpError('slurm.mpi = "mpirun" with slurm.container', "starts ranks outside of the image, whose MPI would not "
+                         "meet that mpirun", 'set slurm.mpi = "pmix" or "pmi2", or let program.command start the container '
                          '(["apptainer", "exec", "image.sif", "./solve"])')
     _check_axes(spec)
     _check_stage(spec.program.stage)

@@ -10,7 +10,6 @@ from test_adopt import SEEN_BY_THE_SCRIPT, adopted, fates, run, unaccounted
 from test_adopt import stubs as stubs
 
 from hpc_mp.adopt import AdoptedJob, Fate
-from hpc_mp.job.program import REFUSED
 from hpc_mp.launch.render import render
 from hpc_mp.lint.sbatch import lint
 
@@ -94,8 +93,7 @@ def test_what_the_program_reads_from_stdin_is_named_wherever_it_stands(around: s
     assert checked(HEAD + around.format("srun ./solve > out.txt"), tmp_path).lost == ()
 
 
-def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(REFUSED, "slurm.container", raising=False)
+def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: Path) -> None:
     options = "--container-image=$IMAGE --container-mounts=/data:/data,$PWD:/code --container-workdir /code --container-writable"
     job = checked(f"{HEAD}IMAGE=/images/torch.sqsh\nsrun {options} python t.py\n", tmp_path)
     slurm = job.spec.slurm
