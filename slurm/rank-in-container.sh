@@ -20,9 +20,10 @@ unset $hpc_mp_ours
 # Why this rank cannot become the program, for people and, with what JSON needs escaped, for the verdict.
 refuse() {
     echo "hpc-mp: $1" >&2
+    # The time is rounded up: a record that is older than the announcement of its rank counts as an earlier start's.
     record=$(printf '%s-rank-%05d.json' "$hpc_mp_failures" "$hpc_mp_rank")
     printf '{"rank": %s, "node": "%s", "kind": "user", "message": "%s: %s", "time": %s, "attempt": %s}\n' \
-        "$hpc_mp_rank" "$SLURMD_NODENAME" "$SLURMD_NODENAME" "$2" "$(date +%s || echo 0)" "$hpc_mp_attempt" >"$record.part"
+        "$hpc_mp_rank" "$SLURMD_NODENAME" "$SLURMD_NODENAME" "$2" "$(($(date +%s || echo 0) + 1))" "$hpc_mp_attempt" >"$record.part"
     mv -f "$record.part" "$record"
     exit 2
 }
