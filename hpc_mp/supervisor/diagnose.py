@@ -426,7 +426,7 @@ def _said(evidence: Evidence) -> Iterator[Symptom]:
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
         theirs = evidence.program and lines is evidence.logs.get(host)  # a program says what it likes; how it ended, _end knows
         for line in lines:
-            if (kind := sign(line)) is not None and not (theirs and "slurmstepd" not in line):
+            if not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
                 yield _line(kind, line, host, evidence)
 
 

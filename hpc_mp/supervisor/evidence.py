@@ -28,7 +28,8 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.log_patterns import JOB_CANCELLED, NODE_LOST, task_ends
 from hpc_mp.supervisor.silence import Hang
 
-TAIL = 1 << 20  # bytes of each log that are read, from its end
+TAIL = 1 << 16  # bytes of each log that are read, from its end
+LONG_TAIL = 1 << 20  # of those of a program, of which one exception may fill hundreds of KiB, and of srun
 DEEP, DEEP_LINES = 1 << 28, 400  # bytes and lines of a log for a task that others on its node have drowned
 LABEL = re.compile(r"^ *(\d+): (.*)$")  # of srun --label: the number of the task
 OVER_LIMIT = re.compile(r"StepId=(\d+\.\d+) exceeded (?:virtual )?memory limit")
@@ -94,13 +95,17 @@ class Evidence:
 
     def task_of(self, rank: int) -> int:
         """Slurm's number of a rank's task."""
-        host = self.hosts[self.places[rank].node]
-        ranks = self.ranks_on(host)
-        return self.hosts.index(host) * len(ranks) + ranks.index(rank)
+        return _tasks(self)[rank]
 
     def said_by(self, host: str, task: int) -> Sequence[str]:
         """What a task has said, without the numbers before its lines."""
         return _by_task(self).get((host, task), ())
+
+
+@lru_cache(maxsize=2)
+def _tasks(evidence: Evidence) -> dict[int, int]:
+    seats = sorted(evidence.places.values(), key=lambda place: (place.node, place.local_rank))
+    return {place.rank: task for task, place in enumerate(seats)}
 
 
 @lru_cache(maxsize=2)
@@ -153,8 +158,13 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
     """
     run, number, placement = attempt.run, attempt.record.attempt, attempt.placement
     hosts = attempt.record.hosts or tuple(emulated_node(node) for node in range(placement.nodes))  # mpirun alone knows its own
-    srun = _tail(run.srun_log) + (_tail(script.path, script.begin) if script else ())
-    logs = _by_rank(run, placement, hosts) if attempt.by_mpirun else _with_the_drowned(run, srun, _by_host(run.node_log))
+    program = isinstance(attempt.spec, ProgramSpec)
+    srun = _tail(run.srun_log, size=LONG_TAIL) + (_tail(script.path, script.begin) if script else ())
+    if attempt.by_mpirun:
+        logs = _by_rank(run, placement, hosts)
+    else:
+        logs = _by_host(run.node_log, LONG_TAIL if program else TAIL)
+        logs = _with_the_drowned(run, srun, logs) if program else logs
     announced = [start for start in read_records(run.ranks, RankStart) if start.attempt == number]
     return Evidence(
         code=code,
@@ -173,23 +183,23 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         run=run,
         hang=hang,
         unended=tuple(unended),
-        program=isinstance(attempt.spec, ProgramSpec),
+        program=program,
         axes=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.axes is not None,
         of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
         by_mpirun=attempt.by_mpirun,
     )
 
 
-def _by_host(logs: FilesOfRun) -> dict[str, tuple[str, ...]]:
+def _by_host(logs: FilesOfRun, size: int = TAIL) -> dict[str, tuple[str, ...]]:
     """The last lines of each host's log, by host."""
-    return {logs.values(path)[0]: _tail(path) for path in logs.found()}
+    return {logs.values(path)[0]: _tail(path, size=size) for path in logs.found()}
 
 
 def _by_rank(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """The same where each rank has a log of its own, with its number before its lines as srun would write it."""
     found: dict[str, tuple[str, ...]] = {}
     for place in placement.ranks:
-        lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank)))
+        lines = tuple(f"{place.rank}: {line}" for line in _tail(run.rank_log(place.rank), size=LONG_TAIL))
         found[hosts[place.node]] = found.get(hosts[place.node], ()) + lines
     return found
 
@@ -214,16 +224,16 @@ def _lines_of_task(path: Path, task: int) -> list[str]:
     return []
 
 
-def _tail(path: Path, begin: int = 0) -> tuple[str, ...]:
-    """The last whole lines of a file, from the offset ``begin`` on."""
+def _tail(path: Path, begin: int = 0, size: int = TAIL) -> tuple[str, ...]:
+    """The last whole lines of a file, from the offset ``begin`` on, of so many bytes at most."""
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(begin, size - TAIL))
+            cut = file.seek(0, 2) - size
+            file.seek(max(begin, cut))
             lines = lines_of(file.read())
     except OSError:
         return ()
-    return tuple(lines[size - TAIL > begin:len(lines) - (lines[-1] == "")])
+    return tuple(lines[cut > begin:len(lines) - (lines[-1] == "")])
 
 
 def _states(hosts: tuple[str, ...], ask: Runner) -> dict[str, str]:

@@ -416,7 +416,9 @@ def test_a_rank_that_another_one_has_drowned(tmp_path: Path) -> None:
     def silent(argv: tuple[str, ...]) -> str:
         raise CommandFailed("no Slurm here")
 
-    assert "ValueError: boom (train.py:7)" in classify(gather(attempt(run), 1, None, silent)).cause.message
+    spec = job(job={"nodes": 4, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"]})
+    found = classify(gather(replace(attempt(run), spec=spec), 1, None, silent))
+    assert "ValueError: boom (train.py:7)" in found.cause.message
 
 
 def test_gather_finds_nothing(tmp_path: Path) -> None:
