@@ -1,0 +1,335 @@
+"""What evidence tells of a failure: each source is read for symptoms, of ranks, tasks, nodes or the job.
+
+Which of them explains the others is not judged here, but in ``diagnose``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from hpc_mp.base.exit_codes import ending
+from hpc_mp.rundir.attempt import last_words
+from hpc_mp.rundir.ends import awaited_in_vain, given_up, words_of_end
+from hpc_mp.rundir.failures import (
+    BY_SOMEBODY,
+    RankFailure,
+    kind_of_end,
+)
+from hpc_mp.rundir.outcome import STOPPED
+from hpc_mp.rundir.tracebacks import last_error
+from hpc_mp.rundir.watchdogs import collective_timeout
+from hpc_mp.supervisor.evidence import LABEL, Evidence
+from hpc_mp.supervisor.log_patterns import (
+    CANCELLED,
+    CANNOT_START,
+    IMPROPER,
+    JOB_CANCELLED,
+    KILLED_PID,
+    MPI_PLUGIN,
+    NODE_FAILURE,
+    NOT_INSTALLED,
+    PYTHON_ERROR,
+    STEP_CANCELLED,
+    TaskEnd,
+    TasksRefused,
+    all_ends,
+    completed_first,
+    not_started,
+    sign,
+    task_ends,
+    xid,
+)
+
+# What an exception is about may say more than its kind: lack of memory, a broken GPU.
+MORE_EXACT = frozenset({"memory", "hardware", "space", "storage", "network"})
+REFUSED = re.compile(r"^(?:\d+: )?hpc-mp: (\S+): (?!warning: )(.+)$")  # of slurm/node-start.sh
+REMEDY = "Name a Python that all nodes see, with hpc-mp in it, in slurm.python, slurm.venv or slurm.conda"
+CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave slurm.container out"
+IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.container, and directories that all nodes have in "
+                "slurm.container_mounts")
+LACKING_REMEDY = "Take an image that has it (slurm.container)"
+NO_LIBRARY = ("srun lists it, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
+              "administrators for its library")
+SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
+OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
+LAST_LINES = 100  # of a node's log in which a program's words are about its end
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One finding.
+
+    Attributes:
+        text: its evidence.
+        lost: hosts that did not answer.
+        time: unix seconds, where known.
+        own: in the words of a program, which may speak of anything.
+        inner: the rank that the command of a node says has failed.
+    """
+
+    kind: str
+    text: str
+    host: str | None = None
+    rank: int | None = None
+    task: int | None = None
+    time: float = math.inf
+    lost: tuple[str, ...] = ()
+    own: bool = False
+    inner: int | None = None
+
+
+def found_in(evidence: Evidence) -> list[Symptom]:
+    """All symptoms that say by themselves what has failed."""
+    sources = (_records, _hang, _unended, _watchdogs, _early, _srun, _nodes, _said, _unfit, _not_started, _missing)
+    return [symptom for source in sources for symptom in source(evidence)]
+
+
+def _records(evidence: Evidence) -> Iterator[Symptom]:
+    """What ranks wrote about their own end."""
+    for failure in evidence.failures:
+        found = sign(failure.message) if failure.kind == "error" else None
+        kind = found if found in MORE_EXACT else failure.kind
+        yield Symptom(kind, failure.message, failure.node, failure.rank, None, failure.time, failure.nodes)
+
+
+def _hang(evidence: Evidence) -> Iterator[Symptom]:
+    """Ranks that were ended for their silence."""
+    if evidence.hang is not None:
+        place = evidence.places.get(evidence.hang.rank) if evidence.hang.rank is not None else None
+        yield Symptom("hang", str(evidence.hang), evidence.hosts[place.node] if place else None, evidence.hang.rank)
+
+
+def _unended(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes that answer srun no more, or know nothing of the step: they died, and some were started anew."""
+    if evidence.unended:
+        yield Symptom("lost", "srun was told of no end of its tasks there when it ended all others", lost=evidence.unended)
+
+
+def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:
+    """Ranks whose last words are a traceback though they have not ended: MPI and NCCL may wait for the others as Python exits."""
+    for place in evidence.places.values():
+        host = evidence.hosts[place.node]
+        found = given_up(evidence.said_by(host, evidence.task_of(place.rank)), evidence.of_node)
+        if found is not None:
+            yield Symptom(found.kind, found.text, host, place.rank, own=True, inner=found.inner)
+
+
+def awaited_in_vain_by_all(evidence: Evidence, symptoms: Sequence[Symptom]) -> Iterator[Symptom]:
+    """The rank that all others have given up waiting for, those among them that were ended before they could end of it."""
+    if evidence.of_node:
+        return
+    complaints = {symptom.rank: symptom.text for symptom in symptoms if symptom.rank is not None and symptom.kind == "peer"}
+    if not complaints:
+        return
+    for place in evidence.places.values():
+        lines = evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))
+        error = last_error(lines, code=0)
+        if place.rank not in complaints and error is not None and error.kind == "peer":
+            complaints[place.rank] = str(error)
+    found = awaited_in_vain(complaints, evidence.places)
+    if found is not None:
+        rank, text = found
+        yield Symptom("hang", text, evidence.hosts[evidence.places[rank].node], rank)
+
+
+def _watchdogs(evidence: Evidence) -> Iterator[Symptom]:
+    """A collective of a program that did not end, in the words of NCCL."""
+    if not evidence.program or evidence.of_node:  # of a node's ranks nobody knows whose words are whose
+        return
+    lines = {place.rank: evidence.said_by(evidence.hosts[place.node], evidence.task_of(place.rank))[-LAST_LINES:]
+             for place in evidence.places.values()}
+    found = collective_timeout(lines, len(evidence.places))
+    if found is not None:
+        place = evidence.places.get(found.apart) if found.apart is not None else None
+        yield Symptom("hang", str(found), evidence.hosts[place.node] if place else None, found.apart)
+
+
+def _early(evidence: Evidence) -> Iterator[Symptom]:
+    """A task that had ended well by itself when the others failed or hung."""
+    improper = next((found for line in evidence.srun if (found := IMPROPER.search(line))), None)
+    if improper is not None and (place := evidence.places.get(int(improper[1]))) is not None:
+        yield Symptom("early", "without a word to MPI (MPI_Finalize)", evidence.hosts[place.node], place.rank)
+    end = completed_first(evidence.srun)
+    if end is not None and not evidence.by_mpirun:  # a task of a node ends well as soon as mpirun's daemon does
+        yield Symptom("early", "with exit code 0, while others went on", end.host, evidence.rank_of(end.host, end.tasks[0]),
+                      end.tasks[0])
+
+
+def _srun(evidence: Evidence) -> Iterator[Symptom]:
+    """What srun says about the ends of tasks, and slurmstepd about the job's."""
+    for end in task_ends(evidence.srun):
+        yield from _end(end, evidence) if not evidence.by_mpirun else _end_of_node(end, evidence)
+    for line in evidence.srun:
+        if failed := NODE_FAILURE.search(line):
+            yield Symptom("node", line.strip(), failed[1] or failed[2])
+        elif (cancelled := CANCELLED.search(line)) is not None:
+            yield Symptom("node" if cancelled[2].startswith("NODE FAILURE") else "cancelled", line.strip())
+        elif JOB_CANCELLED.search(line):
+            yield Symptom("cancelled", line.strip())
+        elif (plugin := MPI_PLUGIN.search(line)) is not None:
+            yield Symptom("user", f"slurm.mpi = {plugin[1]!r}: {NO_LIBRARY}")
+
+
+def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
+    """Of the task in which mpirun or its daemon ran: it tells of what no rank has written itself."""
+    if end.code is None:
+        yield Symptom("memory", end.line.strip(), end.host)
+    elif end.code < 0:
+        yield Symptom(kind_of_end(end.code, evidence.program), ending(end.code), end.host)
+    elif end.code > 0 and end.code != STOPPED and not evidence.failures:
+        said = last_words([line for line in evidence.srun if not SLURMS.match(line)])
+        words = f"; its last words: {said}" if said else ""
+        yield Symptom("launcher", f"{ending(end.code)}, which is mpirun's{words}", end.host)
+
+
+def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
+    if not_started(evidence.logs.get(end.host, ())) is not None:  # then the code is slurmstepd's
+        return
+    for task in end.tasks:
+        rank = evidence.rank_of(end.host, task)
+        if end.code is None:
+            yield Symptom("memory", end.line.strip(), end.host, rank, task)
+        elif end.code < 0 or _is_silent(end, rank, evidence):
+            lines = evidence.said_by(end.host, task)
+            found = words_of_end(lines, end.code, program=evidence.program, of_node=evidence.of_node)
+            broken = next(filter(None, map(xid, lines[-LAST_LINES:])), None) if OF_A_GPU.search(found.text) else None
+            kind, text = ("hardware", f"{broken}; {found.text}") if evidence.program and broken else (found.kind, found.text)
+            yield Symptom(kind, text, end.host, rank, task, own=evidence.program, inner=found.inner)
+
+
+def _is_silent(end: TaskEnd, rank: int | None, evidence: Evidence) -> bool:
+    """Whether a task gave up without a record of why."""
+    return end.code is not None and end.code > 0 and end.code != STOPPED and not any(
+        _is_of(failure, end.host, rank) for failure in evidence.failures)
+
+
+def _is_of(failure: RankFailure, host: str, rank: int | None) -> bool:
+    return failure.node == host if rank is None else failure.rank == rank
+
+
+def _with_last_words(text: str, host: str, task: int, evidence: Evidence) -> str:
+    words = last_words(evidence.said_by(host, task))
+    return f"{text}; its last words: {words}" if words else text
+
+
+def _nodes(evidence: Evidence) -> Iterator[Symptom]:
+    """What Slurm thinks of the nodes."""
+    for host, state in evidence.states.items():
+        if state.startswith("down") or state.endswith("*"):  # the star: it does not answer
+            yield Symptom("node", f"its state is {state}", host)
+
+
+def srun_complaint(evidence: Evidence) -> str:
+    """What srun itself complains of last."""
+    said = (line for line in reversed(evidence.srun) if line.startswith(("srun: error:", "srun: fatal:")))
+    return next((f"all that is known is {line!r}" for line in said), "nothing says why")
+
+
+def vanished(evidence: Evidence) -> Iterator[Symptom]:
+    """Hosts that neither a rank nor srun has a word of, when all others complain of lost peers: a node that went and came
+    back at once, of which Slurm knows nothing."""
+    if not evidence.failures or any(failure.kind != "peer" for failure in evidence.failures):
+        return
+    seen = {failure.node for failure in evidence.failures} | {end.host for end in all_ends(evidence.srun)}
+    silent = tuple(host for host in evidence.hosts if host not in seen)
+    if silent and 2 * len(silent) < len(evidence.hosts):
+        yield Symptom("lost", f"nothing was heard of {', '.join(silent)} when all others lost a peer", lost=silent)
+
+
+def _said(evidence: Evidence) -> Iterator[Symptom]:
+    """What lines of logs speak of."""
+    for line in evidence.srun:
+        if (kind := sign(line)) is not None:
+            yield _line(kind, line, None, evidence)
+    for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
+        theirs = evidence.program and lines is evidence.logs.get(host)  # a program says what it likes; how it ended, _end knows
+        for line in lines:
+            if not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
+                yield _line(kind, line, host, evidence)
+
+
+def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom:
+    label = LABEL.match(line)
+    text = label[2] if label else line.strip()
+    known = xid(text)
+    task = int(label[1]) if label and "slurmstepd" not in text else None  # slurmstepd's lines carry a node's first task
+    if "being killed" in text:
+        task = evidence.largest
+    rank = evidence.rank_of(host, task)
+    if (pid := KILLED_PID.search(text)) and host is not None:
+        rank = evidence.pids.get((host, int(pid[1])))
+    return Symptom(kind, known or text, host, rank, task)
+
+
+def _not_started(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes whose tasks slurmstepd could not start; when it could on none, it is not the nodes."""
+    found = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
+    everywhere = len(found) == len(set(evidence.hosts))
+    for host, why in found.items():
+        if why.signal is not None and -why.signal in BY_SOMEBODY:
+            yield Symptom("cancelled", f"{signal.Signals(why.signal).name} came while the container was made: {why.words}", host)
+        elif everywhere:
+            yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.words}. {_mend(why)}", host)
+        else:
+            yield Symptom("unfit", f"slurmstepd could not start the ranks: {why.words}", host)
+
+
+def _mend(why: TasksRefused) -> str:
+    return IMAGE_REMEDY if why.lacks is None else LACKING_REMEDY
+
+
+def _missing(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes without the ranks' Python, or without a package; when all are, it is not the nodes.
+
+    Ends that srun had asked for count too: it stops at the first, and whoever has no Python ends so all the same. What another
+    program lacks it may lack on one rank alone, on all nodes, and its own rank has said whether it could be started.
+    """
+    if evidence.program:
+        return
+    found: dict[str, str] = {}
+    for end in all_ends(evidence.srun):
+        for task in end.tasks:
+            rank = evidence.rank_of(end.host, task)
+            lacks = end.code in CANNOT_START or NOT_INSTALLED.match(last_words(evidence.said_by(end.host, task)))
+            if end.code is not None and lacks and _is_silent(end, rank, evidence):
+                text = _with_last_words(ending(end.code), end.host, task, evidence)
+                found.setdefault(end.host, f"{f'task {task}' if rank is None else f'rank {rank}'} {text}")
+    everywhere = set(found) == set(evidence.hosts)
+    for host, text in found.items():
+        lacking = f"{host}, like all nodes, lacks what ranks need: {text}. {_bring(text)}"
+        yield Symptom("user", lacking, host) if everywhere else Symptom("unfit", text, host)
+
+
+def _bring(text: str) -> str:
+    """What brings a thing that all nodes lack."""
+    return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
+
+
+def step_cancelled(evidence: Evidence) -> Symptom | None:
+    """That the step was ended, of a program of which nothing has failed: slurmstepd says it of all steps that srun ends, too."""
+    lines = chain(evidence.srun, *evidence.logs.values()) if evidence.program else ()
+    line = next((found[0] for found in map(STEP_CANCELLED.search, lines) if found), None)
+    return None if line is None else Symptom("cancelled", f"{line}: somebody has ended its step (scancel)")
+
+
+def last_error_line(evidence: Evidence) -> Symptom | None:
+    """The last line that looks like a Python error: of ranks, else of srun."""
+    for host, lines in chain(evidence.logs.items(), ((None, evidence.srun),)):
+        for line in reversed(lines):
+            label = LABEL.match(line)
+            if PYTHON_ERROR.match(label[2] if label else line):
+                return _line("error", line, host, evidence)
+    return None
+
+
+def _unfit(evidence: Evidence) -> Iterator[Symptom]:
+    """Nodes that ``node-start.sh`` refused; when all are, it is not the nodes."""
+    found = [(match[1], match[2]) for line in evidence.srun if (match := REFUSED.match(line)) and match[1] in evidence.hosts]
+    everywhere = {host for host, _ in found} == set(evidence.hosts)
+    for host, text in found:
+        yield Symptom("user" if everywhere else "unfit", f"{host}: {text}" if everywhere else text, host)
