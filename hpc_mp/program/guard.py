@@ -30,7 +30,7 @@ PASSED = (STOP, *END, signal.SIGUSR1)
 
 def guards(environ: Mapping[str, str]) -> Path:
     """Where in a job of Slurm the guards of a node are noted, by their process ids, and what ranks have ended with."""
-    return Path(environ["HPC_MP_LOCAL"]) / "guards"
+    return Path(environ["HPC_MP_LOCAL"]) / "ends"
 
 
 def first_code(directory: Path) -> int:
@@ -41,13 +41,14 @@ def first_code(directory: Path) -> int:
 
 
 def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int, become: Callable[[], int],
-          noted: Path | None = None) -> int:
+          noted: Path) -> int:
     """Run the program as a child to its end, and end as it did: with its exit code, or by its signal.
 
     Args:
         become: turns a process into the program; an exit code where that cannot be.
-        noted: the directory in which to note that there is a guard.
+        noted: the directory in which to note that there is a guard, and how its rank has ended.
     """
+    noted.mkdir(mode=0o700, exist_ok=True)
     redirect(run.rank_log(who.rank))
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED)
     parent, pid = os.getpid(), os.fork()
@@ -61,14 +62,13 @@ def guard(program: ProgramCommand, run: RunDirectory, who: RankEnv, attempt: int
         finally:
             os._exit(code)
     passed = _passed_on(pid, signal.Signals[f"SIG{program.signal}"])
-    if noted is not None:
-        (noted / str(os.getpid())).touch()
+    (noted / str(os.getpid())).touch()
     _, status = os.waitpid(pid, 0)
     ended, code = time.time(), os.waitstatus_to_exitcode(status)  # others notice it in a moment, and end too
-    if noted is not None:
-        (noted / str(os.getpid())).unlink(missing_ok=True)
-        if code and not any(number in END for number in passed):  # else mpirun has ended it, for another one
-            (noted / f"ended.{code if code > 0 else 128 - code}").touch()
+    (noted / str(os.getpid())).unlink(missing_ok=True)
+    if code and not any(number in END for number in passed):  # else mpirun has ended it, for another one
+        with suppress(FileExistsError):  # the first of them is told by its time
+            (noted / f"ended.{code if code > 0 else 128 - code}").touch(exist_ok=False)
     if code:
         with suppress(ProcessLookupError):  # what it has started, mostly loaders of data
             os.killpg(pid, signal.SIGKILL)

@@ -22,6 +22,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 
+from hpc_mp.base.child import DeadChildren
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import PASSED, STOP, first_code, guards
@@ -41,6 +42,7 @@ END_OF_ALL, SIGNAL = "end", "signal"  # what the task of a node is told, in plac
 WORKERS = 64  # nodes that are told at once
 POLL_S = 0.1
 REPEAT_S = 2.0  # between two requests to stop: a rank may not have begun when the first one comes
+LAG_S = 10.0  # in which mpirun must see that all that it has started is dead
 REACHED_S = 60.0  # until the task of a node must be there: srun starts them all at once
 
 
@@ -70,13 +72,18 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
             write_failure(run, RankFailure(0, record.hosts[0], "user", said, time.time(), record.attempt))
         return 2
     signals = PassedOn(run, record.attempt, f"SIG{read_program(run.program).signal}", guards(environ))
+    children = DeadChildren(mpirun.pid, LAG_S) if mpirun is not None else None
+    stuck = False
     while mpirun.poll() is None if mpirun is not None else not access.over.is_set():
+        if mpirun is not None and children is not None and not stuck and children.noticed():
+            stuck = True
+            mpirun.kill()
         while noted:
             signals.note(noted.pop(0))
         signals.send()
         time.sleep(POLL_S)
     left = signals.end()
-    code = first_code(guards(environ)) or (mpirun.returncode if mpirun is not None else 0) or int(left)
+    code = first_code(guards(environ)) or (mpirun.returncode if mpirun is not None and not stuck else 0) or int(left)
     if mpirun is not None and code == 0:  # else srun ends the tasks of the others
         for host in record.hosts[1:]:
             with suppress(OSError, EOFError):  # it has ended with its daemon

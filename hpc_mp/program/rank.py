@@ -70,7 +70,7 @@ def main(path: Path, environ: Mapping[str, str] = os.environ) -> int:
             return 2
 
     if program.mpi and record is not None and (program.mpirun or not record.hosts):  # mpirun says little of the ends of ranks
-        return guard(program, run, who, attempt, start, guards(environ) if record.hosts else None)
+        return guard(program, run, who, attempt, start, guards(environ) if record.hosts else run.guards)
     return start()
 
 

@@ -21,6 +21,7 @@ from hpc_mp.cluster.slurm.requeue import await_notice, notice_s, queued_again, r
 from hpc_mp.cluster.slurm.submit import withdraw
 from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.layout.placement import from_dict
+from hpc_mp.program.guard import first_code as first_code_of_ranks
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, history, read_json
 from hpc_mp.rundir.outcome import STOPPED, Cause, Outcome, figures
@@ -89,7 +90,9 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
         by_srun = watch is not None and attempt.allocation is not None  # mpirun passes on what it gets
         signals.warn = partial(watch.warn, signals) if watch is not None and by_srun else None
         hung = never if watch is None else watch.poll
-        code = follow(StepCommand(command, attempt.environ, run.srun_log), signals, lambda: attempt.has_failed() or hung()).code
+        step, alone = StepCommand(command, attempt.environ, run.srun_log), attempt.allocation is None
+        end = follow(step, signals, lambda: attempt.has_failed() or hung(), mpirun=alone)
+        code = (alone and first_code_of_ranks(run.guards)) or (0 if end.blind else end.code)
     if not attempt.is_current():
         return 1
     code = _first_code(run, code)

@@ -11,10 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpc_mp.base.child import DeadChildren
 from hpc_mp.supervisor.signals import Signals
 
 POLL_S = 0.5  # seconds between two polls
 LAG_S = 15.0  # seconds after a rank's failure in which srun must have ended: a rank on a lost node never answers it
+BLIND_S = 10.0  # seconds in which mpirun must see that all its ranks have ended
 FORCE_S = ((signal.SIGTERM, 10.0), (signal.SIGKILL, 10.0))  # what srun gets then, and seconds to obey
 
 
@@ -29,14 +31,17 @@ class StepCommand:
 
 @dataclass(frozen=True, slots=True)
 class StepEnd:
-    """``code`` as ``subprocess`` gives it; ``forced``: srun did not end by itself after a rank had failed."""
+    """``code`` as ``subprocess`` gives it; ``forced``: srun did not end by itself after a rank had failed; ``blind``: mpirun did
+    not see that all ranks had ended, and was ended."""
 
     code: int
     forced: bool
+    blind: bool = False
 
 
 def follow(
     command: StepCommand, signals: Signals | None, failed: Callable[[], bool] = lambda: False, at_most: float = math.inf,
+    mpirun: bool = False,
 ) -> StepEnd:
     """Run srun to its end.
 
@@ -44,16 +49,20 @@ def follow(
         signals: what to tell it; None: it is not to be interrupted.
         failed: whether a rank has said by now that it failed.
         at_most: seconds that it may take.
+        mpirun: whether it is the ranks' parent, which must see their ends.
     """
     since = time.monotonic() + at_most - LAG_S
     with open(command.log, "ab") as words:
         step = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=words, stderr=words,
                                 start_new_session=True)
+    children = DeadChildren(step.pid, BLIND_S if mpirun else math.inf)
     while step.poll() is None:
         if signals is not None:
             signals.pass_on(step)
         if since > time.monotonic() and failed():
             since = time.monotonic()
+        if children.noticed():
+            return StepEnd(_force(step), False, blind=True)
         if time.monotonic() - since > LAG_S:
             return StepEnd(_force(step), True)
         with suppress(subprocess.TimeoutExpired):  # the end of a step that lasts a moment is noticed in a moment

