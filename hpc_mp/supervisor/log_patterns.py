@@ -41,9 +41,10 @@ _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
 _END = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): (.+?)(?: \(core dumped\))?$")
 _COMPLETED = re.compile(r"srun: (?:\S+ )*?(\S+): tasks? ([\d,-]+): Completed$")
-ENDED_BY_US = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
+HANG_ENDED = "hpc-mp: the ranks hang and are ended"  # in srun's log, before their ends
+OTHERS_ENDED = "hpc-mp: a rank has failed, and the others are ended"
 _ABORTED = re.compile(r"Terminating (?:StepId|job step)|Job step aborted|forcing job termination|Force Terminated|"
-                      + ENDED_BY_US)
+                      + f"{HANG_ENDED}|{OTHERS_ENDED}")
 _EXIT = re.compile(r"Exited with exit code (\d+)")
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 

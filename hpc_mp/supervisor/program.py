@@ -24,7 +24,8 @@ from hpc_mp.rundir.rank_env import emulated_node
 from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
-from hpc_mp.supervisor.log_patterns import ENDED_BY_US
+from hpc_mp.supervisor.failing import FailedStep
+from hpc_mp.supervisor.log_patterns import HANG_ENDED, OTHERS_ENDED
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
@@ -59,12 +60,16 @@ class ProgramWatch:
                                     else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
+        self._failed = FailedStep(run.srun_log) if attempt.allocation is not None and not spec.by_mpirun else None
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""
         if time.time() >= self._due:
             self._due = math.inf
             self._send(self._spec.program.signal)
+        if self._failed is not None and self._failed.due():
+            self._note(OTHERS_ENDED)
+            self._send("KILL")
         unended = self.unended is not None and self.unended.noticed()
         if self.unended is not None and self.unended.begun:  # their silence says nothing then
             return unended
@@ -76,14 +81,18 @@ class ProgramWatch:
                 self._send("KILL")
         return self.silence.noticed()
 
+    def _note(self, words: str) -> None:
+        """In srun's log, where what follows is an echo."""
+        with open(self._attempt.run.srun_log, "a", encoding="utf-8") as log:
+            log.write(f"{words}\n")
+
     def _last_moment(self, end: float | None) -> float:
         """In which ranks are ended that go on, for the end of the job."""
         return math.inf if end is None else end - min(LAST_S, self._attempt.record.grace / 2)
 
     def _record_stacks(self) -> None:
         """Have the stacks of all ranks written down, and end those that are left: by SIGABRT, at which Python writes them too."""
-        with open(self._attempt.run.srun_log, "a", encoding="utf-8") as log:
-            log.write(f"{ENDED_BY_US}\n")
+        self._note(HANG_ENDED)
         record_on_all_nodes(self._attempt)
         self._send("ABRT")
 

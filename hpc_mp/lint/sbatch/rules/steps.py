@@ -27,10 +27,9 @@ def _training_steps(script: Script) -> list[Step]:
 
 def _lingering(script: Script) -> Iterable[Hit]:
     for step in _training_steps(script):
-        if script.several_tasks(step) and not step.opaque and not script.sets("SLURM_KILL_BAD_EXIT"):
-            option = step.option("kill-on-bad-exit")
-            if option is None or option.value == "0":
-                yield Hit(step.line)
+        decided = script.sets("SLURM_KILL_BAD_EXIT") or step.option("kill-on-bad-exit") is not None  # 0 too: as hpc-mp does
+        if script.several_tasks(step) and not step.opaque and not decided:
+            yield Hit(step.line)
 
 
 def _lost_cpus(script: Script) -> Iterable[Hit]:
