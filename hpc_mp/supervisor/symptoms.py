@@ -53,7 +53,7 @@ CONTAINERS_REMEDY = "Load the module that brings it (slurm.modules), or leave sl
 IMAGE_REMEDY = ("Name an image that all nodes can read or fetch in slurm.container, and directories that all nodes have in "
                 "slurm.container_mounts")
 LACKING_REMEDY = "Take an image that has it (slurm.container)"
-NO_LIBRARY = ("srun lists it, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
+NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another that `srun --mpi=list` shows, or ask your "
               "administrators for its library")
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
@@ -107,7 +107,7 @@ def _hang(evidence: Evidence) -> Iterator[Symptom]:
 def _unended(evidence: Evidence) -> Iterator[Symptom]:
     """Nodes that answer srun no more, or know nothing of the step: they died, and some were started anew."""
     if evidence.unended:
-        yield Symptom("lost", "srun was told of no end of its tasks there when it ended all others", lost=evidence.unended)
+        yield Symptom("lost", "no end of its tasks there was told to srun when it ended all others", lost=evidence.unended)
 
 
 def given_up_inside(evidence: Evidence) -> Iterator[Symptom]:

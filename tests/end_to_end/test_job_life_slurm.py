@@ -95,6 +95,7 @@ def test_a_dependency_that_can_never_be_satisfied_is_explained(mailing: tuple[La
     wait_until(lambda: "DependencyNeverSatisfied" in said(lab, "status", second.path), 60)
     assert "so it never starts" in said(lab, "status", second.path)
     lab.run(["scancel", second_id])
+    wait_until(lambda: "stopped" in said(lab, "status", first.path), 60)
     assert "can never be satisfied: the run has stopped" in said(
         lab, "launch", job, "--on", "slurm", "--set", 'slurm.depends=["runs/first"]')
 

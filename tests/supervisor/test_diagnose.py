@@ -218,9 +218,9 @@ ENDINGS = [
      f"{RANK_5} made no progress: it was the first to fall silent, and no rank has printed a line for 61 s"),
     ("a plug-in for MPI without its library",
      replace(JOB, code=1, srun=("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types",)), "user", (),
-     "slurm.mpi = 'pmix': srun lists it, and this Slurm cannot load it"),
+     "slurm.mpi = 'pmix': It is listed by srun, and this Slurm cannot load it"),
     ("a node that does not tell of its ends", replace(JOB, srun=ENDS_OTHERS, failures=(PEER,), unended=("n3",)), "lost", ("n3",),
-     "node n3 lost: the job lost contact: srun was told of no end of its tasks there"),
+     "node n3 lost: the job lost contact: no end of its tasks there was told to srun"),
     ("silence of all at once", replace(JOB, srun=ENDS_OTHERS, hang=Hang(61.0, None)), "hang", (), "the job made no progress"),
     ("SIGSEGV, and srun was told of the end before (PMIx)", replace(srun(
         "srun: Force Terminated StepId=3.1", "srun: error: n4: task 7: Killed",
