@@ -48,7 +48,7 @@ class ProgramStart:
         lost: what of it could not be carried over.
         environment: variables that the launcher set.
         mpi: by what srun has the ranks meet through MPI.
-        loose: whether an option of the launcher stands in a variable, so that it stays as it is.
+        reads: whether a file is its standard input, which its words then say.
     """
 
     start: Literal["rank", "node", "mpi"]
@@ -60,6 +60,7 @@ class ProgramStart:
     before: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     mpi: str | None = None
+    reads: bool = False
 
 
 def slurm_numbers(request: Request) -> dict[str, str]:

@@ -50,6 +50,12 @@ def machine_keys(script: Script, request: Request, start: ProgramStart) -> tuple
         keys["slurm.extra.gres"] = gres
         said["gres"] = (Fate.KEPT, "slurm.extra.gres", "")
     said["ntasks-per-gpu"] = said["tres-per-task"] = (Fate.REPLACED, "job.ranks_per_node", f"the program has {shape}")
+    whole = "slurm.extra.exclusive" in request.keys and request.keys["slurm.extra.exclusive"] is None
+    if request.cpus is None and request.tasks_per_node > ranks and not whole:  # a CPU for each task, as Slurm gives it
+        keys["slurm.extra.cpus-per-task"] = each = -(-request.tasks_per_node // ranks)
+        for name in ("ntasks", "ntasks-per-node"):
+            fate, key, why = said[name]
+            said[name] = (fate, f"{key}, slurm.extra.cpus-per-task", f"{why}, with the CPUs of {request.tasks_per_node} tasks")
     if request.cpus:
         each = max(1, request.cpus * request.tasks_per_node // ranks)
         keys["slurm.extra.cpus-per-task"] = each

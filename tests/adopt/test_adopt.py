@@ -83,7 +83,8 @@ def test_directives_modules_and_variables_become_keys(tmp_path: Path) -> None:
 def test_torchrun_is_left_out_for_ranks_and_its_arguments_stay(tmp_path: Path) -> None:
     spec = golden("torchrun.sbatch", tmp_path).spec
     assert (spec.program.start, spec.job.nodes, spec.job.ranks_per_node) == ("rank", 2, 4)
-    assert spec.program.environment == {"OMP_NUM_THREADS": "1"} and spec.slurm.extra["cpus-per-task"] == 8
+    assert spec.program.environment == {"OMP_NUM_THREADS": "1", "SLURM_CPUS_PER_TASK": "32"}
+    assert spec.slurm.extra["cpus-per-task"] == 8
     assert not any("torchrun " in line or "head_node" in line for line in (*spec.slurm.setup, *spec.program.command))
 
 
