@@ -12,17 +12,16 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, restored
-from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
+from hpc_mp.adopt.command import ProgramStart, number_in, program_start
 from hpc_mp.adopt.containers import StepContainer, step_container
-from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
+from hpc_mp.adopt.expand import FixedValues, WordPiece
 from hpc_mp.adopt.given import of_slurm, with_stdin, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
-from hpc_mp.adopt.known import KnownShell, what_is_known
+from hpc_mp.adopt.known import what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, preface
 from hpc_mp.adopt.steps import Disposition, Needs, dispositions, is_for_ranks_alone, names_in
-from hpc_mp.base.programs import IDENTITY
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -30,6 +29,11 @@ from hpc_mp.lint.sbatch.rules.form import bash_refusal
 from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, read_statements
+
+# Else a step that the program starts would wait for ever for the CPUs of the one that the program runs in.
+STEPS = "export SLURM_OVERLAP=1"
+STEPS_NOTE = "what the program may start by srun itself runs beside it, in the same CPUs and GPUs (SLURM_OVERLAP)"
+
 
 @dataclass(frozen=True, slots=True)
 class AdoptedJob:
@@ -136,7 +140,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     unreadable = _unreadable(source)
     blank = any(BLANK in each.text for each in source.statements)
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
-        return _of_another(script, request, begins, file, arguments, unreadable="which bash cannot read: mend it (bash -n FILE)" if unreadable else "")
+        return _of_another(script, request, begins, file, arguments,
+                           unreadable="which bash cannot read: mend it (bash -n FILE)" if unreadable else "")
     callers = called_by(source, launch)
     at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
@@ -198,7 +203,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
                            "template that is not filled in")
     overlap = not launch.srun and _opens_steps(start)
-    lines += ["export SLURM_OVERLAP=1"] if overlap else []
+    lines += [STEPS] if overlap else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
         flags = "".join(letter for letter in "eux" if re.search(rf"\s-[a-z]*{letter}", shebang))
@@ -211,8 +216,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         keys["slurm.setup"] = tuple(lines)
     notes = _notes(script, request, arguments, own, moved)
     if overlap:
-        notes += ("what the program may start by srun itself runs beside it, in the same CPUs and GPUs (SLURM_OVERLAP)",)
-    machine, fates_of_sizes = machine_keys(script, request, start)
+        notes += (STEPS_NOTE,)
+    machine, fates_of_sizes = machine_keys(script, request, start, number_in(launch.value("cpus-per-task"), request))
     return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
 
 
@@ -297,6 +302,13 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
                                  "program.command": tuple(words), "program.directory": begins} | dict(request.container.keys)
+    notes = _notes(script, request, arguments, (), False)
+    if any(script.commands("srun")):
+        keys["slurm.setup"] = (STEPS,)
+        notes += (STEPS_NOTE,)
+        if request.total_tasks > 1:
+            keys |= dict.fromkeys(("program.environment.SLURM_NTASKS", "program.environment.SLURM_NPROCS"),
+                                  f"{request.total_tasks}")
     machine, sizes = machine_keys(script, request, start)
     several = (request.nodes or 1) > 1
     fate = Fate.LOST if unreadable or several else Fate.KEPT
@@ -306,7 +318,6 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
              and not line.startswith("#")]
-    notes = _notes(script, request, arguments, (), False)
     if any(script.commands("sbatch")):
         notes += ("the script hands in jobs of its own: adopt the scripts that it hands in",)
     return _Body(keys | machine, (*request.fates, *sizes, *fates), notes)

@@ -51,18 +51,21 @@ def _from_stdin(statement: Statement, start: ProgramStart, launch: LaunchCall, b
     return ()
 
 
-_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
+_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node"})
+_OF_THE_JOB = frozenset({"gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
 
 
 def _step_options(launch: LaunchCall) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
-    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID and option.name != "mpi"]
+    of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
+    rest = [f"--{option.name}" for option in launch.options if option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
     others = [name for name in rest if "container" not in name]
     exported = [name for name, _ in exported_by_srun(launch)]
     if exported:
         others.remove("--export")
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
+                      *([f"srun's {', '.join(dict.fromkeys(of_job))}: as the job has them on a node"] if of_job else []),
                       *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
                         if others else []),
                       *([f"srun's --export: the program gets {', '.join(exported)}"] if exported else [])))

@@ -135,7 +135,8 @@ def read_request(script: Script) -> Request:
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
     """Of options of which sbatch drops one in silence, or which it refuses together, the last one is kept."""
-    for groups, why in ((contradicting(), "sbatch drops one of them in silence"), (conflicting(), "sbatch refuses both together")):
+    for groups, why in ((contradicting(), "sbatch drops one of them in silence"),
+                        (conflicting(), "sbatch refuses both together")):
         for group in groups:
             given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
                            key=lambda option: option.line)

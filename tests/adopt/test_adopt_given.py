@@ -79,7 +79,8 @@ def test_the_number_of_gpus_that_a_shell_of_a_rank_reads_is_there(tmp_path: Path
 def test_an_array_counts_as_the_script_counts(array: str, element: str | None, expected: list[str], stubs: Path,
                                               tmp_path: Path) -> None:
     words = " ".join(f"$SLURM_ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_MIN", "TASK_MAX"))
-    job = adopted(f"#!/bin/bash\n#SBATCH --array={array}\n#SBATCH --time=5\nsrun python {words} $((SLURM_ARRAY_TASK_ID*2))\n", tmp_path)
+    head = f"#!/bin/bash\n#SBATCH --array={array}\n#SBATCH --time=5\n"
+    job = adopted(f"{head}srun python {words} $((SLURM_ARRAY_TASK_ID*2))\n", tmp_path)
     ours = {"SLURM_JOB_ID": "7"} | ({} if element is None else {  # as Slurm says it of ours
         "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": element, "SLURM_ARRAY_TASK_MIN": "0"})
     lines = "\n".join(('PROGRAM=("$@")', *job.spec.slurm.setup, '"${PROGRAM[@]}"'))
