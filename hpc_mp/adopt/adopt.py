@@ -126,8 +126,11 @@ def _form(script: Script) -> list[LineFate]:
             why = "sbatch takes it for a comment"
         else:
             why = "a comment"
+        others = re.match(r"#(PBS|BSUB)\s+-", line) is not None and number < script.header.end
+        if others:
+            why = "sbatch reads some options of other schedulers in this form: write what it asks for into the job file"
         if line.startswith("#"):  # else it stands behind a statement on the same line
-            found.append(LineFate(number, number, line, Fate.DROPPED, "", why))
+            found.append(LineFate(number, number, line, Fate.LOST if others else Fate.DROPPED, "", why))
     return found
 
 
@@ -303,7 +306,7 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
                                  "program.command": tuple(words), "program.directory": begins} | dict(request.container.keys)
     notes = _notes(script, request, arguments, (), False)
-    if any(script.commands("srun")):
+    if re.search(r"^[^#\n]*\bsrun\b", "\n".join(script.lines), re.MULTILINE):  # in whichever language
         keys["slurm.setup"] = (STEPS,)
         notes += (STEPS_NOTE,)
         if request.total_tasks > 1:

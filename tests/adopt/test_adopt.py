@@ -306,3 +306,12 @@ def test_the_difference_writes_nothing_and_json_has_the_account(tmp_path: Path, 
     document = json.loads(CliRunner().invoke(command, [script, "--json", "-o", "-"]).output)
     assert {each["fate"] for each in document["account"]} <= {fate.value for fate in Fate}
     assert tomllib.loads(document["text"])["program"]["command"]
+
+
+@pytest.mark.parametrize(("content", "rule"), [(b"\x7fELF\x00\x01", "no text"), (b"\n# nothing\n", "no command")])
+def test_a_file_that_starts_nothing_is_refused(content: bytes, rule: str, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(content)
+    result = CliRunner().invoke(command, ["file"])
+    assert isinstance(result.exception, HpcMpError) and rule in str(result.exception) and not Path("job.toml").exists()

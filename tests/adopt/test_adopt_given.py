@@ -131,3 +131,35 @@ done
 def test_a_comment_in_a_here_document_does_nothing_that_lasts(tmp_path: Path) -> None:
     job = checked(f"{HEAD}: <<'X'\nnotes > here\nX\nsrun ./solve\n: <<'X'\nmore\nX\n: > empty\n", tmp_path)
     assert job.spec.slurm.setup == () and fates(job)[9][0] is Fate.DROPPED and fates(job)[12][0] is Fate.LOST
+
+
+def test_options_of_other_schedulers_are_named(tmp_path: Path) -> None:
+    job = checked("#!/bin/bash\n#PBS -l nodes=2\n# PBS is another one\nmpirun -np 2 ./solve\n", tmp_path)
+    assert (fates(job)[2][0], fates(job)[3][0]) == (Fate.LOST, Fate.DROPPED)
+
+
+def test_cpus_and_gpus_that_srun_alone_is_told(tmp_path: Path) -> None:
+    job = checked("#!/bin/bash\n#SBATCH -N 2\n#SBATCH -t 5\nsrun -n 16 -c 7 --gpus-per-task=1 ./solve\n", tmp_path)
+    assert job.spec.job.ranks_per_node == 8 and job.spec.slurm.extra["cpus-per-task"] == 7
+    assert any("gpus-per-task=1" in each.why for each in job.lost)
+
+
+def test_a_script_of_another_shell_has_room_for_its_steps(tmp_path: Path) -> None:
+    job = checked("#!/bin/tcsh\n#SBATCH --ntasks=4\n#SBATCH -t 5\n@ n = 2\nsrun -n 4 ./solve\n", tmp_path)
+    assert job.spec.slurm.setup == ("export SLURM_OVERLAP=1",) and job.spec.slurm.extra["cpus-per-task"] == 4
+    assert environment(job)["SLURM_NTASKS"] == "4"
+
+
+@pytest.mark.parametrize("word", ["$a/$b/$c", "--l=$a,$b,$c,$a", "$a/$b.txt", "$a-$b-x", "$a/$b/c/$a.$b.gz", "${a}/$b/x"])
+def test_a_word_of_several_variables_is_one_word(word: str, stubs: Path, tmp_path: Path) -> None:
+    text = f"{HEAD}a=1\nb=two\nc=$(echo 3)\nW={word}\nexport E={word}\nsrun python {word} $W $E\n"
+    job = checked(text, tmp_path)
+    lines = "\n".join(('PROGRAM=("$@")', *job.spec.slurm.setup, '"${PROGRAM[@]}"'))
+    names = {name: str(value) for name, value in job.spec.environment.set.items()}
+    expected = word.replace("${a}", "1").replace("$a", "1").replace("$b", "two").replace("$c", "3")
+    assert run(lines, list(job.spec.program.command), stubs, tmp_path, names)[-1][2:] == [expected] * 3
+
+
+def test_a_line_that_begins_with_a_backslash_is_a_command_of_its_own(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}make x\n\\rm -f y\nsrun ./solve\n", tmp_path)
+    assert job.spec.slurm.setup[1:3] == ("make x", "\\rm -f y")
