@@ -96,8 +96,10 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
     """The compound statement that holds the launch, or the function with the statements up to its first call."""
     statement, call = source.statements[launch.statement], launch.call
     uncalled = statement.kind == "function_definition" and not callers
-    if uncalled or {"subshell", "command_substitution"} & set(call.inside):
-        only = ("of what stands around the program here only its command is taken", *start.lost)
+    piped = re.search(r"(?<!\|)\|&?\s*$", statement.text[:call.start - statement.start]) is not None
+    if uncalled or piped or {"subshell", "command_substitution"} & set(call.inside):
+        read = ("what is piped into it: ranks read nothing there; give it as a file or an argument",) if piped else ()
+        only = (*read, "of what stands around the program here only its command is taken", *start.lost)
         return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
                                              "; ".join(only))]
     behind = statement.text[call.end - statement.start:call.chain_end - statement.start]

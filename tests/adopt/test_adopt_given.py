@@ -163,3 +163,9 @@ def test_a_word_of_several_variables_is_one_word(word: str, stubs: Path, tmp_pat
 def test_a_line_that_begins_with_a_backslash_is_a_command_of_its_own(tmp_path: Path) -> None:
     job = checked(f"{HEAD}make x\n\\rm -f y\nsrun ./solve\n", tmp_path)
     assert job.spec.slurm.setup[1:3] == ("make x", "\\rm -f y")
+
+
+def test_what_is_piped_into_the_program_is_named(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}cat deck | srun ./solve a\n", tmp_path)
+    assert fates(job)[5][0] is Fate.LOST and "piped" in job.lost[0].why
+    assert not any("break" in line for line in job.spec.slurm.setup)  # in a pipe it would leave nothing behind
