@@ -12,16 +12,16 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, restored
-from hpc_mp.adopt.command import ProgramStart, program_start, starts_ranks
+from hpc_mp.adopt.command import ProgramStart, number_in, program_start
 from hpc_mp.adopt.containers import StepContainer, step_container
-from hpc_mp.adopt.expand import FixedValues, WordPiece, fields, pieces
+from hpc_mp.adopt.expand import FixedValues, WordPiece
+from hpc_mp.adopt.given import of_slurm, with_stdin, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
-from hpc_mp.adopt.known import KnownShell, what_is_known
+from hpc_mp.adopt.known import what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, preface
-from hpc_mp.adopt.steps import OF_PYTHON, Disposition, Needs, dispositions, names_in
-from hpc_mp.base.programs import IDENTITY
+from hpc_mp.adopt.steps import Disposition, Needs, dispositions, is_for_ranks_alone, names_in
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -30,8 +30,9 @@ from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, read_statements
 
-# What a program that starts its ranks itself is told of them by the script: nobody else sets it there.
-OF_ITS_OWN = frozenset(IDENTITY) - {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
+# Else a step that the program starts would wait for ever for the CPUs of the one that the program runs in.
+STEPS = "export SLURM_OVERLAP=1"
+STEPS_NOTE = "what the program may start by srun itself runs beside it, in the same CPUs and GPUs (SLURM_OVERLAP)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +126,11 @@ def _form(script: Script) -> list[LineFate]:
             why = "sbatch takes it for a comment"
         else:
             why = "a comment"
+        others = re.match(r"#(PBS|BSUB)\s+-", line) is not None and number < script.header.end
+        if others:
+            why = "sbatch reads some options of other schedulers in this form: write what it asks for into the job file"
         if line.startswith("#"):  # else it stands behind a statement on the same line
-            found.append(LineFate(number, number, line, Fate.DROPPED, "", why))
+            found.append(LineFate(number, number, line, Fate.LOST if others else Fate.DROPPED, "", why))
     return found
 
 
@@ -139,15 +143,16 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     unreadable = _unreadable(source)
     blank = any(BLANK in each.text for each in source.statements)
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
-        return _of_another(script, request, begins, file, arguments, unreadable=bool(unreadable))
+        return _of_another(script, request, begins, file, arguments,
+                           unreadable="which bash cannot read: mend it (bash -n FILE)" if unreadable else "")
     callers = called_by(source, launch)
     at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
     simple = is_simple(source.statements[launch.statement], launch)
     if not simple:  # the words may be those of a loop or of a function
         fixed = replace(fixed, directory=None)
-    start = program_start(launch, request, fixed)
-    start, passed = _with_variables(start, launch, source, at, fixed, known)
+    start = with_stdin(program_start(launch, request, fixed), launch, source.statements[launch.statement], fixed)
+    start, passed = with_variables(start, launch, source, at, fixed, known)
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
     inside = {**request.container.keys, **container.keys}
@@ -158,7 +163,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names
                              for each in source.statements[launch.statement:at + 1]]
     needs = Needs(frozenset().union(*run, *map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
-                  names_in(source.text[launch.call.start:launch.call.end]))
+                  names_in(source.text[launch.call.start:launch.call.end]), launch.srun)
     if blank and BLANK in source.statements[launch.statement].text:
         start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
@@ -173,7 +178,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         others = {launch: form.lines}
         for each in launches:
             if each.statement == launch.statement and each.tier == launch.tier and each is not launch:
-                other, _ = _with_variables(program_start(each, request, fixed), each, source, at, fixed, known)
+                other = with_stdin(program_start(each, request, fixed), each, source.statements[each.statement], fixed)
+                other, _ = with_variables(other, each, source, at, fixed, known)
                 if (other.start, other.nodes, other.ranks_per_node) == (start.start, start.nodes, start.ranks_per_node):
                     others[each] = command_form(other, moved, made=True).lines
         more, said_all = taken_out(source, launch, callers, start, others)
@@ -182,18 +188,25 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     later = max(at, launch.statement) + 1
     fates += [afterwards(each, number, launches) for number, each in enumerate(source.statements[later:], start=later)]
     own = [*lines, *(form.lines if simple else ())]
-    keys = _keys(request, start, found, passed, fixed)
+    keys = _keys(request, launch, start, found, passed, fixed)
     for disposition in found:  # the lines below may need it, and hpc-mp's own Python must not see it
         for assigned, _ in disposition.statement.assignments if disposition.text is not None else ():
-            if OF_PYTHON.fullmatch(assigned.name) and assigned.name in known.fixed[-1].texts:
+            if is_for_ranks_alone(assigned.name, launch.srun) and assigned.name in known.fixed[-1].texts:
                 keys[f"program.environment.{assigned.name}"] = known.fixed[-1].texts[assigned.name][0]
                 passed[assigned.name] = ""
+    keys |= {f"program.environment.{name}": value
+             for name, value in of_slurm(source.text, script, request, launch, start).items()}
     keys["program.command"] = form.command
     goes_to = begins if moved else known.directories[at]
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
     keys |= inside
     lines = _with_step_sizes(lines, launches, launch, request)
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
+    if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:
+        return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
+                           "template that is not filled in")
+    overlap = not launch.srun and _opens_steps(start)
+    lines += [STEPS] if overlap else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
         flags = "".join(letter for letter in "eux" if re.search(rf"\s-[a-z]*{letter}", shebang))
@@ -205,8 +218,16 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     elif lines:
         keys["slurm.setup"] = tuple(lines)
     notes = _notes(script, request, arguments, own, moved)
-    machine, fates_of_sizes = machine_keys(script, request, start)
+    if overlap:
+        notes += (STEPS_NOTE,)
+    machine, fates_of_sizes = machine_keys(script, request, start, number_in(launch.value("cpus-per-task"), request))
     return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
+
+
+def _opens_steps(start: ProgramStart) -> bool:
+    """Whether a program may call srun itself, which would wait for ever for the CPUs of the step that the program runs in."""
+    words = [piece.text for piece in start.words]
+    return any(re.search(r"\bsrun\b", text) for text in words) or any(text.endswith(".sh") for text in words[:2])
 
 
 def _unreadable(source: Source) -> frozenset[int | None]:
@@ -218,37 +239,7 @@ def _unreadable(source: Source) -> frozenset[int | None]:
     return frozenset(found if found and bash_refusal(f"{rest}\n") is None else {None})
 
 
-def _with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
-                    known: KnownShell) -> tuple[ProgramStart, dict[str, str]]:
-    """The start with variables that stand before the command, and those that hpc-mp's own Python must not see."""
-    front: list[WordPiece] = []
-    environment = dict(start.environment)
-    through_env = {each.word.text.partition("=")[0] for each in launch.call.arguments if "=" in each.word.text}
-    for each in launch.call.command.assignments:
-        if (each.name in IDENTITY and start.start == "rank") or each.name in through_env:
-            continue
-        value = fields(each.raw, fixed, value=True)
-        if value is not None and each.name not in IDENTITY:
-            environment[each.name] = value[0]
-        else:
-            front += pieces(f"{each.name}={each.raw}", fixed)
-    passed: dict[str, str] = {}
-    alone = start.start == "node" and not starts_ranks(launch.texts)
-    for statement in source.statements[:at]:
-        for assigned, raw in statement.assignments:
-            unknown = fields(raw, known.fixed[0], value=True) is None and assigned.name not in known.fixed[-1].texts
-            apart = OF_PYTHON.fullmatch(assigned.name) and (unknown or assigned.appended)
-            if assigned.name in statement.exported and (apart or (alone and assigned.name in OF_ITS_OWN)):
-                passed[assigned.name] = f'"${{{assigned.name}-}}"'
-    front += [WordPiece("batch", f"{name}={value}") for name, value in passed.items()]
-    if any("OMP_NUM_THREADS" in (each.name, *statement.exported) for statement in source.statements
-           for each, _ in statement.assignments) and "OMP_NUM_THREADS" in start.environment:
-        environment.pop("OMP_NUM_THREADS")
-    words = (WordPiece("literal", "env"), *front, *start.words) if front else start.words
-    return replace(start, words=words, environment=environment), passed
-
-
-def _keys(request: Request, start: ProgramStart, found: Sequence[Disposition], passed: Mapping[str, str],
+def _keys(request: Request, launch: LaunchCall, start: ProgramStart, found: Sequence[Disposition], passed: Mapping[str, str],
           fixed: FixedValues) -> dict[str, Any]:
     keys: dict[str, Any] = dict(request.keys)
     for name, value in request.exported.items():
@@ -257,7 +248,7 @@ def _keys(request: Request, start: ProgramStart, found: Sequence[Disposition], p
         for key, value in each.keys.items():
             keys[key] = (*keys.get(key, ()), *value) if isinstance(value, tuple) else value
     for name, value in start.environment.items():
-        keys[f"{ENV_TABLES[name != 'CUDA_VISIBLE_DEVICES']}.{name}"] = value
+        keys[f"{ENV_TABLES[not launch.srun or name != 'CUDA_VISIBLE_DEVICES']}.{name}"] = value
     if start.mpi is not None:
         keys["slurm.mpi"] = start.mpi
     return keys | {"job.nodes": start.nodes, "job.ranks_per_node": start.ranks_per_node, "program.start": start.start}
@@ -306,7 +297,7 @@ def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Se
 
 
 def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str], *,
-                unreadable: bool = False) -> _Body:
+                unreadable: str = "") -> _Body:
     """A script of another language than a shell's, or one in which no program is found: it is the program itself, once."""
     words = script.lines[0][2:].split() if script.lines[0].startswith("#!") else ["bash"]
     gpus = request.gpus.count if request.gpus and request.gpus.count else 1
@@ -314,16 +305,22 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
                                  "program.command": tuple(words), "program.directory": begins} | dict(request.container.keys)
+    notes = _notes(script, request, arguments, (), False)
+    if re.search(r"^[^#\n]*\bsrun\b", "\n".join(script.lines), re.MULTILINE):  # in whichever language
+        keys["slurm.setup"] = (STEPS,)
+        notes += (STEPS_NOTE,)
+        if request.total_tasks > 1:
+            keys |= dict.fromkeys(("program.environment.SLURM_NTASKS", "program.environment.SLURM_NPROCS"),
+                                  f"{request.total_tasks}")
     machine, sizes = machine_keys(script, request, start)
     several = (request.nodes or 1) > 1
     fate = Fate.LOST if unreadable or several else Fate.KEPT
     why = "the program is this file itself, once" + (
-        ", which bash cannot read: mend it (bash -n FILE)" if unreadable else
+        f", {unreadable}" if unreadable else
         ", on one node: no program was found in it that the job could start on all nodes" if several else "")
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
              and not line.startswith("#")]
-    notes = _notes(script, request, arguments, (), False)
     if any(script.commands("sbatch")):
         notes += ("the script hands in jobs of its own: adopt the scripts that it hands in",)
     return _Body(keys | machine, (*request.fates, *sizes, *fates), notes)

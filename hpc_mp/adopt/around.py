@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
+from hpc_mp.adopt.given import exported_by_srun, reads_stdin
 from hpc_mp.adopt.launches import LaunchCall
 from hpc_mp.adopt.setup import in_place, is_loop
 from hpc_mp.adopt.steps import kind_of
@@ -29,7 +30,7 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
     right = statement.text[call.end - statement.start:].strip()
     why = list(start.how)
-    lost = [*start.lost, *_from_stdin(statement, launch, right)]
+    lost = [*start.lost, *_from_stdin(statement, start, launch, right)]
     if right and len(lost) == len(start.lost):
         why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
                    "the program")
@@ -43,25 +44,31 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
 
 
-def _from_stdin(statement: Statement, launch: LaunchCall, behind: str) -> tuple[str, ...]:
-    """That the program is given something to read, by what stands behind it or by a pipe before it."""
-    call_text = statement.text[launch.call.start - statement.start:launch.call.end - statement.start]
-    if "<<" in behind or re.search(r"(?<!<)<(?![<(&])", behind) or "<<<" in call_text:
+def _from_stdin(statement: Statement, start: ProgramStart, launch: LaunchCall, behind: str) -> tuple[str, ...]:
+    """That what the program is given to read is left out."""
+    if reads_stdin(statement, launch, behind) and not start.reads:
         return ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
     return ()
 
 
-_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
+_SAID = frozenset({"nodes", "ntasks", "ntasks-per-node"})
+_OF_THE_JOB = frozenset({"gpus", "gpus-per-node", "gres", "cpus-per-task", "gpus-per-task"})
 
 
 def _step_options(launch: LaunchCall) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
-    rest = [f"--{option.name}" for option in launch.options if option.name not in _SAID and option.name != "mpi"]
+    of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
+    rest = [f"--{option.name}" for option in launch.options if option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
     others = [name for name in rest if "container" not in name]
+    exported = [name for name, _ in exported_by_srun(launch)]
+    if exported:
+        others.remove("--export")
     return "; ".join((*([f"srun's {', '.join(dict.fromkeys(sizes))}: job.nodes, job.ranks_per_node"] if sizes else []),
+                      *([f"srun's {', '.join(dict.fromkeys(of_job))}: as the job has them on a node"] if of_job else []),
                       *([f"srun's {', '.join(dict.fromkeys(others))}: left out, as the job script says how its step runs"]
-                        if others else [])))
+                        if others else []),
+                      *([f"srun's --export: the program gets {', '.join(exported)}"] if exported else [])))
 
 
 def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite], ...]:
@@ -89,12 +96,14 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
     """The compound statement that holds the launch, or the function with the statements up to its first call."""
     statement, call = source.statements[launch.statement], launch.call
     uncalled = statement.kind == "function_definition" and not callers
-    if uncalled or {"subshell", "command_substitution"} & set(call.inside):
-        only = ("of what stands around the program here only its command is taken", *start.lost)
+    piped = re.search(r"(?<!\|)\|&?\s*$", statement.text[:call.start - statement.start]) is not None
+    if uncalled or piped or {"subshell", "command_substitution"} & set(call.inside):
+        read = ("what is piped into it: ranks read nothing there; give it as a file or an argument",) if piped else ()
+        only = (*read, "of what stands around the program here only its command is taken", *start.lost)
         return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
                                              "; ".join(only))]
     behind = statement.text[call.end - statement.start:call.chain_end - statement.start]
-    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *_from_stdin(statement, launch, behind)]
+    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *_from_stdin(statement, start, launch, behind)]
     why = "; ".join(lost) or "its command is taken out for the ranks, the rest stays as it stands up to there"
     said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if lost else Fate.KEPT,
                      "slurm.setup, program.command", why)]

@@ -34,6 +34,7 @@ MACHINES = (("--num_machines", "$NNODES", "{nodes}"), ("--machine_rank", "$NODE_
 OF_MACHINES = frozenset({"num-machines", "machine-rank", "main-process-ip", "main-process-port", "num-processes"})
 OF_DEEPSPEED = frozenset({"num-gpus", "num-nodes", "hostfile", "h", "master-addr", "master-port", "launcher", "launcher-args",
                           "node-rank", "ssh-port"})
+OF_GPUS = frozenset({"gpus", "gpus-per-node", "gpus-per-task", "gres"})
 DEEPSPEED_FLAGS = frozenset({"no-ssh", "no-ssh-check", "force-multi", "no-local-rank"})
 
 
@@ -48,7 +49,7 @@ class ProgramStart:
         lost: what of it could not be carried over.
         environment: variables that the launcher set.
         mpi: by what srun has the ranks meet through MPI.
-        loose: whether an option of the launcher stands in a variable, so that it stays as it is.
+        reads: whether a file is its standard input, which its words then say.
     """
 
     start: Literal["rank", "node", "mpi"]
@@ -60,6 +61,7 @@ class ProgramStart:
     before: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     mpi: str | None = None
+    reads: bool = False
 
 
 def slurm_numbers(request: Request) -> dict[str, str]:
@@ -123,6 +125,9 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
         f"--mpi={asked_mpi}: slurm.mpi takes {', '.join(PLUGINS)}; set the one that the program's MPI knows",)
     meets = asked_mpi if asked_mpi in PLUGINS else None
     lost += _unknown_sizes(launch, request, nodes, tasks)
+    if request.gpus is None and (asked_gpus := [each for each in launch.options if each.name in OF_GPUS]):
+        lost += (f"srun's --{asked_gpus[-1].name}={asked_gpus[-1].value}, where no directive asks for GPUs: set "
+                 "slurm.gpu_request if they are not there without it",)
     said = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
     return ProgramStart("rank", nodes, tasks, words, said, lost, before, mpi=meets)
 

@@ -19,7 +19,7 @@ from hpc_mp.base.programs import IDENTITY
 SAME_EVERYWHERE = frozenset({
     *IDENTITY, "NNODES", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_NNODES",
     "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_JOB_PARTITION", "SLURM_JOB_ACCOUNT", "SLURM_CLUSTER_NAME",
-    "SLURM_RESTART_COUNT", "SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_JOB_ID", "HOME", "USER"})
+    "SLURM_RESTART_COUNT", "SLURM_ARRAY_TASK_ID", "HOME", "USER"})
 HERE = ("$PWD", "${PWD}", "$(pwd)", "`pwd`")
 _NAME = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)\}|\{([A-Za-z_]\w*)\[[@*]\]\})")
 _DEFAULT = re.compile(r"\$\{([A-Za-z_]\w*):?-([\w./:-]*)\}")

@@ -19,8 +19,13 @@ ENV_TABLES = ("environment.set", "program.environment")
 TABLES = ("job", "program", "sweep", "slurm", "environment")
 
 
-def machine_keys(script: Script, request: Request, start: ProgramStart) -> tuple[dict[str, Any], list[LineFate]]:
-    """Keys for GPUs, CPUs, memory and whole nodes as the script asks for them, and what became of its lines about sizes."""
+def machine_keys(script: Script, request: Request, start: ProgramStart,
+                 step_cpus: int | None = None) -> tuple[dict[str, Any], list[LineFate]]:
+    """Keys for GPUs, CPUs, memory and whole nodes as the script asks for them, and what became of its lines about sizes.
+
+    Args:
+        step_cpus: of a task, as srun is told it.
+    """
     keys: dict[str, Any] = {}
     ranks, gpus = start.ranks_per_node, request.gpus
     said: dict[str, tuple[Fate, str, str]] = {}
@@ -50,6 +55,14 @@ def machine_keys(script: Script, request: Request, start: ProgramStart) -> tuple
         keys["slurm.extra.gres"] = gres
         said["gres"] = (Fate.KEPT, "slurm.extra.gres", "")
     said["ntasks-per-gpu"] = said["tres-per-task"] = (Fate.REPLACED, "job.ranks_per_node", f"the program has {shape}")
+    whole = "slurm.extra.exclusive" in request.keys and request.keys["slurm.extra.exclusive"] is None
+    if request.cpus is None and request.tasks_per_node > ranks and not whole:  # a CPU for each task, as Slurm gives it
+        keys["slurm.extra.cpus-per-task"] = each = -(-request.tasks_per_node // ranks)
+        for name in ("ntasks", "ntasks-per-node"):
+            fate, key, why = said[name]
+            said[name] = (fate, f"{key}, slurm.extra.cpus-per-task", f"{why}, with the CPUs of {request.tasks_per_node} tasks")
+    if request.cpus is None and step_cpus:
+        keys["slurm.extra.cpus-per-task"] = step_cpus if start.start == "rank" else max(1, step_cpus // ranks)
     if request.cpus:
         each = max(1, request.cpus * request.tasks_per_node // ranks)
         keys["slurm.extra.cpus-per-task"] = each

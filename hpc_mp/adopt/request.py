@@ -10,7 +10,7 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.blanks import BLANK
 from hpc_mp.adopt.containers import StepContainer, container_of
-from hpc_mp.cluster.slurm.options import contradicting, extra_options, refused_options
+from hpc_mp.cluster.slurm.options import conflicting, contradicting, extra_options, refused_options
 from hpc_mp.job.sweep import MOST_RUNS
 from hpc_mp.job.values import TIME
 from hpc_mp.lint.sbatch.options import Option
@@ -134,17 +134,19 @@ def read_request(script: Script) -> Request:
 
 
 def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
-    """Of options of which sbatch drops one in silence the last one is kept."""
-    for group in contradicting():
-        given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
-                       key=lambda option: option.line)
-        for option in given[:-1]:
-            del reading.keys[f"slurm.extra.{option.name}"]
-            reading.fates = [each for each in reading.fates if each.where != f"slurm.extra.{option.name}"]
-            reading.note(option, Fate.LOST, "", f"it contradicts --{given[-1].name}: sbatch drops one of them in silence")
+    """Of options of which sbatch drops one in silence, or which it refuses together, the last one is kept."""
+    for groups, why in ((contradicting(), "sbatch drops one of them in silence"),
+                        (conflicting(), "sbatch refuses both together")):
+        for group in groups:
+            given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
+                           key=lambda option: option.line)
+            for option in given[:-1]:
+                del reading.keys[f"slurm.extra.{option.name}"]
+                reading.fates = [each for each in reading.fates if each.first != option.line]
+                reading.note(option, Fate.LOST, "", f"it contradicts --{given[-1].name}: {why}")
 
 
-_PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|{BLANK}|^\[.*\]$|^!\w")
+_PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|@\[|{BLANK}|^\[.*\]$|^\{{\w+\}}$|^!\w")
 
 
 def not_understood(option: Option) -> str | None:

@@ -91,6 +91,13 @@ def is_loop(inside: Sequence[str]) -> bool:
     return bool(_LOOPS & set(inside))
 
 
+def array_numbers(request: Request) -> dict[str, str]:
+    """What Slurm would say of the script's own array, where ours counts its elements from 0."""
+    numbers = sorted(map(int, request.elements))
+    return {"SLURM_ARRAY_TASK_COUNT": f"{len(numbers)}", "SLURM_ARRAY_TASK_MIN": f"{numbers[0]}",
+            "SLURM_ARRAY_TASK_MAX": f"{numbers[-1]}"} if numbers else {}
+
+
 def preface(texts: Sequence[str], request: Request, directory: str, arguments: Sequence[str], login: bool,
             flags: str) -> list[str]:
     """Lines before the script's own: its arguments, its element of the array, Slurm's variables that the job script cleans."""
@@ -102,7 +109,9 @@ def preface(texts: Sequence[str], request: Request, directory: str, arguments: S
         lines.append(f"ADOPTED_ELEMENT=${ELEMENT}; ADOPTED_ELEMENTS=({' '.join(request.elements)}); "
                      f"{ELEMENT}=${{ADOPTED_ELEMENTS[ADOPTED_ELEMENT]}}")
     given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0",
-                                      "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+                                      "SLURM_LOCALID": "0", "SLURM_NODEID": "0"} | array_numbers(request)
+    if len(request.elements) == 1:  # the one run of a sweep is no array
+        given["SLURM_ARRAY_JOB_ID"] = "$SLURM_JOB_ID"
     for name, value in given.items():
         if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES") and re.search(rf"\b{name}\b", text):
             lines.append(f"{name}={value}")

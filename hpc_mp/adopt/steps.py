@@ -26,8 +26,18 @@ SHELL = frozenset({"set", "shopt"})
 OF_THE_SHELL = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_\w*")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # would be read by hpc-mp's own Python too
+OF_GPUS = re.compile(r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK")  # srun sets them anew for its tasks
 _INITIAL = re.compile(r"modules?\.sh$|lmod\.sh$|/init/(ba)?sh$|/etc/profile$|/etc/bashrc$")
 _HOOK = re.compile(r"conda.*(shell\.\w+|shell\s+hook)|\$\(conda info --base\)/etc/profile\.d/conda\.sh")
+
+
+def is_for_ranks_alone(name: str, by_srun: bool) -> bool:
+    """Whether a variable has to be set for the program itself.
+
+    Args:
+        by_srun: the script starts its program by srun, which sets its GPUs' variables anew as ours does.
+    """
+    return bool(OF_PYTHON.fullmatch(name) or (not by_srun and OF_GPUS.fullmatch(name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,9 @@ def kind_of(statement: Statement) -> Kind:
         return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
     simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
     writes = re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) or SETS.search(statement.text)
+    if set(names) == {":"} and statement.kind == "redirected_statement" and ">" not in statement.text.split("\n", 1)[0] \
+            and not SETS.search(statement.text):
+        return "print"  # a here-document in place of a comment
     if simple and not writes and all(name in PRINTS for name in names):
         return "print"
     if statement.command is None:
@@ -186,11 +199,13 @@ class Needs:
         names: variables that the job's own shell puts into it.
         shell: whether the job's own shell makes words of it.
         stands: variables that the launch line uses.
+        by_srun: the script starts its program by srun.
     """
 
     names: frozenset[str]
     shell: bool
     stands: frozenset[str]
+    by_srun: bool
 
 
 def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
@@ -319,7 +334,8 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: KnownSh
     for each, _ in statement.assignments:
         if each.name in IDENTITY:
             continue
-        table = "program.environment" if OF_PYTHON.fullmatch(each.name) or SECRET.search(each.name) else "environment.set"
+        apart = is_for_ranks_alone(each.name, needs.by_srun) or SECRET.search(each.name)
+        table = "program.environment" if apart else "environment.set"
         keys[f"{table}.{each.name}"] = known.fixed[-1].texts[each.name][0]
     return Disposition(statement, Fate.KEPT, ", ".join(keys), "", keys)
 

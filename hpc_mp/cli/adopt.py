@@ -60,7 +60,11 @@ def command(script: Path, arguments: tuple[str, ...], output: Path | None, diff:
 
 
 def _check_kind(script: Path, text: str) -> None:
-    """Raises HpcMpError for a file that is no job script, and has its own command."""
+    """Raises HpcMpError for a file that is no job script: one that has its own command, or that starts nothing."""
+    if "\0" in text[:4096]:
+        raise HpcMpError(str(script), "is no text, and no job script", "name the script that is given to sbatch")
+    if not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines()):
+        raise HpcMpError(str(script), "holds no command", "name the script that is given to sbatch")
     if re.search(r"^#SBATCH\b", text, re.MULTILINE):
         return
     if script.suffix == ".toml":

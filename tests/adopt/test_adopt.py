@@ -83,7 +83,8 @@ def test_directives_modules_and_variables_become_keys(tmp_path: Path) -> None:
 def test_torchrun_is_left_out_for_ranks_and_its_arguments_stay(tmp_path: Path) -> None:
     spec = golden("torchrun.sbatch", tmp_path).spec
     assert (spec.program.start, spec.job.nodes, spec.job.ranks_per_node) == ("rank", 2, 4)
-    assert spec.program.environment == {"OMP_NUM_THREADS": "1"} and spec.slurm.extra["cpus-per-task"] == 8
+    assert spec.program.environment == {"OMP_NUM_THREADS": "1", "SLURM_CPUS_PER_TASK": "32"}
+    assert spec.slurm.extra["cpus-per-task"] == 8
     assert not any("torchrun " in line or "head_node" in line for line in (*spec.slurm.setup, *spec.program.command))
 
 
@@ -305,3 +306,12 @@ def test_the_difference_writes_nothing_and_json_has_the_account(tmp_path: Path, 
     document = json.loads(CliRunner().invoke(command, [script, "--json", "-o", "-"]).output)
     assert {each["fate"] for each in document["account"]} <= {fate.value for fate in Fate}
     assert tomllib.loads(document["text"])["program"]["command"]
+
+
+@pytest.mark.parametrize(("content", "rule"), [(b"\x7fELF\x00\x01", "no text"), (b"\n# nothing\n", "no command")])
+def test_a_file_that_starts_nothing_is_refused(content: bytes, rule: str, tmp_path: Path,
+                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").write_bytes(content)
+    result = CliRunner().invoke(command, ["file"])
+    assert isinstance(result.exception, HpcMpError) and rule in str(result.exception) and not Path("job.toml").exists()

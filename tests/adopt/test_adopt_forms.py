@@ -88,9 +88,10 @@ def test_a_size_that_the_text_does_not_tell_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("around", ["{}\n", "if true; then\n{}\nfi\n", "f() {{\n{}\n}}\nf\n"])
 def test_what_the_program_reads_from_stdin_is_named_wherever_it_stands(around: str, tmp_path: Path) -> None:
-    job = checked(HEAD + around.format("srun ./solve < input.nml"), tmp_path)
+    job = checked(HEAD + around.format("srun ./solve <<< text"), tmp_path)
     assert any("stdin" in each.why for each in job.lost)
     assert checked(HEAD + around.format("srun ./solve > out.txt"), tmp_path).lost == ()
+    assert checked(HEAD + around.format("srun ./solve < input.nml | tee out.txt"), tmp_path).lost == ()
 
 
 def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: Path) -> None:

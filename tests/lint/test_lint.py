@@ -230,3 +230,9 @@ def test_wrong_input_exits_2_in_one_paragraph(arguments: list[str], tmp_path: Pa
     done = subprocess.run([sys.executable, "-m", "hpc_mp", "lint", *arguments], cwd=tmp_path, capture_output=True,
                           text=True)
     assert done.returncode == 2 and "Traceback" not in done.stderr and done.stderr.count("\n") == 1 and not done.stdout
+
+
+@pytest.mark.parametrize("line", ["A=$B/$C/$D", "A=$B/$C.txt", "A=$B,$C,$D", "export A=$B-$C-x"])
+def test_a_value_of_several_variables_is_no_command(line: str) -> None:
+    assert [(each.name, each.value) for each in read_shell(f"{line}\n").assignments] == [("A", line.partition("=")[2])]
+    assert read_shell(f"{line}\n").commands == ()

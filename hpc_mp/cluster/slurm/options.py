@@ -51,6 +51,11 @@ def contradicting() -> list[list[str]]:
     return [group["options"] for group in _table()["dropped"]]
 
 
+def conflicting() -> list[list[str]]:
+    """Groups of options that sbatch refuses together, in whichever release."""
+    return [row["options"] for row in _table(SYNTAX)["conflicts"]]
+
+
 def options_of(spec: AnySpec, which: Literal["component", "step"]) -> dict[str, str | int | bool]:
     """Those in ``slurm.extra`` that each component has of its own, or that srun must get again."""
     return {name: value for name, value in spec.slurm.extra.items() if name in _table()[which]}

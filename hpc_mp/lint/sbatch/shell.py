@@ -118,11 +118,22 @@ def read_tree(source: str, first_line: int = 1, *, task: bool = False) -> tuple[
     """The tree of a script, and what reads its nodes; arguments as of ``read_shell``."""
     line_ends = tuple(found.start() for found in re.finditer("\n", source))
     plain = _UNSAFE.sub("x", source)
-    root = _parser().parse(plain.encode("ascii")).root_node
+    root = _parser().parse(_words_kept_together(plain).encode("ascii")).root_node
+    if root.has_error:
+        root = min(root, _parser().parse(plain.encode("ascii")).root_node, key=_faults)
     if root.has_error and "<<" in plain:
         again = _parser().parse(_without_here_documents(plain).encode("ascii")).root_node
         root = min(root, again, key=_faults)
     return root, NodeReader(source, line_ends, first_line, task)
+
+
+def _words_kept_together(plain: str) -> str:
+    """The text, letter for letter as long, without what the grammar takes for the end of a word where bash reads on.
+
+    Of ``A=$ROOT/$NAME/x`` it makes a command ``NAME/x``: the letter behind a variable becomes one that it reads right. A line
+    that begins with ``\\rm`` it takes for the rest of the line before it.
+    """
+    return _NO_ALIAS.sub(r"\1x", _TOGETHER.sub(lambda found: found[1] or f"{found[2]}:", plain))
 
 
 def _without_here_documents(plain: str) -> str:
@@ -222,6 +233,9 @@ def inner_script(words: tuple[Word, ...]) -> Word | None:
 
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
+# Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter behind it.
+_TOGETHER = re.compile(r"(\$?\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\[[^\]]*\])|(\$\w+)[/,.+^-]")
+_NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _WITH_ASSIGNMENTS = ("command", "declaration_command")
 _SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",

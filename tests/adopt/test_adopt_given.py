@@ -1,0 +1,171 @@
+"""``hpc-mp adopt``: what a program finds besides its words is what it would find under the script: variables, a file, CPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from test_adopt import adopted, fates, run
+from test_adopt import stubs as stubs
+from test_adopt_forms import checked
+
+from hpc_mp.adopt import AdoptedJob, Fate
+
+HEAD = "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node=4\n#SBATCH --time=5\n"
+
+
+def environment(job: AdoptedJob) -> dict[str, str]:
+    return {name: str(value) for name, value in job.spec.program.environment.items()}
+
+
+def test_variables_that_srun_exports_reach_the_program(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}M=fast\nsrun --export=ALL,MODE=$M,LEVEL=3 ./solve\n", tmp_path)
+    assert environment(job) == {"MODE": "fast", "LEVEL": "3"}
+    assert "the program gets MODE, LEVEL" in job.account[-1].why
+    job = checked(f'{HEAD}srun --export="ALL,WHERE=$SCRATCH/x" ./solve a\n', tmp_path)
+    assert any('WHERE="$SCRATCH/x"' in line for line in job.spec.slurm.setup)
+
+
+@pytest.mark.parametrize("line", ["srun ./solve -v 'a b' < {}", "if true; then srun ./solve -v 'a b' < {} | tee out; fi"])
+@pytest.mark.parametrize("file", ["in.txt", '"$IN"', "$(echo in.txt)"])
+def test_every_rank_reads_the_file_that_the_program_was_given(line: str, file: str, stubs: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("deck")
+    (tmp_path / "solve").write_text(f"#!{sys.executable}\nimport json, os, sys\n"
+                                    "with open(os.environ['SEEN'], 'a') as seen:\n"
+                                    "    seen.write(json.dumps([sys.argv[1:], 'solve', sys.stdin.read()]) + '\\n')\n")
+    (tmp_path / "solve").chmod(0o755)
+    job = checked(f"{HEAD}IN=in.txt\n{line.format(file)}\n", tmp_path)
+    assert job.lost == ()
+    lines = "\n".join(('PROGRAM=("$@")', *job.spec.slurm.setup, f"cd {tmp_path}", '"${PROGRAM[@]}"'))
+    assert run(lines, list(job.spec.program.command), stubs, tmp_path, {}) == [[["-v", "a b"], "solve", "deck"]]
+
+
+@pytest.mark.parametrize("line", ["export CUDA_VISIBLE_DEVICES=1\npython t.py", "CUDA_VISIBLE_DEVICES=1 python t.py",
+                                  "export CUDA_VISIBLE_DEVICES=1\nmake data\npython t.py"])
+def test_the_gpus_that_a_script_shows_its_program_are_those_it_sees(line: str, tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --gres=gpu:2\n#SBATCH --time=5\n"
+    assert environment(checked(f"{head}{line}\n", tmp_path))["CUDA_VISIBLE_DEVICES"] == "1"
+    by_srun = checked(f"{head}{line.replace('python', 'srun python')}\n", tmp_path)  # srun sets it anew, theirs and ours
+    assert "CUDA_VISIBLE_DEVICES" not in environment(by_srun)
+
+
+def test_a_program_without_srun_keeps_the_cpus_of_its_tasks_and_finds_their_number(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}python t.py\n", tmp_path)
+    assert job.spec.slurm.extra["cpus-per-task"] == 4 and "CPUs of 4 tasks" in job.account[2].why
+    assert environment(job) == {"SLURM_NTASKS": "4", "SLURM_NPROCS": "4"}
+    job = checked(f"{HEAD}#SBATCH --cpus-per-task=2\npython t.py\n", tmp_path)
+    assert job.spec.slurm.extra["cpus-per-task"] == 8 and environment(job)["SLURM_CPUS_PER_TASK"] == "2"
+    assert "cpus-per-task" not in checked(f"{HEAD}#SBATCH --exclusive\npython t.py\n", tmp_path).spec.slurm.extra
+    assert environment(checked(f"{HEAD}srun python t.py\n", tmp_path)) == {}
+
+
+def test_ranks_in_place_of_a_torchrun_find_the_cpus_of_its_task(tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=32\n#SBATCH --time=5\n"
+    job = checked(f"{head}srun torchrun --nnodes=2 --nproc-per-node=4 t.py\n", tmp_path)
+    assert job.spec.slurm.extra["cpus-per-task"] == 8 and environment(job)["SLURM_CPUS_PER_TASK"] == "32"
+
+
+def test_the_number_of_gpus_that_a_shell_of_a_rank_reads_is_there(tmp_path: Path) -> None:
+    head = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=a100:4\n#SBATCH --ntasks-per-node=1\n#SBATCH --time=5\n"
+    job = checked(f"{head}srun bash -c 'torchrun --nproc-per-node $SLURM_GPUS_PER_NODE t.py'\n", tmp_path)
+    assert environment(job)["SLURM_GPUS_PER_NODE"] == "a100:4"
+    assert environment(checked(f"{head}srun ./solve\n", tmp_path)) == {}
+
+
+@pytest.mark.parametrize(("array", "element", "expected"), [("3,5", "1", ["9", "2", "3", "5", "10"]),
+                                                            ("4", None, ["7", "1", "4", "4", "8"])])
+def test_an_array_counts_as_the_script_counts(array: str, element: str | None, expected: list[str], stubs: Path,
+                                              tmp_path: Path) -> None:
+    words = " ".join(f"$SLURM_ARRAY_{name}" for name in ("JOB_ID", "TASK_COUNT", "TASK_MIN", "TASK_MAX"))
+    head = f"#!/bin/bash\n#SBATCH --array={array}\n#SBATCH --time=5\n"
+    job = adopted(f"{head}srun python {words} $((SLURM_ARRAY_TASK_ID*2))\n", tmp_path)
+    ours = {"SLURM_JOB_ID": "7"} | ({} if element is None else {  # as Slurm says it of ours
+        "SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": element, "SLURM_ARRAY_TASK_MIN": "0"})
+    lines = "\n".join(('PROGRAM=("$@")', *job.spec.slurm.setup, '"${PROGRAM[@]}"'))
+    assert run(lines, list(job.spec.program.command), stubs, tmp_path, ours)[-1][2:] == expected
+
+
+@pytest.mark.parametrize("line", ["parallel -j 4 'srun -n1 python t.py {}' ::: 1 2", "bash run.sh", "./run.sh"])
+def test_a_program_that_may_start_steps_leaves_room_for_them(line: str, tmp_path: Path) -> None:
+    job = checked(f"{HEAD}{line}\n", tmp_path)
+    assert "export SLURM_OVERLAP=1" in job.spec.slurm.setup and any("SLURM_OVERLAP" in note for note in job.notes)
+    assert not any("OVERLAP" in each for each in checked(f"{HEAD}srun {line.partition(' ')[0]}\n", tmp_path).spec.slurm.setup)
+
+
+@pytest.mark.parametrize(("first", "second"), [("--mem=8G", "--mem-per-cpu=1G"), ("--core-spec=1", "--thread-spec=2")])
+def test_of_options_that_sbatch_refuses_together_the_last_is_kept(first: str, second: str, tmp_path: Path) -> None:
+    job = checked(f"{HEAD}#SBATCH {first}\n#SBATCH {second}\nsrun ./solve\n", tmp_path)
+    assert fates(job)[5][0] is Fate.LOST and second.partition("=")[0].lstrip("-") in job.spec.slurm.extra
+
+
+@pytest.mark.parametrize("value", ["@[QUEUE]", "{queue}"])
+def test_a_value_of_a_template_is_to_be_filled_in(value: str, tmp_path: Path) -> None:
+    job = checked(f"{HEAD}#SBATCH --qos={value}\nsrun ./solve\n", tmp_path)
+    assert fates(job)[5][0] is Fate.LOST and job.spec.slurm.qos is None
+
+
+def test_a_script_whose_statements_cannot_be_told_apart_is_the_program_itself(tmp_path: Path) -> None:
+    text = f"""{HEAD}A="${{{{x}}}}"
+for i in $(seq 1 {{n}}); do
+    if {{w}}; then
+        d=$(mktemp -d -p "{{t}}" s.X) || {{{{
+            (>&2 echo "E {{t}}."); exit 1; }}}}
+    fi
+    cmd=$({{m}}prepare -id ${{{{e}}}}{{a}})
+    if [ $? -eq 0 ]; then
+        srun bash -c "$cmd" &
+    fi
+done
+num=${{{{#p[@]}}}}
+for ((i=0; i<$num; i++)); do
+    echo "$i"
+done
+"""
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    job = checked(text, tmp_path)
+    assert job.spec.program.command[:1] == ("/bin/bash",) and job.lost
+
+
+def test_a_comment_in_a_here_document_does_nothing_that_lasts(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}: <<'X'\nnotes > here\nX\nsrun ./solve\n: <<'X'\nmore\nX\n: > empty\n", tmp_path)
+    assert job.spec.slurm.setup == () and fates(job)[9][0] is Fate.DROPPED and fates(job)[12][0] is Fate.LOST
+
+
+def test_options_of_other_schedulers_are_named(tmp_path: Path) -> None:
+    job = checked("#!/bin/bash\n#PBS -l nodes=2\n# PBS is another one\nmpirun -np 2 ./solve\n", tmp_path)
+    assert (fates(job)[2][0], fates(job)[3][0]) == (Fate.LOST, Fate.DROPPED)
+
+
+def test_cpus_and_gpus_that_srun_alone_is_told(tmp_path: Path) -> None:
+    job = checked("#!/bin/bash\n#SBATCH -N 2\n#SBATCH -t 5\nsrun -n 16 -c 7 --gpus-per-task=1 ./solve\n", tmp_path)
+    assert job.spec.job.ranks_per_node == 8 and job.spec.slurm.extra["cpus-per-task"] == 7
+    assert any("gpus-per-task=1" in each.why for each in job.lost)
+
+
+def test_a_script_of_another_shell_has_room_for_its_steps(tmp_path: Path) -> None:
+    job = checked("#!/bin/tcsh\n#SBATCH --ntasks=4\n#SBATCH -t 5\n@ n = 2\nsrun -n 4 ./solve\n", tmp_path)
+    assert job.spec.slurm.setup == ("export SLURM_OVERLAP=1",) and job.spec.slurm.extra["cpus-per-task"] == 4
+    assert environment(job)["SLURM_NTASKS"] == "4"
+
+
+@pytest.mark.parametrize("word", ["$a/$b/$c", "--l=$a,$b,$c,$a", "$a/$b.txt", "$a-$b-x", "$a/$b/c/$a.$b.gz", "${a}/$b/x"])
+def test_a_word_of_several_variables_is_one_word(word: str, stubs: Path, tmp_path: Path) -> None:
+    text = f"{HEAD}a=1\nb=two\nc=$(echo 3)\nW={word}\nexport E={word}\nsrun python {word} $W $E\n"
+    job = checked(text, tmp_path)
+    lines = "\n".join(('PROGRAM=("$@")', *job.spec.slurm.setup, '"${PROGRAM[@]}"'))
+    names = {name: str(value) for name, value in job.spec.environment.set.items()}
+    expected = word.replace("${a}", "1").replace("$a", "1").replace("$b", "two").replace("$c", "3")
+    assert run(lines, list(job.spec.program.command), stubs, tmp_path, names)[-1][2:] == [expected] * 3
+
+
+def test_a_line_that_begins_with_a_backslash_is_a_command_of_its_own(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}make x\n\\rm -f y\nsrun ./solve\n", tmp_path)
+    assert job.spec.slurm.setup[1:3] == ("make x", "\\rm -f y")
+
+
+def test_what_is_piped_into_the_program_is_named(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}cat deck | srun ./solve a\n", tmp_path)
+    assert fates(job)[5][0] is Fate.LOST and "piped" in job.lost[0].why
+    assert not any("break" in line for line in job.spec.slurm.setup)  # in a pipe it would leave nothing behind
