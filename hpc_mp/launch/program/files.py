@@ -46,7 +46,7 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
             raise HpcMpError(f"program.command[0] = {program!r}", f"is not executable ({path})",
                              "name its interpreter before it (python, bash), or make it executable: chmod +x")
     if "/" not in program and _own_path(spec) and (directory / program).is_file() and shutil.which(program) is None:
-        raise HpcMpError(f"program.command[0] = {program!r}", f"is a file of {directory}, and a program without a slash is looked "
+        raise HpcMpError(f"program.command[0] = {program!r}", f"is a file of {directory}, and a name without a slash is looked "
                          "up on PATH", f"write ./{program}, or its interpreter before it (python, bash)")
     script = _script(command)
     if script is not None and not script.startswith("/") and not (directory / script).exists():
