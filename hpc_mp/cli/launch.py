@@ -27,6 +27,7 @@ MEND_FIRST = {
     "memory": "let a rank hold less (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
     "space": "make room",
 }
+MEND_PROGRAM = MEND_FIRST | {"memory": "let a rank hold less (a smaller batch, recomputing, more ranks)"}
 
 
 @click.command(help="Plan, place, render and start a job.")
@@ -147,7 +148,8 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         raise RunFailed(cause.message)
     if cause is not None:
         log = f"its log:    {cause.log}\n" if cause.log else ""
-        first = MEND_FIRST.get(cause.kind)
+        mend = MEND_PROGRAM if RunDirectory(outcome.run).program.exists() else MEND_FIRST
+        first = mend.get(cause.kind)
         raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}go on with: {go_on}")
     return 0
 

@@ -137,4 +137,4 @@ def _step_words(step: StepMetrics, steps: int) -> str:
 
 def _figures(step: StepMetrics) -> str:
     loss = f"loss {step.loss:.4f}" if math.isfinite(step.loss) else "no loss"
-    return f"{loss}, {step.tokens_per_s:,.0f} tokens/s"
+    return f"{loss}, {step.tokens_per_s:,.0f} tokens/s" if step.tokens_per_s else loss  # a program may count none

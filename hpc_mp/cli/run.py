@@ -38,11 +38,12 @@ ON = ("auto", "slurm", "local", "mpi")
               help="A key of the job file: --set slurm.partition=gpu, --set job.time_limit=02:00:00.")
 @click.option("--name", help="What squeue shows, and the directory of its runs.  [default: the program's name]")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the job script; start and write nothing.")
+@click.option("--explain", is_flag=True, help="Like --dry-run, with the reason for every line, and all defaults.")
 @click.option("--wait", is_flag=True, help="Wait for the end of a Slurm job (all others are always waited for).")
 @click.option("--json", "as_json", is_flag=True, help="End with one JSON document on stdout; all else goes to stderr.")
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND [ARG]…")
 def command(nodes: int | None, ranks_per_node: int | None, on: str, overrides: tuple[str, ...], name: str | None, dry_run: bool,
-            wait: bool, as_json: bool, words: tuple[str, ...]) -> int:
+            explain: bool, wait: bool, as_json: bool, words: tuple[str, ...]) -> int:
     if not words:
         raise HpcMpError("hpc-mp run", "names no program", "write it behind two dashes: hpc-mp run -- python train.py --lr 1e-3")
     for number, word in enumerate(words):
@@ -51,13 +52,13 @@ def command(nodes: int | None, ranks_per_node: int | None, on: str, overrides: t
     for option, given in (("job.nodes", nodes), ("job.ranks_per_node", ranks_per_node)):
         if given is not None and any(text.partition("=")[0].strip() == option for text in overrides):
             raise HpcMpError(f"--set {option}", f"is said by --{option[4:].replace('_', '-')} too", "say it once")
-    listener = TerminalListener(aside=as_json or dry_run)
+    listener = TerminalListener(aside=as_json or dry_run or explain)
     job, why = _job(words, nodes, ranks_per_node, on, overrides, name)
     if why:
         listener.say(f"size      {why}")
     request = LaunchRequest(job, on, overrides, wait)
-    if dry_run:
-        print_preview(preview(request, listener), False, as_json)
+    if dry_run or explain:
+        print_preview(preview(request, listener), explain, as_json)
         return 0
     return launch_and_report(request, listener, as_json)
 

@@ -82,6 +82,15 @@ NAMES: dict[str, str] = {
     "environment.set": "env env_vars environment_variables envs variables",
 }
 
+# The same in a table where a name means another key than elsewhere.
+WITHIN: dict[str, dict[str, str]] = {
+    "program": {
+        **dict.fromkeys(("env", "env_vars", "environment_variables", "envs", "variables"), "program.environment"),
+        **dict.fromkeys(("cmd", "script", "entrypoint", "args", "argv"), "program.command"),
+        **dict.fromkeys(("cwd", "chdir", "workdir", "work_dir", "working_directory"), "program.directory"),
+    },
+}
+
 # Keys without one of ours in their place: what to do instead.
 WORDS: dict[str, str] = {
     **dict.fromkeys(("packing", "sample_packing", "pack", "reset_position_ids", "reset_attention_mask"),
@@ -179,7 +188,7 @@ def key_here(name: str, section: str, known: Iterable[str]) -> tuple[str, str] |
     place = f"[{section}]" if section else "a job file"
     if (words := WORDS.get(plain)) is not None:
         return f"is no key of {place}", words
-    ours = f"{section}.{plain}" if section and plain in known else OURS.get(plain)
+    ours = f"{section}.{plain}" if section and plain in known else WITHIN.get(section, OURS).get(plain, OURS.get(plain))
     if ours is None:
         return None
     table, _, key = ours.rpartition(".")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -88,6 +89,8 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
     if kind == "extra_forbidden":
         return value, *_nearest(where, model)
     rule, remedy = KINDS.get(kind, (f"is refused ({found['msg']})", "write another value"))
+    if isinstance(where[-1], int):  # an item of a list has no name that could be written before it
+        remedy = remedy.replace("{key} = ", "")
     context = {key: f"{item:g}" if isinstance(item, float) else item for key, item in context.items()}
     return value, rule.format(**context), f"write {here}" if here else remedy.format(where=name, key=where[-1], **context)
 
@@ -95,9 +98,18 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
 def _rewritten(kind: str, key: str, value: Any) -> str | None:
     """A number that was written as text, and a list of one that was written without its brackets."""
     if kind == "tuple_type" and isinstance(value, str) and value:
-        return f"it in brackets: {key} = [{json.dumps(value, ensure_ascii=False)}]"
+        words = _words(value) if key == "command" else [value]
+        return f"it in brackets: {key} = {json.dumps(words, ensure_ascii=False)}"
     reads = {"int_type": r"[+-]?\d{1,18}", "float_type": r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?"}.get(kind)
     return f"it without quotes: {key} = {value}" if reads and isinstance(value, str) and re.fullmatch(reads, value) else None
+
+
+def _words(command: str) -> list[str]:
+    """The words of a command that is written as one text, as the shell would part them."""
+    try:
+        return shlex.split(command)
+    except ValueError:  # a quote is open: whoever wrote it knows what was meant
+        return [command]
 
 
 def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import nearest
 from hpc_mp.job.checks import check_arithmetic, check_together
 from hpc_mp.job.errors import explain
 from hpc_mp.job.program import ProgramSpec, check_program
@@ -108,7 +109,7 @@ def _run_of(tree: Mapping[str, Any], base: Path, number: int, values: Values) ->
 def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[AnySpec], None] = lambda _: None) -> AnySpec:
     """Validate a parsed job file; relative paths become absolute, seen from ``base``. Raises HpcMpError."""
     check_values(tree)
-    if "program" not in tree:
+    if "program" not in tree and not _means_program(tree):
         training = _absolute(_validated(tree, JobSpec), base)
         before_arithmetic(training)
         check_arithmetic(training)
@@ -121,6 +122,11 @@ def resolve_any(tree: dict[str, Any], base: Path, before_arithmetic: Callable[[A
     before_arithmetic(program)
     check_together(program)
     return program
+
+
+def _means_program(tree: Mapping[str, Any]) -> bool:
+    """Whether a file without the tables of a training has ``[program]`` misspelt."""
+    return not any(name in tree for name in OWN) and any(nearest(name, ["program"]) for name in tree)
 
 
 def resolve(tree: dict[str, Any], base: Path) -> JobSpec:

@@ -135,6 +135,12 @@ REFUSED: dict[str, tuple[str, str]] = {
 }
 
 
+def of_engine(key: str, spec: ProgramSpec) -> bool:
+    """Whether a key means nothing to this program: what would be refused, and axes that it has not."""
+    refused = key in REFUSED and (key != "slurm.mpi" or spec.program.start == "node")
+    return refused or (key.startswith("parallel.") and spec.program.axes is None)
+
+
 def check_program(spec: ProgramSpec) -> None:
     """Refuse what a program would not notice. Raises HpcMpError."""
     for key, (rule, remedy) in REFUSED.items():

@@ -67,7 +67,9 @@ def end(runs: Mapping[RunDirectory, RunStatus], grace: float, say: Callable[[str
         for run in live:
             if jobs[run] is None and isinstance(load_any(run.job), ProgramSpec):  # no program looks for the file of our ranks
                 _interrupt(run, (signal.SIGTERM,))
-        say(f"asked the ranks to save at the next step and to stop; at the latest in {grace:g} s they are ended")
+        programs = all(isinstance(load_any(run.job), ProgramSpec) for run in live)
+        asked = "sent the ranks program.signal" if programs else "asked the ranks to save at the next step and to stop"
+        say(f"{asked}; at the latest in {grace:g} s they are ended")
         ended = _within(live, jobs, grace)
     if late := [run for run in live if run not in ended]:
         _kill(late, jobs, say)

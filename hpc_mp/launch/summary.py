@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
-from hpc_mp.job import AnySpec
+from hpc_mp.job import AnySpec, ProgramSpec
+from hpc_mp.job.program import of_engine
 from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
@@ -100,7 +101,9 @@ def defaults(spec: AnySpec) -> dict[str, str]:
     sections = {}
     for section in type(spec).model_fields:
         keys = getattr(spec, section)
-        values = {key: getattr(keys, key) for key in type(keys).model_fields if key not in keys.model_fields_set}
+        values = {key: getattr(keys, key) for key in type(keys).model_fields
+                  if key not in keys.model_fields_set
+                  and not (isinstance(spec, ProgramSpec) and of_engine(f"{section}.{key}", spec))}
         shown = [f"{key} = {toml_value(value)}" for key, value in values.items() if value not in (None, (), {})]
         if shown:
             sections[section] = ", ".join(shown)

@@ -22,6 +22,7 @@ RANK = re.compile(r"\[rank(\d+)\]: ?")  # what torch writes before every line of
 INSIDE = re.compile(r"[\s>│╭╰]")  # how a line within a traceback begins
 OF_LAUNCHER = re.compile(r"torch\.distributed\.elastic\.multiprocessing\.(errors\.ChildFailedError|api\.SignalException)\b")
 BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # by torchrun, in the words of its ChildFailedError
+ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
                      r"The above exception was the direct cause of the following exception):$")
 BESIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved")  # before one that ends no program
@@ -88,7 +89,8 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     reach = BEHIND if code == 1 else BEHIND_OTHERS
     found = list(_blocks(plain))
     near = [block for block in found if len(plain) - block.end <= reach]
-    chosen = next((block for order in (0, 1, 2) for block in reversed(near) if block.order == order), None)
+    chosen = _of_ranks(near, marks, plain) or next(
+        (block for order in (0, 1, 2) for block in reversed(near) if block.order == order), None)
     if chosen is None:
         return None
     mark = marks[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
@@ -103,6 +105,19 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     if len(kept) > LONGEST:
         kept = [*kept[:20], "…", *kept[20 - LONGEST:]]
     return PythonError(text, _place(frames), "\n".join(kept), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
+
+
+def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | None],
+              lines: Sequence[str]) -> TracebackBlock | None:
+    """Where several ranks of a launcher have ended of an exception: not of one that only noticed another's end, and of these that
+    of the rank which the launcher saw end first. None where they are not several."""
+    ended = {int(mark[1]): block for block in blocks if (mark := marks[block.end]) is not None}  # torch marks the uncaught alone
+    if len(ended) < 2:
+        return None
+    root = next((number for number, line in enumerate(lines) if ROOT.match(line)), len(lines))
+    first = next(filter(None, map(BLAMED.match, lines[root:])), None)
+    blamed = int(first[1]) if first else None
+    return ended[min(ended, key=lambda rank: (_kind(ended[rank], lines) == "peer", rank != blamed, ended[rank].end))]
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[TracebackBlock]:

@@ -182,7 +182,7 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int,
             died.cause.node if died else None, _returned(attempt) if died else ()))
     if action in ("done", "fail"):
         _conclude(attempt, record.attempt, ending)
-    attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message}; {why}")
+    attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
     if action == "fail":
         return code if 0 < code < 256 else 1
     return 0 if ending == "completed" or action == "requeue" else STOPPED  # by it jobs that depend on this one know

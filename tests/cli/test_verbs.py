@@ -24,6 +24,7 @@ from hpc_mp.cli.main import GROUPS, VERBS, cli
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.launch.listener import Listener
+from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.outcome import Cause, Outcome
 
 HPC_MP = [sys.executable, "-m", "hpc_mp"]
@@ -131,6 +132,13 @@ def test_what_would_fail_alike_is_not_what_to_do_next(kind: str, words: str | No
         return
     with pytest.raises(RunFailed, match=re.escape(words)):
         _conclude(failed, "again", Listener())
+
+
+def test_a_program_is_told_nothing_of_the_engines_keys(tmp_path: Path) -> None:
+    RunDirectory(tmp_path).program.write_text("{}")
+    with pytest.raises(RunFailed, match="a smaller batch") as said:
+        _conclude(Outcome(tmp_path, "failed", cause=Cause("memory", "boom")), "again", Listener())
+    assert "parallel." not in str(said.value)
 
 
 # --- one document on every way out -----------------------------------------------------------------------------------

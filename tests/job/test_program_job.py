@@ -49,7 +49,11 @@ def test_what_is_written_into_the_run_is_read_as_it_was(arguments: list[str], en
 @pytest.mark.parametrize(("sections", "words"), [
     ({"program": {"command": []}}, "names no program"),
     ({"program": {"command": [""]}}, "names no program"),
-    ({"program": {"command": "python train.py"}}, "must be a list"),
+    ({"program": {"command": "python 'my train.py' x"}}, 'command = ["python", "my train.py", "x"]'),
+    ({"program": {"command": "python 'train.py"}}, "must be a list"),
+    ({"program": {"command": ["x"], "stop_codes": [0]}}, "at least 1. Write 1 or more"),
+    ({"program": {"command": ["x"], "env": {"A": "1"}}}, "program.env: is program.environment here"),
+    ({"program": {"command": ["x"], "cwd": "/a"}}, "is program.directory here"),
     ({"program": {"command": ["x\0y"]}}, "NUL"),
     ({"program": {"command": ["x"], "environment": {"RANK": "1"}}}, "tells each rank who it is"),
     ({"program": {"command": ["x"], "environment": {"HPC_MP_RUN": "1"}}}, "belongs to hpc-mp"),
@@ -83,6 +87,12 @@ def test_what_is_refused(sections: dict[str, Any], words: str) -> None:
         program(**sections)
     assert words in str(refused.value)
     assert refused.value.remedy
+
+
+def test_a_misspelt_table_is_all_that_is_wrong() -> None:
+    with pytest.raises(HpcMpError) as refused:
+        resolve_any({"programm": {"command": ["./solve"]}, "job": {"nodes": 2}}, Path("/home/ann"))
+    assert (refused.value.rule, refused.value.remedy) == ("is no key of a job file", "did you mean 'program'?")
 
 
 def test_a_verb_for_trainings_refuses_a_program(tmp_path: Path) -> None:

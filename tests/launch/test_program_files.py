@@ -45,6 +45,14 @@ def test_what_is_not_there(here: Path, words: str, said: str) -> None:
     assert said in str(refused.value) and refused.value.remedy
 
 
+def test_a_file_of_the_directory_is_not_looked_up_on_path(here: Path) -> None:
+    with pytest.raises(HpcMpError, match=r"(?i)is a file of .* write \./train.py, or its interpreter") as refused:
+        check_files(spec(here, "train.py"), in_script=True)
+    assert refused.value.value == "program.command[0] = 'train.py'"
+    check_files(spec(here, "train.py", setup=["PATH=.:$PATH"]), in_script=True)
+    check_files(spec(here, "nowhere.py"), in_script=True)
+
+
 def test_a_command_that_the_job_script_makes(here: Path) -> None:
     made = spec(here, "bash", "-c", 'eval "exec ${ADOPTED_COMMAND:?}"', setup=["export ADOPTED_COMMAND=x"])
     check_files(made, in_script=True)

@@ -418,3 +418,10 @@ def test_an_allocation_that_says_nothing() -> None:
 ])
 def test_what_a_run_is_called(words: tuple[str, ...], name: str) -> None:
     assert name_of(words) == name
+
+
+def test_explain_names_no_key_that_a_program_may_not_have(here: Path) -> None:
+    done = run("--on", "local", "--explain", "--", *program(here, "print(rank)"))
+    assert done.exit_code == 0 and "silent_limit = 3600" in done.output and "#SBATCH --requeue" in done.output
+    assert not any(word in done.output for word in ("step_timeout", "tensor = 1", "training goes on"))
+    assert not (here / "runs").exists()

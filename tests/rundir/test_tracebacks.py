@@ -68,6 +68,23 @@ def test_that_a_launcher_has_lost_a_rank_says_nothing_of_why() -> None:
     assert last_error(TORCHRUN[4:]) is None
 
 
+LOST = "RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.77.3.12]:23447"
+
+
+@pytest.mark.parametrize(("second", "blamed", "words"), [
+    (LOST, 3, "ValueError: boom (train.py:9), said by its rank 3"),  # recorded on two nodes: rank 2 noticed that rank 3 had gone
+    (LOST, 2, "ValueError: boom (train.py:9), said by its rank 3"),
+    ("KeyError: 'x'", 3, "ValueError: boom (train.py:9), said by its rank 3"),
+    ("KeyError: 'x'", 2, "KeyError: 'x' (train.py:7), said by its rank 2")])
+def test_of_several_ranks_of_a_launcher_counts_the_one_that_ended_first(second: str, blamed: int, words: str) -> None:
+    other = ["[rank2]: Traceback (most recent call last):", '[rank2]:   File "/home/ann/train.py", line 7, in <module>',
+             f"[rank2]: {second}"]
+    table = ["Failures:", "[1]:", f"  rank      : {5 - blamed} (local_rank: 0)",
+             *(line.replace("rank      : 3", f"rank      : {blamed}") for line in TORCHRUN[10:])]
+    found = last_error([*TORCHRUN[:4], *other, *TORCHRUN[4:10], *table])
+    assert found is not None and found.words == words
+
+
 @given(st.lists(st.text(max_size=40), max_size=20))
 def test_any_lines(lines: list[str]) -> None:
     last_error(["Traceback (most recent call last):", *lines])

@@ -45,10 +45,20 @@ def check_files(spec: ProgramSpec, in_script: bool) -> None:
         if not os.access(path, os.X_OK) or path.is_dir():
             raise HpcMpError(f"program.command[0] = {program!r}", f"is not executable ({path})",
                              "name its interpreter before it (python, bash), or make it executable: chmod +x")
+    if "/" not in program and _own_path(spec) and (directory / program).is_file() and shutil.which(program) is None:
+        raise HpcMpError(f"program.command[0] = {program!r}", f"is a file of {directory}, and a name without a slash is looked "
+                         "up on PATH", f"write ./{program}, or its interpreter before it (python, bash)")
     script = _script(command)
     if script is not None and not script.startswith("/") and not (directory / script).exists():
         raise HpcMpError(f"program.command: {script}", f"is not in {directory}",
                          "name a script that is there, or its directory in program.directory")
+
+
+def _own_path(spec: ProgramSpec) -> bool:
+    """Whether the program finds the PATH of this machine: nothing of the job file puts another one in its place."""
+    slurm = spec.slurm
+    return not (slurm.container or slurm.setup or slurm.modules or slurm.venv or slurm.conda) and "PATH" not in {
+        **spec.environment.set, **spec.program.environment}
 
 
 def program_python(spec: ProgramSpec) -> str:
