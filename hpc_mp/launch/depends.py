@@ -7,6 +7,7 @@ A restart keeps the job's id.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def _one(word: str, ask: Runner) -> tuple[str | None, str]:
         raise HpcMpError(f"slurm.depends: {word}", error.rule, f"{error.remedy}; or name the id of a Slurm job") from None
     now = overview(run, ask)
     if now.ended:
-        return _ended(word, kind, now.state, f"hpc-mp launch {run.job} --resume")
+        return _ended(word, kind, now.state, shlex.join(["hpc-mp", "launch", str(run.job), "--resume"]))
     if now.job is None:
         raise HpcMpError(f"slurm.depends: {word}", f"is {run.path}, which is no job of Slurm but runs on emulated nodes",
                          "launch this one when it has ended")

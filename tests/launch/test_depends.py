@@ -92,6 +92,13 @@ def test_what_is_refused(tmp_path: Path, state: str | None, word: str, words: st
         asked(tmp_path, word, j8="FAILED", **({} if state is None else {"j7": "COMPLETED"}))
 
 
+def test_the_remedy_can_be_pasted(tmp_path: Path) -> None:
+    directory = tmp_path / "a directory"
+    made(directory, "7", "failed")
+    with pytest.raises(HpcMpError, match=r"hpc-mp launch '/.*/a directory/runs/t/0001/job\.toml' --resume"):
+        asked(directory, "runs/t", j7="COMPLETED")
+
+
 def test_emulated_nodes_are_unknown_to_slurm(tmp_path: Path) -> None:
     import fcntl
 
