@@ -241,7 +241,12 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
         return found.message
     if job is None:
         return "it ended without a word: its launcher was killed, or its machine went down"
-    if (unstarted := unstarted_words(run, job)) is not None:
+    return words_of_job(run, job)
+
+
+def words_of_job(run: RunDirectory, job: SlurmJob) -> str:
+    """How a job ended of which nobody has written down why: in Slurm's words, and the last of its script."""
+    if (unstarted := _unstarted_words(run, job)) is not None:
         return f"Slurm job {job.id} ended as {job.state}: {unstarted}"
     code = f", the job script {ending(job.exit_code)}" if job.exit_code else ""
     reason = f" ({job.meaning or job.reason})" if job.reason not in ("", UNSTARTED) else ""  # a script that is killed has it too
@@ -249,7 +254,7 @@ def _cause(run: RunDirectory, attempt: int, job: SlurmJob | None) -> str:
     return f"Slurm job {job.id} ended as {job.state}{code}{reason}" + (f"; its last words: {words}" if words else "")
 
 
-def unstarted_words(run: RunDirectory, job: SlurmJob) -> str | None:
+def _unstarted_words(run: RunDirectory, job: SlurmJob) -> str | None:
     """What to look at where a node could not open the script or its log; None where it could."""
     log = run.slurm_log(job.id)
     if job.reason != UNSTARTED or log.exists():

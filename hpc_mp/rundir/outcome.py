@@ -29,7 +29,8 @@ class Cause:
     Attributes:
         kind: a key of ``failures.KINDS``.
         message: one sentence or, for "user", one paragraph.
-        rank, node, log: who, where, and the file that says more; None when it was no rank.
+        rank, node: who and where; None when it was no rank.
+        log: the file that says more, if there is one.
         time: unix seconds.
     """
 

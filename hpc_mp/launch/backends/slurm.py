@@ -28,7 +28,7 @@ from hpc_mp.launch.model_check import check_model
 from hpc_mp.launch.plan import JobPlan, Target, without_avoiding
 from hpc_mp.launch.run_files import begin, begin_sweep, next_runs, script, withdrawn
 from hpc_mp.launch.staging.archive import stage_environment
-from hpc_mp.launch.status import unstarted_words
+from hpc_mp.launch.status import words_of_job
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory, write_text
 from hpc_mp.rundir.attempt import AttemptReader
@@ -248,6 +248,6 @@ def _guess(job: SlurmJob, attempt: AttemptReader, steps: int) -> tuple[State, Ca
         return "completed", None
     if job.state in STOPPING:
         return "stopped", None
-    where = unstarted_words(attempt.run, job) or f"its log is {attempt.run.slurm_log(job.id)}"
-    said = Cause("launcher", f"Slurm job {job.id} ended as {job.state}{f' ({job.reason})' if job.reason else ''}; {where}")
+    log = attempt.run.slurm_log(job.id)
+    said = Cause("launcher", words_of_job(attempt.run, job), log=str(log) if log.exists() else None)
     return "failed", cause(attempt.run) or said
