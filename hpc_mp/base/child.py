@@ -6,10 +6,7 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from pathlib import Path
-
-import psutil
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -19,27 +16,6 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the kernel was asked
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-class DeadChildren:
-    """Notices a process that has children and sees the end of none: mpirun of Open MPI 5 misses it where all end at once."""
-
-    def __init__(self, pid: int, patience: float) -> None:
-        """
-        Args:
-            patience: seconds that it has for seeing it.
-        """
-        self._pid, self._patience, self._since = pid, patience, time.monotonic()
-
-    def noticed(self) -> bool:
-        """Whether all its children have been dead, and there, for as long."""
-        try:
-            states = [child.status() for child in psutil.Process(self._pid).children()]
-        except psutil.Error:
-            states = []
-        if not states or any(state != psutil.STATUS_ZOMBIE for state in states):
-            self._since = time.monotonic()
-        return time.monotonic() - self._since >= self._patience
 
 
 def redirect(log: Path) -> None:

@@ -22,7 +22,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, answer_challenge, deliver_challenge
 from pathlib import Path
 
-from hpc_mp.base.child import DeadChildren
+from hpc_mp.base.dead_children import DeadChildren
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.layout.placement import from_dict
 from hpc_mp.program.guard import PASSED, STOP, first_code, guards

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_mp.base.child import DeadChildren
+from hpc_mp.base.dead_children import DeadChildren
 from hpc_mp.supervisor.signals import Signals
 
 POLL_S = 0.5  # seconds between two polls
