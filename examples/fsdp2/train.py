@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,5 @@ for step in range(done + 1, STEPS + 1):
         hpc_mp.log(step=step, loss=loss.item(), tokens=32 * world, grad_norm=norm.item())
 dist.barrier()
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads of several groups may abort when Python tears them down

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,5 @@ for step in range(done + 1, args.train_iters + 1):
         hpc_mp.log(step=step, loss=loss.item(), tokens=args.global_batch_size)
 dist.barrier()
 dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # gloo's threads of several groups may abort when Python tears them down
