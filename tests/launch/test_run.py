@@ -126,7 +126,7 @@ def test_the_ranks_can_meet_at_the_port(here: Path) -> None:
 ENDS = {
     "traceback": ("raise ValueError('boom')", "time.sleep(60)", "error", 2,
                   "rank 2 on node1 failed: ValueError: boom (program.py:6)"),
-    "on all": ("raise ValueError('boom')", "time.sleep(0.3); raise ValueError('boom')", "error", 2, "rank 2 on node1 failed"),
+    "on all": ("raise ValueError('boom')", "time.sleep(1.5); raise ValueError('boom')", "error", 2, "rank 2 on node1 failed"),
     "a peer's word": ("sys.exit(3)", "time.sleep(0.2); raise RuntimeError('Connection closed by peer')", "exit", 2,
                       "exit code 3"),
     "exit code": ("print('no such option'); sys.exit(4)", "time.sleep(60)", "exit", 2, "its last words: no such option"),
@@ -163,7 +163,8 @@ ENDS = {
     "a thread's, and they hang": ("import threading; t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join(); "
                                   "time.sleep(60)", "time.sleep(60)", "error", 2,
                                   "ZeroDivisionError: division by zero (program.py:6); it had not ended"),
-    "hang": ("time.sleep(60)", "time.sleep(4.5); print('step'); time.sleep(60)", "hang", 2, "it was the first to fall silent"),
+    "hang": ("time.sleep(60)", "[(time.sleep(2), print('step')) for _ in range(3)]; time.sleep(60)", "hang", 2,
+             "it was the first to fall silent"),
 }
 
 
@@ -174,7 +175,7 @@ def test_the_cause_of_an_end(here: Path, name: str) -> None:
     command = program(here, f"WATCHDOG = {SAYS!r}\nprint('begins')\nif rank == 2:\n    {own}\n{others}\n")
     began = time.monotonic()
     done, found = local(here, command, *limit)
-    assert done.exit_code == 1 and time.monotonic() - began < 30, done.output
+    assert done.exit_code == 1 and time.monotonic() - began < 50, done.output
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert cause is not None and (cause.kind, cause.rank, cause.node) == (kind, rank, "node1") and words in cause.message, cause
     assert cause.message in str(done.exception) and cause.message in found.main_log.read_text()
@@ -191,8 +192,8 @@ def test_a_hang_of_which_nobody_can_tell_who_was_first(here: Path) -> None:
 
 # (what rank 2 of 4 does in its second step in place of all_reduce, where it stands then)
 HANGS = {
-    "a data loader": ("next_batch()", "rank 2: program.py:15 in next_batch"),
-    "a collective": ("dist.barrier()", "rank 2: program.py:19 in barrier"),
+    "a data loader": ("next_batch()", "rank 2: program.py:11 in next_batch"),
+    "a collective": ("dist.barrier()", "rank 2: program.py:15 in barrier"),
 }
 
 
@@ -201,16 +202,12 @@ def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path, name: str) 
     """No rank is the first to fall silent."""
     own, words = HANGS[name]
     done, found = local(here, program(here, f"""
-        import threading
-        loaded = threading.Event()
-        def say():
-            while not loaded.wait(1):
-                print("imports torch")
-        threading.Thread(target=say).start()
+        import subprocess
+        loads = subprocess.Popen(["sh", "-c", "while sleep 1; do echo imports torch; done"])
         import torch, torch.distributed as dist
         dist.init_process_group("gloo")
         dist.barrier()
-        loaded.set()
+        loads.kill()
         def next_batch():
             time.sleep(60)
         for step in range(2):
@@ -221,7 +218,7 @@ def test_a_hang_names_the_rank_for_which_the_others_wait(here: Path, name: str) 
         """), "--set", "program.silent_limit=4")
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert done.exit_code == 1 and cause is not None and (cause.kind, cause.rank, cause.node) == ("hang", 2, "node1"), cause
-    assert f"{words}; ranks 0, 1, 3: program.py:20 in all_reduce" in cause.message, cause
+    assert f"{words}; ranks 0, 1, 3: program.py:16 in all_reduce" in cause.message, cause
     assert all("all_reduce" in found.rank_stack(rank).read_text() for rank in (0, 1, 3))
     shown = CliRunner().invoke(cli, ["logs", str(found.path)]).output
     assert "log/stack-*" in shown and cause.message in shown
