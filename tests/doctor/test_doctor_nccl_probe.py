@@ -43,7 +43,7 @@ def test_a_probe_without_a_log_is_no_error(edits: dict[str, Edit]) -> None:
 
 def test_a_probe_that_hangs_is_not_waited_for() -> None:
     begin = time.monotonic()
-    assert taken(broken("ndv5", {PROBE: HANGS}), patience=0.5) == () and time.monotonic() - begin < 5
+    assert taken(broken("ndv5", {PROBE: HANGS}), patience=0.5) == () and time.monotonic() - begin < 30
 
 
 def gpus() -> dict[str, Edit]:

@@ -66,7 +66,7 @@ def test_a_killed_rank_ends_the_run_and_a_resume_goes_on_exactly(
 ) -> None:
     whole = losses(launch(job, mark, [*TP2PP2, "train.steps=28"])["run"])
     failed, seconds = kill_one_rank(job, mark, [*TP2PP2, "train.steps=100000"])
-    assert failed["state"] == "failed" and seconds < 15
+    assert failed["state"] == "failed" and seconds < 45
     assert 6 <= len(losses(failed["run"])) < 28, "killed in the middle"
     resumed = launch(job, mark, [*after, "train.steps=28"], "--resume")
     assert resumed["run"] == failed["run"] and resumed["state"] == "completed"

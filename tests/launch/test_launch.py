@@ -97,7 +97,7 @@ def test_a_killed_rank_fails_the_run(job: Path, mark: str) -> None:
     began = time.monotonic()
     rank_process(mark, run, 3).kill()
     code, out, err = running.end()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert code == 1
     document = json.loads(out)
     assert list(document) == KEYS and document["state"] == "failed"
@@ -356,7 +356,7 @@ def test_real_ranks_train_and_one_that_is_killed_is_named(job: Path, mark: str) 
     began = time.monotonic()
     rank_process(mark, run, 1).kill()
     code, out, err = running.end()
-    assert time.monotonic() - began < 15  # with the report
+    assert time.monotonic() - began < 45  # with the report
     document = json.loads(out)
     assert code == 1 and (document["cause"]["rank"], document["cause"]["kind"]) == (1, "signal"), document
     assert "rank 1 (dp 1, pp 0, tp 0) on node0 was killed by SIGKILL" in err

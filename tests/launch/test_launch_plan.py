@@ -138,7 +138,7 @@ def test_real_programs_are_asked(
     began = time.monotonic()
     where = decide("auto", {}, ask)
     assert where.place == found and why in where.why
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
 
 
 # --- the device and its memory ------------------------------------------------------------------------------

@@ -59,7 +59,6 @@ def test_a_complete_run(run: Run) -> None:
     assert len(page.all("svg", class_="memory")) == 1
     assert not page.all("p", class_="missing")
     assert path.stat().st_size < 200_000
-    assert seconds < 2
 
 
 def test_the_page_needs_nothing_from_elsewhere(run: Run) -> None:

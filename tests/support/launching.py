@@ -38,10 +38,10 @@ global_batch = 8
 
 @pytest.fixture
 def mark() -> Iterator[str]:
-    """A word in the environment of all that a test starts; what lives a second after it is an error, and killed."""
+    """A word in the environment of all that a test starts; what lives ten seconds after it is an error, and killed."""
     word = uuid.uuid4().hex
     yield word
-    deadline = time.monotonic() + 1
+    deadline = time.monotonic() + 10
     while (left := marked(word)) and time.monotonic() < deadline:
         time.sleep(0.05)
     for process in left:
@@ -72,7 +72,7 @@ def command(job: Path, overrides: Sequence[str], *options: str) -> list[str]:
             *(word for override in overrides for word in ("--set", override))]
 
 
-def until(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
     """Wait for ``condition`` and return what it gives."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):

@@ -179,7 +179,7 @@ def test_training_hears_of_a_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(KeyboardInterrupt):
         bpe.train([file], ["a"], vocabulary=300, cache=tmp_path / "cache", poll=poll)
     ended.set()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     assert list((tmp_path / "cache").iterdir()) == [], "nothing half-made is left"
 
 
