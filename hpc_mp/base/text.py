@@ -52,9 +52,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else f"{value:.4g}"
 
 
+def loss_number(loss: float, sign: str = "") -> str:
+    """A loss of whatever scale its program has: ``4.3175``, ``0.0312``, ``3.12e-07``, ``1.235e+06``; ``sign`` as in a format."""
+    return f"{loss:{sign}.4f}" if loss == 0 or 1e-2 <= abs(loss) < 1e6 else f"{loss:{sign}.4g}"
+
+
 def loss_words(loss: float) -> str:
     """A loss in nats per token with its perplexity: ``loss 4.3175 (perplexity 75)``."""
-    return f"loss {loss:.4f}" + (f" (perplexity {math.exp(loss):,.{0 if loss > 3 else 2}f})" if loss < PERPLEXING else "")
+    perplexity = f" (perplexity {math.exp(loss):,.{0 if loss > 3 else 2}f})" if loss < PERPLEXING else ""
+    return f"loss {loss_number(loss)}{perplexity}"
 
 
 def percent(share: float) -> str:

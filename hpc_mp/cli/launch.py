@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import RunFailed
-from hpc_mp.base.text import loss_words
+from hpc_mp.base.text import loss_number, loss_words
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.cli.status import lost_words
 from hpc_mp.cluster.slurm.releases import Version, parse_version
@@ -114,16 +114,22 @@ def _conclude_sweep(outcome: Outcome, request: LaunchRequest, listener: Listener
 
 
 def _loss_words(outcome: Outcome) -> str:
-    loss = "" if outcome.loss is None else f", loss {outcome.first_loss:.4f} → {outcome.loss:.4f} in {outcome.steps} steps"
     held_out = outcome.best_evaluation_loss
-    return loss + ("" if held_out is None else f", held out {loss_words(held_out)} at best")
+    return _curve_words(outcome, ", loss ") + ("" if held_out is None else f", held out {loss_words(held_out)} at best")
+
+
+def _curve_words(outcome: Outcome, before: str) -> str:
+    """The first and the last loss, behind ``before``; empty where there is none."""
+    if outcome.first_loss is None or outcome.loss is None:
+        return ""
+    return f"{before}{loss_number(outcome.first_loss)} → {loss_number(outcome.loss)} in {outcome.steps} steps"
 
 
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     """Say how it went; the exit code. Raises RunFailed."""
-    if outcome.loss is not None and outcome.first_loss is not None:
+    if curve := _curve_words(outcome, "loss      "):
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s on average" if outcome.tokens_per_s else ""
-        listener.say(f"loss      {outcome.first_loss:.4f} → {outcome.loss:.4f} in {outcome.steps} steps{speed}")
+        listener.say(curve + speed)
     if outcome.evaluation_loss is not None:
         least = outcome.best_evaluation_loss
         better = f", the best was {loss_words(least)}" if least is not None and least < outcome.evaluation_loss else ""

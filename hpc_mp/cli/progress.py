@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hpc_mp.base.text import data_size, duration, loss_words
+from hpc_mp.base.text import data_size, duration, loss_number, loss_words
 from hpc_mp.cluster.slurm.job import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
@@ -136,5 +136,5 @@ def _step_words(step: StepMetrics, steps: int) -> str:
 
 
 def _figures(step: StepMetrics) -> str:
-    loss = f"loss {step.loss:.4f}" if math.isfinite(step.loss) else "no loss"
+    loss = f"loss {loss_number(step.loss)}" if math.isfinite(step.loss) else "no loss"
     return f"{loss}, {step.tokens_per_s:,.0f} tokens/s" if step.tokens_per_s else loss  # a program may count none

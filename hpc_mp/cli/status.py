@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,13 +12,13 @@ from typing import Any
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import ago, data_size, duration, loss_words
+from hpc_mp.base.text import ago, data_size, duration, loss_number, loss_words
 from hpc_mp.cli.follow import follow
 from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.find import find_all, job_of, listing, runs_below
-from hpc_mp.launch.status import RunStatus, listed, overview
+from hpc_mp.launch.status import RunStatus, go_on, listed, overview
 from hpc_mp.launch.sweep import best_runs
 from hpc_mp.rundir import RunDirectory
 from hpc_mp.rundir.checkpoints import step_of
@@ -88,7 +89,7 @@ def table(seen: Sequence[RunStatus]) -> str:
 def _row(seen: RunStatus) -> dict[str, str]:
     used, steps = seen.usage, f"{seen.step}/{seen.steps}" if seen.steps else str(seen.step or "–")
     cells = (_shown(seen.run), seen.state, job_of(RunDirectory(seen.run)) or "–", steps,
-             "–" if seen.loss is None else f"{seen.loss:.4f}", _age(seen),
+             "–" if seen.loss is None else loss_number(seen.loss), _age(seen),
              "–" if used is None else f"{used.node_hours:.2f}", data_size(size(seen.run)))
     return dict(zip(COLUMNS, cells, strict=True))
 
@@ -121,7 +122,7 @@ def _doing(seen: RunStatus) -> str:
 
 
 def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
-    """(what, in words), the most important first and the cause of a failure last."""
+    """(what, in words), the most important first; the cause of a failure and what to do about it last."""
     again = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
     yield "run", f"{seen.run}{again}"
     if seen.sweep is not None:
@@ -162,6 +163,9 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
         yield "then", ", ".join(f"{job.id} {job.state}" for job in seen.successors)
     if seen.cause is not None:
         yield "cause", seen.cause
+        yield "logs", shlex.join(["hpc-mp", "logs", str(seen.run)])
+    if seen.state in ("failed", "stopped"):
+        yield "go on", go_on(RunDirectory(seen.run))
 
 
 def lost_words(steps: int) -> str:
@@ -185,7 +189,7 @@ def steps_words(seen: RunStatus) -> str:
     """``2/5, loss 7.0000, 50 tokens/s, the last 3 s ago, about 6 s left``."""
     words = f"{seen.step}/{seen.steps}" if seen.steps else f"{seen.step}"
     if seen.loss is not None:
-        words += f", loss {seen.loss:.4f}"
+        words += f", loss {loss_number(seen.loss)}"
     if seen.tokens_per_s is not None:
         words += f", {seen.tokens_per_s:,.0f} tokens/s"
     if seen.step_age is not None and seen.state == "running":

@@ -9,7 +9,7 @@ from itertools import count
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import counted, loss_words
+from hpc_mp.base.text import counted, loss_number, loss_words
 from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import runs_of, summary_of, words_of
 from hpc_mp.launch.listener import Listener
@@ -134,7 +134,7 @@ def _joined(plans: Sequence[JobPlan]) -> list[SweepMember]:
 
 
 def _words(outcome: Outcome) -> str:
-    loss = f", loss {outcome.loss:.4f} after step {outcome.steps}" if outcome.loss is not None else ""
+    loss = f", loss {loss_number(outcome.loss)} after step {outcome.steps}" if outcome.loss is not None else ""
     held_out = f", held out {loss_words(outcome.evaluation_loss)}" if outcome.evaluation_loss is not None else ""
     cause = f": {outcome.cause.message}" if outcome.cause is not None else ""
     return f"{outcome.run} {outcome.state}{loss}{held_out}{cause}"

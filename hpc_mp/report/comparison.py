@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from hpc_mp.base.text import counted, duration, memory_size, number
+from hpc_mp.base.text import counted, duration, loss_number, memory_size, number
 from hpc_mp.job import AnySpec
 from hpc_mp.job.sweep import words_of
 from hpc_mp.job.values import leaves, toml_value
@@ -101,7 +101,7 @@ def ends(runs: Sequence[RunFacts]) -> tuple[ComparedRow, ...]:
     rows = [ComparedRow(what, tuple(words(run) or NONE for run in runs), by_loss if what == LOSS else None)
             for what, words in ENDS]
     least = [best_evaluation(run.evaluations) for run in runs]
-    cells = tuple(f"{each.loss:.4f} after step {each.step:,}" if each else NONE for each in least)
+    cells = tuple(f"{loss_number(each.loss)} after step {each.step:,}" if each else NONE for each in least)
     losses_by_run = {index: each.loss for index, each in enumerate(least) if each is not None}
     comparable = len(losses_by_run) > 1 and _same_text(runs)
     marked = min(losses_by_run, key=lambda index: losses_by_run[index]) if comparable else None
@@ -142,7 +142,7 @@ def _steps(run: RunFacts) -> str:
 
 def _loss(run: RunFacts) -> str:
     found = losses(run.metrics)
-    return f"{found[0]:.4f} → {found[-1]:.4f}" if found else ""
+    return f"{loss_number(found[0])} → {loss_number(found[-1])}" if found else ""
 
 
 def _wall_clock(run: RunFacts) -> str:
@@ -169,8 +169,8 @@ ENDS: tuple[tuple[str, Callable[[RunFacts], str]], ...] = (
     ("Steps", _steps),
     ("Tokens", _tokens),
     (LOSS, _loss),
-    ("Held-out loss, last", lambda run: f"{run.evaluations[-1].loss:.4f}" if run.evaluations else ""),
-    ("Best checkpoint", lambda run: f"{run.best.path.name}, {run.best.loss:.4f}" if run.best else ""),
+    ("Held-out loss, last", lambda run: loss_number(run.evaluations[-1].loss) if run.evaluations else ""),
+    ("Best checkpoint", lambda run: f"{run.best.path.name}, {loss_number(run.best.loss)}" if run.best else ""),
     ("Tokens per second", _speed),
     ("Wall clock", _wall_clock),
     ("Used", lambda run: run.usage.words() if run.usage else ""),

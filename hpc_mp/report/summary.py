@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from hpc_mp.base.text import counted, duration, memory_size, moment, number, percent
+from hpc_mp.base.text import counted, duration, loss_number, memory_size, moment, number, percent
 from hpc_mp.job import JobSpec, ProgramSpec
 from hpc_mp.layout.placement import Placement
 from hpc_mp.report.facts import RunFacts
@@ -116,7 +116,7 @@ def key_numbers(facts: RunFacts) -> tuple[Number, ...]:
     return (
         Number("Steps", steps, f"{last.tokens:,} tokens"),
         _loss(facts.metrics),
-        *([Number("Held-out loss", f"{held_out.loss:.4f}", f"after step {held_out.step:,}")] if held_out else []),
+        *([Number("Held-out loss", loss_number(held_out.loss), f"after step {held_out.step:,}")] if held_out else []),
         *_best(facts),
         *([Number("Dropped choices", f"{dropped:.2%}", f"of all that tokens made of experts, {span}")] if dropped >= 0 else []),
         Number("Tokens per second", number(median(metric.tokens_per_s for metric in steady)), span),
@@ -141,8 +141,8 @@ def _best(facts: RunFacts) -> Iterator[Number]:
         return
     saved = f"best checkpoint: {facts.best.path.name}" if facts.best else "no checkpoint of an evaluated step"
     if facts.best and facts.best.step != least.step:
-        saved += f", {facts.best.loss:.4f}"
-    yield Number("Best held-out loss", f"{least.loss:.4f}", f"after step {least.step:,}; {saved}")
+        saved += f", {loss_number(facts.best.loss)}"
+    yield Number("Best held-out loss", loss_number(least.loss), f"after step {least.step:,}; {saved}")
 
 
 def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
@@ -152,8 +152,8 @@ def _loss(metrics: tuple[StepMetrics, ...]) -> Number:
     steps = f"{counted(without, 'step')} without one" if without else ""
     if not found:
         return Number("Loss", "none", steps)
-    change = f"{found[-1] - found[0]:+.4f}".replace("-", "−")
-    return Number("Loss", f"{found[0]:.4f} → {found[-1]:.4f}", ", ".join(filter(None, (change, steps))))
+    change = loss_number(found[-1] - found[0], "+").replace("-", "−")
+    return Number("Loss", f"{loss_number(found[0])} → {loss_number(found[-1])}", ", ".join(filter(None, (change, steps))))
 
 
 def later_half(metrics: tuple[StepMetrics, ...]) -> tuple[StepMetrics, ...]:

@@ -19,6 +19,7 @@ from hpc_mp.base.text import (
     data_size,
     did_you_mean,
     duration,
+    loss_number,
     memory_size,
     nearest,
     number,
@@ -69,6 +70,13 @@ def test_durations(seconds: float, text: str) -> None:
 ])
 def test_ages(seconds: float, text: str) -> None:
     assert ago(seconds) == text
+
+
+@pytest.mark.parametrize(("loss", "text", "change"), [
+    (4.31751, "4.3175", "+4.3175"), (0.0312, "0.0312", "+0.0312"), (3.12e-7, "3.12e-07", "+3.12e-07"), (0.0, "0.0000", "+0.0000"),
+    (-0.001234, "-0.001234", "-0.001234"), (1234567.8, "1.235e+06", "+1.235e+06"), (float("nan"), "nan", "+nan")])
+def test_losses(loss: float, text: str, change: str) -> None:
+    assert (loss_number(loss), loss_number(loss, "+")) == (text, change)
 
 
 def test_counts() -> None:
