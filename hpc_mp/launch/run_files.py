@@ -22,7 +22,7 @@ from hpc_mp.launch.render import JobScript, render
 from hpc_mp.launch.resume import Resumed, hold
 from hpc_mp.layout.placement import to_dict
 from hpc_mp.rundir import RunDirectory, create_run, prepare_resume, write_json, write_text
-from hpc_mp.rundir.history import AttemptEnd, record, saved_step
+from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
 from hpc_mp.rundir.plan import write_plan
 from hpc_mp.rundir.program import write_program
 from hpc_mp.rundir.sweep import write_member
@@ -94,7 +94,8 @@ def begin(plan: JobPlan, resumed: Resumed | None) -> Iterator[Begun]:
         earlier = resumed.run
         for left in (earlier.stop, earlier.outcome, earlier.job_id, earlier.successors, earlier.measured):
             left.unlink(missing_ok=True)
-        record(resumed.run, AttemptEnd("", number, saved_step(resumed.run), "resumed", "", (), "resume", time.time()))
+        came = furthest_step(resumed.run, plan.spec)
+        record(resumed.run, AttemptEnd("", number, came, "resumed", "", (), "resume", time.time()))
         _write(plan, resumed.run, resumed.run)
         yield Begun(resumed.run, number, resumed.lock)
         return

@@ -10,7 +10,7 @@ from itertools import takewhile
 from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.rundir import RunDirectory, problem, read_lines
 from hpc_mp.rundir.checkpoints import complete_steps, step_of
-from hpc_mp.rundir.records import Evaluation, read_records
+from hpc_mp.rundir.records import Evaluation, StepMetrics, last_records, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class AttemptEnd:
     """How one attempt ended.
 
     Attributes:
-        step: of the newest checkpoint then.
+        step: of the newest checkpoint then; of a program the latest that it has ever said (``hpc_mp.log``), 0 where it says none.
         kind: "completed", "stopped", or a key of ``failures.KINDS``.
         nodes: to blame.
         action: what was done about it: "done", "requeue", "wait" (a successor goes on) or "fail"; "resume": no end, but
@@ -72,8 +72,16 @@ def saved_step(run: RunDirectory) -> int:
     return step_of(saved[-1]) if saved else 0
 
 
+def furthest_step(run: RunDirectory, spec: AnySpec) -> int:
+    """How far the run has come: the step of its newest checkpoint, or the latest that its program has ever said."""
+    if not isinstance(spec, ProgramSpec):
+        return saved_step(run)
+    said = last_records(run.metrics, StepMetrics, 1)  # of this attempt: a later one cuts off what it does again
+    return max([end.step for end in history(run)] + [record.step for record in said], default=0)
+
+
 def without_progress(ends: list[AttemptEnd], step: int) -> list[AttemptEnd]:
-    """The latest ends since which no checkpoint has come and nobody has resumed; ``step`` is the newest checkpoint's."""
+    """The latest ends since which the run has come no further than ``step`` and nobody has resumed it."""
     return list(takewhile(lambda end: end.step == step and end.action != "resume", reversed(ends)))
 
 

@@ -64,10 +64,10 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     run.outcome.unlink(missing_ok=True)
     hosts = ", ".join(attempt.record.hosts) or "the hosts of its launcher"
     attempt.say(f"attempt {attempt.record.attempt} ({attempt.record.token}) on {hosts}; {attempt.host_order}")
-    retries, stalled = attempt.spec.slurm.retries, _stalled(run)
+    retries, stalled = attempt.spec.slurm.retries, _stalled(attempt)
     if sum(end.counts for end in stalled) > retries:  # Slurm asks nobody when it queues a job again
         last = next(end for end in stalled if end.counts)
-        said = f"{last.message}; {len(stalled)} attempts" + " without a new checkpoint" * isinstance(attempt.spec, JobSpec)
+        said = f"{last.message}; {len(stalled)} attempts{_lacking(attempt)}"
         died = RootCause(Cause(last.kind, said, last.rank, last.node, time=last.time), (), retry=False)
         return _act(attempt, died, Decision("fail", (), f"slurm.retries = {retries}"), 1)
 
@@ -101,7 +101,7 @@ def start(path: Path, command: Sequence[str], signals: Signals) -> int:
     ending = _ending(attempt, code, script, signals.asked, cancelled, watch)
 
     signals.close()
-    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(run),
+    decision = decide(ending, cancelled=cancelled, retries=retries, stalled=_stalled(attempt), lacking=_lacking(attempt),
                       saved=history.saved_step(run) if isinstance(attempt.spec, JobSpec) else None, returned=_returned(attempt))
     return _act(attempt, ending, decision, code, unreached)
 
@@ -114,9 +114,16 @@ def _nothing_to_do(waiting: SupervisedRun) -> int:
     return STOPPED if stopped else 0
 
 
-def _stalled(run: RunDirectory) -> list[history.AttemptEnd]:
-    """Ends since which no checkpoint has come."""
-    return history.without_progress(history.history(run), history.saved_step(run))
+def _stalled(attempt: AttemptContext) -> list[history.AttemptEnd]:
+    """Ends since which the run has come no further."""
+    return history.without_progress(history.history(attempt.run), history.furthest_step(attempt.run, attempt.spec))
+
+
+def _lacking(attempt: AttemptContext) -> str:
+    """What a run that comes no further lacks; empty where nobody knows how far a program comes."""
+    if isinstance(attempt.spec, JobSpec):
+        return " without a new checkpoint"
+    return " without a later step" if history.furthest_step(attempt.run, attempt.spec) else ""
 
 
 def _first_code(run: RunDirectory, code: int) -> int:
@@ -177,8 +184,8 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int,
     action, why = _again(attempt, decision, blamed, refused)
     with suppress(OSError):  # a full disk must not change what the job's end is
         history.record(run, history.AttemptEnd(
-            record.token, record.attempt, history.saved_step(run), died.cause.kind if died else str(ending), message,
-            died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
+            record.token, record.attempt, history.furthest_step(run, attempt.spec), died.cause.kind if died else str(ending),
+            message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
             died.cause.node if died else None, _returned(attempt) if died else ()))
     if action in ("done", "fail"):
         _conclude(attempt, record.attempt, ending)

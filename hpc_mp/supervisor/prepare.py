@@ -28,7 +28,7 @@ from hpc_mp.job import AnySpec, ProgramSpec
 from hpc_mp.planner.hosts import choose_host_order
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
 from hpc_mp.rundir.failures import read_failures
-from hpc_mp.rundir.history import AttemptEnd, history, record, returned, saved_step
+from hpc_mp.rundir.history import AttemptEnd, furthest_step, history, record, returned
 from hpc_mp.rundir.plan import read_plan
 from hpc_mp.supervisor.context import AttemptContext, SupervisedRun
 from hpc_mp.supervisor.switches import TopologySources, switches
@@ -86,8 +86,8 @@ def _close(waiting: SupervisedRun, earlier: AttemptRecord, ask: Runner) -> None:
     failures = read_failures(run, earlier.attempt)
     noted_before = f"; before it {failures[0]}" if failures else ""
     said = f"it ended without a word, as where its first node dies; {known}{noted_before}"
-    record(run, AttemptEnd(earlier.token, earlier.attempt, saved_step(run), "vanished", said, down, "requeue",
-                           last_sign(run, earlier), returned=returned(ends, earlier.hosts)))
+    record(run, AttemptEnd(earlier.token, earlier.attempt, furthest_step(run, waiting.spec), "vanished", said, down,
+                           "requeue", last_sign(run, earlier), returned=returned(ends, earlier.hosts)))
     waiting.say(f"attempt {earlier.attempt}: {said}")
     if waiting.allocation is not None and down:
         now = time.time()

@@ -11,7 +11,7 @@ from hpc_mp.supervisor.diagnose import RootCause
 
 RestartAction = Literal["done", "requeue", "fail"]
 STOPPED_BY_USER = "stopped as its user wished; `hpc-mp launch --resume` goes on"
-IDLE_STOPS = 3  # stops in a row without a new checkpoint: the time limit is too short for one step, or nobody lets it run
+IDLE_STOPS = 3  # stops in a row without progress: the time limit is too short for one step, or nobody lets it run
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +24,19 @@ class Decision:
 
 
 def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bool, retries: int,
-           stalled: Sequence[AttemptEnd], saved: int | None, returned: Sequence[str] = ()) -> Decision:
+           stalled: Sequence[AttemptEnd], saved: int | None, lacking: str, returned: Sequence[str] = ()) -> Decision:
     """Queue the job again, or let it end?
 
     A stop after saving goes on for as long as it brings progress. A failure of machines goes on too, at most ``retries``
-    times in a row without a new checkpoint. A failure of the program ends the job: it would come again.
+    times in a row without progress. A failure of the program ends the job: it would come again.
 
     Args:
         ending: how this attempt ended.
         cancelled: whether the user wants the run to stop.
         retries: slurm.retries.
-        stalled: earlier ends since which no checkpoint has come, this one not among them.
+        stalled: earlier ends since which the run has come no further, this one not among them.
         saved: the step of the newest checkpoint; 0 without any, None where nobody knows what is saved.
+        lacking: what is lacking since then, in words; empty where nobody knows how far the run comes.
         returned: nodes of this attempt that had failed before and come back: its failure is not counted.
     """
     if ending == "completed":
@@ -43,10 +44,10 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     if cancelled:
         return Decision("done", (), STOPPED_BY_USER)
     if ending == "stopped":
+        if lacking and sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
+            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
         if saved is None:
             return Decision("requeue", (), "it goes on from what it has saved")
-        if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
-            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times without a new checkpoint: raise job.time_limit")
         return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
     stale = ending.cause.kind == "ended" and ending.cause.node in returned  # Slurm sends later what the node did not get before
     if not ending.retry and not stale:
@@ -55,7 +56,6 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
         why = f"not counted as a failure: {', '.join(returned)} had failed before and just come back"
         return Decision("requeue", ending.nodes_to_blame, why)
     failed = sum(end.counts for end in stalled)
-    in_a_row = "" if saved is None else " without a new checkpoint"
     if failed >= retries:
-        return Decision("fail", (), f"failed {failed + 1} times{in_a_row} (slurm.retries = {retries})")
-    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries}{in_a_row}")
+        return Decision("fail", (), f"failed {failed + 1} times{lacking} (slurm.retries = {retries})")
+    return Decision("requeue", ending.nodes_to_blame, f"machine failure {failed + 1} of {retries}{lacking}")

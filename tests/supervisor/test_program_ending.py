@@ -13,10 +13,12 @@ from rendering import job
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import ProgramSpec
 from hpc_mp.layout.placement import Degrees, place
-from hpc_mp.rundir import AttemptRecord, create_run, read_json
+from hpc_mp.rundir import AttemptRecord, create_run, cut_metrics, read_json
 from hpc_mp.rundir.failures import RankFailure, write_failure
-from hpc_mp.rundir.records import RankStart, read_records
+from hpc_mp.rundir.history import AttemptEnd, furthest_step, record
+from hpc_mp.rundir.records import RankStart, StepMetrics, line_of, read_records
 from hpc_mp.supervisor import program
+from hpc_mp.supervisor.attempt import _lacking, _stalled
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.program import ProgramWatch, ending_of
@@ -32,9 +34,9 @@ def attempt(tmp_path: Path, *, left: float | None = HOUR, lasts: float = HOUR, r
     spec = job(job={"nodes": 2, "ranks_per_node": 2, "device": "cpu"}, program={"command": ["x"], "resumes": resumes, **program})
     now = time.time()
     end = None if left is None else now + left
-    record = AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", end, 120.0, 0.0 if end is None else end - lasts)
+    begun = AttemptRecord("7.0.1", 1, ("n1", "n2"), "n1", 10001, "s", end, 120.0, 0.0 if end is None else end - lasts)
     return AttemptContext(create_run(tmp_path, "x"), spec, place(Degrees(data=4), "cluster", 2),
-                          Allocation("7", 0, ("n1", "n2"), "lab", end), (), record=record, host_order="")
+                          Allocation("7", 0, ("n1", "n2"), "lab", end), (), record=begun, host_order="")
 
 
 def ended(begun: AttemptContext, code: int, **given: bool) -> Any:
@@ -94,11 +96,29 @@ def test_a_rank_that_has_said_why_it_failed(tmp_path: Path) -> None:
 
 
 def test_a_program_that_resumes_is_queued_again_for_as_many_time_limits_as_it_takes() -> None:
-    from hpc_mp.rundir.history import AttemptEnd
-
     many = [AttemptEnd("7.0.1", n, 0, "stopped", "", (), "requeue", 0.0) for n in range(9)]
-    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=None).action == "requeue"
-    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=0).action == "fail"
+    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=None, lacking="").action == "requeue"
+    idle = decide("stopped", cancelled=False, retries=3, stalled=many, saved=None, lacking=" without a later step")
+    assert (idle.action, idle.why) == ("fail", "stopped 4 times without a later step: raise job.time_limit")
+
+
+def test_progress_of_a_program_is_what_it_says(tmp_path: Path) -> None:
+    begun = attempt(tmp_path)
+    run, spec = begun.run, begun.spec
+    assert (furthest_step(run, spec), _lacking(begun)) == (0, "")
+
+    def fails(number: int, *steps: int) -> int:
+        """The ends that count against an attempt that has said ``steps``."""
+        cut_metrics(run.metrics, steps[0] - 1)  # as hpc_mp.log
+        with open(run.metrics, "a") as file:
+            file.writelines(line_of(StepMetrics(step, 1.0, 0, 1.0, 0.0, 0.0, 0, attempt=number)) + "\n" for step in steps)
+        stalled = len(_stalled(begun))
+        record(run, AttemptEnd(f"7.{number}", number, furthest_step(run, spec), "signal", "", (), "requeue", 0.0))
+        return stalled
+
+    assert fails(1, *range(1, 26)) == 0 and _lacking(begun) == " without a later step"
+    assert fails(2, *range(21, 23)) == 1 and fails(3, *range(21, 25)) == 2, "further than the second, not than the first"
+    assert fails(4, *range(21, 27)) == 0 and fails(5, 1) == 1
 
 
 def test_what_is_said_for_the_ranks_as_they_begin(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from hpc_mp.supervisor.attempt import interrupted
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
-from hpc_mp.supervisor.restart_policy import IDLE_STOPS, decide
+from hpc_mp.supervisor.restart_policy import IDLE_STOPS
+from hpc_mp.supervisor.restart_policy import decide as decide_of
 
 MACHINE = RootCause(Cause("lost", "n3 vanished"), nodes_to_blame=("n3",), retry=True)
 PROGRAM = RootCause(Cause("error", "rank 1 raised"), nodes_to_blame=(), retry=False)
@@ -61,6 +63,8 @@ class Slurm:
 
 
 # --- decide ----------------------------------------------------------------------------------------------------------
+
+decide = partial(decide_of, lacking=" without a new checkpoint")
 
 
 @pytest.mark.parametrize(("ending", "cancelled", "stalled", "action", "exclude"), [
