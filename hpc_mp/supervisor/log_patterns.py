@@ -36,6 +36,8 @@ _LACKS = re.compile(r"execve\(\): (\S+): (?:No such file or directory|Permission
 _NO_PLUGIN = "Failed to invoke spank plugin stack"
 _PYXIS = re.compile(r"pyxis: (?! |child |printing |couldn't create enroot|container (?:was not|start failed|exited too))(.+)")
 _ENROOT = re.compile(r"pyxis:  +(?!\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d)(?:\[ERROR\] )?(\S.*)")
+_FATAL = re.compile(r"FATAL: {3}(.+)")  # the last line of an apptainer or singularity that could make no container
+_LABELLED = re.compile(r"^ *(\d+): (.*)$")
 _PYXIS_ENDED = re.compile(r"pyxis: child \d+ terminated with signal (\d+)$")
 
 OWN = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGILL, -signal.SIGFPE})  # nobody else's end makes a task end so
@@ -115,7 +117,7 @@ class TasksRefused:
     """Why tasks of a node never began.
 
     Attributes:
-        words: of slurmstepd, pyxis and enroot.
+        words: of slurmstepd, pyxis and enroot, or apptainer.
         lacks: the command that is not there.
         signal: what ended pyxis' own work, if anything did.
     """
@@ -126,18 +128,26 @@ class TasksRefused:
 
 
 def not_started(lines: Iterable[str]) -> TasksRefused | None:
-    """What a node's log says of tasks that slurmstepd could not start; None where it could."""
+    """What a node's log says of tasks that could not be started, by slurmstepd or in their container; None where they could."""
+    lines = list(lines)
     said = [found[1] for line in lines if (found := _STEPD.match(line))]
     lacking = next((found for text in said if (found := _LACKS.match(text))), None)
     if lacking is not None:
         return TasksRefused(lacking[0], lacks=lacking[1])
     if _NO_PLUGIN not in said:
-        return None
+        return _no_container(lines)
     whole = [found[1] for text in said if (found := _PYXIS.match(text))]
     inner = [found[1] for text in said if (found := _ENROOT.match(text))]
     ended = next((int(found[1]) for text in said if (found := _PYXIS_ENDED.match(text))), None)
     words = dict.fromkeys((*whole[:1], *inner[:1], *inner[-1:]))
     return TasksRefused(": ".join(words) or _NO_PLUGIN, signal=ended)
+
+
+def _no_container(lines: Iterable[str]) -> TasksRefused | None:
+    """What apptainer says where no task of a node has begun in its container: each has its word for the last one."""
+    last = {found[1]: found[2] for line in lines if (found := _LABELLED.match(line)) and not _STEPD.match(line)}
+    fatal = [_FATAL.fullmatch(line) for line in last.values()]
+    return TasksRefused(fatal[0][1]) if fatal and fatal[0] is not None and all(fatal) else None
 
 
 def xid(line: str) -> str | None:

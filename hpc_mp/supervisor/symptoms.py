@@ -267,7 +267,7 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
 
 
 def _not_started(evidence: Evidence) -> Iterator[Symptom]:
-    """Nodes whose tasks slurmstepd could not start; when it could on none, it is not the nodes."""
+    """Nodes whose tasks could not be started, or not in their container; when they could on none, it is not the nodes."""
     found = {host: why for host in evidence.hosts if (why := not_started(evidence.logs.get(host, ()))) is not None}
     everywhere = len(found) == len(set(evidence.hosts))
     for host, why in found.items():
@@ -276,11 +276,13 @@ def _not_started(evidence: Evidence) -> Iterator[Symptom]:
         elif everywhere:
             yield Symptom("user", f"{host}, like all nodes, could not start the ranks: {why.words}. {_mend(why)}", host)
         else:
-            yield Symptom("unfit", f"slurmstepd could not start the ranks: {why.words}", host)
+            yield Symptom("unfit", f"it could not start the ranks: {why.words}", host)
 
 
 def _mend(why: TasksRefused) -> str:
-    return IMAGE_REMEDY if why.lacks is None else LACKING_REMEDY
+    if why.lacks is None:
+        return IMAGE_REMEDY
+    return CONTAINERS_REMEDY if why.lacks in ("apptainer", "singularity") else LACKING_REMEDY
 
 
 def _missing(evidence: Evidence) -> Iterator[Symptom]:

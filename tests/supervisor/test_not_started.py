@@ -1,5 +1,5 @@
 """Tasks that were never started, for their container could not be made: slurmstepd's words with pyxis 0.24.0, enroot 4.1.2 and
-Slurm 22.05, as recorded on two hosts with two tasks each."""
+Slurm 22.05, and those of apptainer 1.4.5, as recorded on two hosts with two tasks each."""
 
 from __future__ import annotations
 
@@ -61,6 +61,18 @@ INTERRUPTED = """
 0: slurmstepd-{0}: error: pyxis: failed to create container filesystem for image: /images/debian.sqsh
 0: slurmstepd-{0}: error: pyxis: printing enroot log file:
 """ + OTHER_TASK + GONE
+NO_SIF = """
+0: FATAL:   While checking container encryption: could not open image /images/none.sif: failed to retrieve path for it
+1: INFO:    Converting SIF file to temporary sandbox...
+1: FATAL:   While checking container encryption: could not open image /images/none.sif: failed to retrieve path for it
+0: slurmstepd-{0}: error: *** STEP 14.1 ON {0} CANCELLED AT 2026-11-25T14:46:25 ***
+"""
+NO_APPTAINER = "0: slurmstepd-{0}: error: execve(): apptainer: No such file or directory"
+ONE_BEGAN = """
+0: FATAL:   container creation failed: no room
+1: step 1
+"""
+SEEN_BY_APPTAINER = "While checking container encryption: could not open image /images/none.sif: failed to retrieve path for it"
 STARTED = """
 0: slurmstepd-{0}: error: Unable to create TMPDIR [/imagetmp]: Read-only file system
 0: slurmstepd-{0}: error: Setting TMPDIR to /tmp
@@ -90,6 +102,10 @@ def ended(one: str, other: str, code: int) -> Evidence:
     (NO_BASH, TasksRefused("execve(): bash: No such file or directory", lacks="bash")),
     (INTERRUPTED, TasksRefused("failed to create container filesystem for image: /images/debian.sqsh", signal=12)),
     (GONE, TasksRefused("Failed to invoke spank plugin stack")),
+    (NO_SIF, TasksRefused(SEEN_BY_APPTAINER)),
+    (NO_APPTAINER, TasksRefused("execve(): apptainer: No such file or directory", lacks="apptainer")),
+    (ONE_BEGAN, None),
+    ("", None),
     (STARTED, None),
     (STARTED + "0: Failed to invoke spank plugin stack", None),  # a program says what it likes
 ])
@@ -100,11 +116,14 @@ def test_what_slurmstepd_says(text: str, expected: TasksRefused | None) -> None:
 @pytest.mark.parametrize("program", [False, True])
 @pytest.mark.parametrize(("one", "other", "code", "kind", "nodes", "words"), [
     (NO_IMAGE, NO_IMAGE, 1, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_PYXIS}. Name an image"),
-    (NO_IMAGE, STARTED, 1, "unfit", ("n1",), f"is not fit for this run: slurmstepd could not start the ranks: {SEEN_BY_PYXIS}"),
+    (NO_IMAGE, STARTED, 1, "unfit", ("n1",), f"is not fit for this run: it could not start the ranks: {SEEN_BY_PYXIS}"),
     (NO_REGISTRY, NO_REGISTRY, 1, "user", (), "registry-1.docker.io"),
     (NO_BASH, NO_BASH, 2, "user", (), "execve(): bash: No such file or directory. Take an image that has it"),
     (INTERRUPTED, INTERRUPTED, 1, "cancelled", (), "was ended by Slurm: SIGUSR2 came while the container was made"),
     (NO_IMAGE, INTERRUPTED.replace("signal 12", "signal 15"), 1, "user", (), SEEN_BY_PYXIS),  # srun had the other ended
+    (NO_SIF, NO_SIF, 255, "user", (), f"n1, like all nodes, could not start the ranks: {SEEN_BY_APPTAINER}. Name an image"),
+    (NO_SIF, STARTED, 255, "unfit", ("n1",), f"it could not start the ranks: {SEEN_BY_APPTAINER}"),
+    (NO_APPTAINER, NO_APPTAINER, 2, "user", (), "execve(): apptainer: No such file or directory. Load the module"),
     (STARTED, STARTED, 1, "exit", (), "ended with exit code 1; its last words: step 1"),
 ])
 def test_the_verdict(program: bool, one: str, other: str, code: int, kind: str, nodes: tuple[str, ...], words: str) -> None:
