@@ -126,15 +126,18 @@ def _kill(runs: Sequence[RunDirectory], jobs: Mapping[RunDirectory, SlurmJob | N
 def _interrupt(run: RunDirectory, numbers: Sequence[signal.Signals]) -> None:
     """Send these to the launcher of ranks on this machine: it holds the run's lock file open, as its ranks do, which die with it.
 
+    Once the run has ended nothing is sent: its launcher may be at the next run of a sweep.
+
     Raises:
         RunFailed: it runs on another machine.
     """
     holders = sorted(_holders(run.lock), key=lambda process: process.create_time())
-    if not holders:
+    if not holders and held(run):
         raise RunFailed(f"{run.path} is held by no process of this machine: cancel it where it was launched")
     for number in numbers:
         with suppress(psutil.NoSuchProcess):
-            holders[0].send_signal(number)
+            if held(run):
+                holders[0].send_signal(number)
 
 
 def _holders(lock: Path) -> list[psutil.Process]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import CliRunner, Result
 from launching import environment, executable, mark, record, the_run, until, write_job
@@ -362,6 +363,20 @@ def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, 
     assert launch.wait(20) == 1
     assert status(run)["state"] in ("stopped", "failed")
     assert os.path.exists(run.stop)
+
+
+def test_a_run_that_ends_meanwhile_is_sent_nothing(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its launcher may be at the next run of a sweep, which a signal would end."""
+    with open(run.path / ".lock", "w") as lock, subprocess.Popen(["sleep", "60"]) as launcher:
+        def holders(_: Path) -> list[psutil.Process]:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # while the machine's processes are looked through
+            return [psutil.Process(launcher.pid)]
+
+        monkeypatch.setattr("hpc_mp.launch.cancel._holders", holders)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        result = call("cancel", run.path, "--now")
+        assert result.exit_code == 0 and launcher.poll() is None, result.output
+        launcher.kill()
 
 
 def test_a_waiting_run_that_was_cancelled_was_stopped() -> None:

@@ -112,7 +112,7 @@ def test_cancelling_of_one_run_and_of_the_sweep(
     call("cancel", the_run(job).path, "--now", *options)
     code, out, err = launched.end()
     ends = [line.split(",")[0].split()[-1] for line in out.splitlines() if line.startswith("ended")]
-    assert (code, ends) == (1, states) and (not options or words in out)
+    assert (code, ends) == (1, states) and (not options or words in out), out + err
     ways = [line for line in err.splitlines() if line.startswith("go on with: ")]
     alone = f"go on with: hpc-mp launch {the_run(job).job} --on local --resume"
     whole = f"go on with: hpc-mp launch {job} --on local '--set=sweep.grid={{ \"train.seed\" = [1, 2] }}' --resume"

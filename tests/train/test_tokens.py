@@ -178,7 +178,8 @@ def test_ranks_refuse_an_incomplete_token_set(tmp_path: Path) -> None:
 
 def test_an_interrupted_preparation_leaves_nothing(tmp_path: Path) -> None:
     def stop(done: int, total: int) -> None:
-        raise KeyboardInterrupt
+        if list(tmp_path.glob("cache/tokenizer-*")):  # a slow machine says something of its making, too
+            raise KeyboardInterrupt
 
     text = write(tmp_path / "a.txt", TEXT)
     with pytest.raises(KeyboardInterrupt):

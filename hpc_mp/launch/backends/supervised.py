@@ -38,18 +38,19 @@ def follow(command: SupervisorCommand, begun: Begun, launch: Launch) -> Outcome:
     """Run it to its end, with progress; the first interrupt saves and stops, the second kills."""
     launch.listener.say(f"run       {begun.run.path}")
     attempt = AttemptReader(begun.run, begun.attempt)
-    with open(command.log, "ab") as output, Interrupts() as interrupts, launch.listener.following(launch.plan.steps):
-        child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                                 start_new_session=True, pass_fds=[begun.lock])
-        code = _until_its_end(child, attempt, interrupts, launch.listener)
-    unsaid = Cause("launcher", f"the job {ending(code)}; its log is {command.log}")
+    with open(command.log, "ab") as output, Interrupts() as interrupts:
+        with launch.listener.following(launch.plan.steps):
+            child = subprocess.Popen(command.argv, env=command.environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                                     start_new_session=True, pass_fds=[begun.lock])
+            code = _until_its_end(child, attempt, interrupts, launch.listener)
+        unsaid = Cause("launcher", f"the job {ending(code)}; its log is {command.log}")
 
-    def guess() -> tuple[State, Cause | None]:
-        if code in (0, STOPPED):
-            return ("stopped" if code else "completed"), None
-        return "failed", cause(begun.run) or unsaid
+        def guess() -> tuple[State, Cause | None]:
+            if code in (0, STOPPED):
+                return ("stopped" if code else "completed"), None
+            return "failed", cause(begun.run) or unsaid
 
-    return concluded(launch, attempt, command.job_id, guess)
+        return concluded(launch, attempt, command.job_id, guess)  # no interrupt that came too late ends this
 
 
 def _until_its_end(child: subprocess.Popen[bytes], attempt: AttemptReader, interrupts: Interrupts, listener: Listener) -> int:
