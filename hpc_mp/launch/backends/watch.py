@@ -42,7 +42,7 @@ class RanksEnd:
 
 def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, listener: Listener,
           hung: Callable[[], bool] | None = None) -> RanksEnd:
-    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs.
+    """Show progress, pass interrupts on (the first saves and stops, the second kills), return when nothing runs any more.
 
     Args:
         hung: asked every second whether the ranks hang; then they are ended. None: they notice it themselves.
@@ -66,6 +66,7 @@ def watch(emulator: Emulator, attempt: AttemptReader, interrupts: Interrupts, li
                 listener.update(attempt.status(), attempt.steps())
                 listener.evaluated(attempt.evaluations())
         listener.evaluated(attempt.evaluations())
+        emulator.close()  # the run is free once its launcher lets it go, and that still heeds interrupts then
     return RanksEnd(tuple(emulator.exits), pressed > 0, emulator.broken)
 
 

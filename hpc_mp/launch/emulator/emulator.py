@@ -165,6 +165,10 @@ class Emulator:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what is left, the process that forks ranks too, which has the run's lock open; nothing when it is closed."""
         self.running = False
         self._selector.close()
         self._channel.close()  # ranks that still live are killed
