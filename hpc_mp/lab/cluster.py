@@ -25,7 +25,7 @@ class LabError(Exception):
     """The cluster did not do what it should have done in time."""
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout: float = 30.0, pause: float = 0.05) -> None:
+def wait_until(condition: Callable[[], object], what: str, timeout: float = 60.0, pause: float = 0.05) -> None:
     """Raise LabError with ``what`` if ``condition`` is not true within ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while not condition():
@@ -103,7 +103,7 @@ class LabCluster:
         done = subprocess.run(command, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
         return done.stdout
 
-    def wait_idle(self, timeout: float = 30.0) -> None:
+    def wait_idle(self, timeout: float = 60.0) -> None:
         """Until every node is idle."""
         wait_until(lambda: self.idle() == len(self.nodes), "all nodes idle", timeout)
 
