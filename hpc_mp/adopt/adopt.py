@@ -15,13 +15,14 @@ from hpc_mp.adopt.blanks import BLANK, marked, restored
 from hpc_mp.adopt.command import ProgramStart, number_in, program_start
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
-from hpc_mp.adopt.given import of_slurm, with_stdin, with_variables
+from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
 from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, preface
 from hpc_mp.adopt.steps import Disposition, Needs, dispositions, is_for_ranks_alone, names_in
+from hpc_mp.adopt.streams import with_results, with_stdin
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -151,7 +152,9 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     simple = is_simple(source.statements[launch.statement], launch)
     if not simple:  # the words may be those of a loop or of a function
         fixed = replace(fixed, directory=None)
-    start = with_stdin(program_start(launch, request, fixed), launch, source.statements[launch.statement], fixed)
+    start = with_results(program_start(launch, request, fixed), launch, source.statements[launch.statement], known, at)
+    if not start.results:
+        start = with_stdin(start, launch, source.statements[launch.statement], fixed)
     start, passed = with_variables(start, launch, source, at, fixed, known)
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
-from hpc_mp.adopt.given import exported_by_srun, reads_stdin
+from hpc_mp.adopt.expand import FixedValues
+from hpc_mp.adopt.given import exported_by_srun
 from hpc_mp.adopt.launches import LaunchCall
 from hpc_mp.adopt.setup import in_place, is_loop
 from hpc_mp.adopt.steps import kind_of
+from hpc_mp.adopt.streams import drawn, streams
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
 _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_command"})
@@ -28,12 +30,9 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     """What stands before a launch on its line, and what became of the line."""
     call = launch.call
     left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
-    right = statement.text[call.end - statement.start:].strip()
-    why = list(start.how)
-    lost = [*start.lost, *_from_stdin(statement, start, launch, right)]
-    if right and len(lost) == len(start.lost):
-        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
-                   "the program")
+    lost, more = left_out(statement, start, launch)
+    why = [*start.how, *more]
+    lost = [*start.lost, *lost]
     if launch.srun and (options := _step_options(launch)):
         why.append(options)
     if statement.background:
@@ -44,11 +43,18 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
 
 
-def _from_stdin(statement: Statement, start: ProgramStart, launch: LaunchCall, behind: str) -> tuple[str, ...]:
-    """That what the program is given to read is left out."""
-    if reads_stdin(statement, launch, behind) and not start.reads:
-        return ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
-    return ()
+def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What of a line behind the program's words is not carried over, and what only goes elsewhere now."""
+    found = streams(launch, statement, FixedValues())
+    lost = ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",) if (
+        found.asks and not start.reads) else ()
+    rest = " ".join(found.rest.split())
+    if not rest or start.results:
+        return lost, ()
+    shown = f"“{rest if len(rest) <= 60 else f'{rest[:59]}…'}”"
+    if found.result or drawn(launch):
+        return (*lost, f"{shown}: its output lies in the run's logs, and has to be taken from there"), ()
+    return lost, (f"{shown} is left out: output lies in the run's logs, and nothing runs behind the program",)
 
 
 _SAID = frozenset({"nodes", "ntasks", "ntasks-per-node"})
@@ -88,6 +94,7 @@ def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite],
     return tuple(found)
 
 
+_TAKEN = "its command is taken out for the ranks, the rest stays as it stands up to there"
 _LOOP = "the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
 
 
@@ -102,9 +109,9 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
         only = (*read, "of what stands around the program here only its command is taken", *start.lost)
         return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
                                              "; ".join(only))]
-    behind = statement.text[call.end - statement.start:call.chain_end - statement.start]
-    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *_from_stdin(statement, start, launch, behind)]
-    why = "; ".join(lost) or "its command is taken out for the ranks, the rest stays as it stands up to there"
+    gone, elsewhere = left_out(statement, start, launch)
+    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *gone]
+    why = "; ".join((*(lost or [_TAKEN]), *elsewhere))
     said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if lost else Fate.KEPT,
                      "slurm.setup, program.command", why)]
     lines = [in_place(statement, [(each.call, texts) for each, texts in made.items()])]

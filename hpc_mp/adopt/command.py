@@ -49,7 +49,8 @@ class ProgramStart:
         lost: what of it could not be carried over.
         environment: variables that the launcher set.
         mpi: by what srun has the ranks meet through MPI.
-        reads: whether a file is its standard input, which its words then say.
+        reads: whether a file or a text is its standard input, which its words then say.
+        results: whether its words say where its output goes too.
     """
 
     start: Literal["rank", "node", "mpi"]
@@ -62,6 +63,7 @@ class ProgramStart:
     environment: Mapping[str, str] = field(default_factory=dict)
     mpi: str | None = None
     reads: bool = False
+    results: bool = False
 
 
 def slurm_numbers(request: Request) -> dict[str, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, ShellAssignment, read_tree
+from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, ShellAssignment, behind_redirections, read_tree
 from hpc_mp.lint.sbatch.word import Word
 
 _WORDLESS = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "comment")
@@ -124,7 +124,8 @@ def _calls(top: Node, reader: NodeReader) -> Iterator[CallSite]:
     while stack:
         node, inside, around, end = stack.pop()
         if node.type in ("command", "unset_command") and (command := reader.command(node, around)):
-            words = [child for child in node.children if child.is_named and child.type not in _WORDLESS]
+            words = [child for child in (*node.children, *behind_redirections(node))
+                     if child.is_named and child.type not in _WORDLESS]
             words = [node.children[0], *words] if node.type == "unset_command" else words
             yield CallSite(command, tuple(Argument(reader.word(each), reader.raw(each)) for each in words),
                            node.start_byte, node.end_byte, max(end, node.end_byte), inside)
