@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, taken_out
+from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, restored
-from hpc_mp.adopt.command import ProgramStart, number_in, program_start
+from hpc_mp.adopt.command import ProgramStart, number_in, program_start, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
 from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
-from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
-from hpc_mp.adopt.request import Request, job_name, read_request
-from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, preface
-from hpc_mp.adopt.steps import Disposition, Needs, dispositions, is_for_ranks_alone, names_in
+from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches
+from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
+from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script
+from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
 from hpc_mp.adopt.streams import with_results, with_stdin
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
@@ -33,6 +33,8 @@ from hpc_mp.lint.sbatch.statements import Source, read_statements
 
 # Else a step that the program starts would wait for ever for the CPUs of the one that the program runs in.
 STEPS = "export SLURM_OVERLAP=1"
+SILENT_NOTE = "a program of which no rank prints a line for an hour counts as hung, which the script did not say: set " \
+    "program.silent_limit"
 STEPS_NOTE = "what the program may start by srun itself runs beside it, in the same CPUs and GPUs (SLURM_OVERLAP)"
 
 
@@ -136,7 +138,7 @@ def _form(script: Script) -> list[LineFate]:
 
 
 def _of_shell(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str]) -> _Body:
-    source = read_statements("\n".join(script.lines))
+    source = with_inherited(read_statements("\n".join(script.lines)), request.gpus is not None)
     there = begins if os.path.isdir(begins) else None
     known = what_is_known(source, begins, request.exported)
     launches = find_launches(source)
@@ -153,6 +155,10 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if not simple:  # the words may be those of a loop or of a function
         fixed = replace(fixed, directory=None)
     start = with_results(program_start(launch, request, fixed), launch, source.statements[launch.statement], known, at)
+    alone = not launch.srun and start.start != "mpi" and start.nodes == 1 == (request.nodes or 1) and not blank
+    if alone and not request.container.keys and not any(each.srun or each.texts[0] in MPI for each in launches) \
+            and (way := several(source, launch, launches, callers)):
+        return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
     if not start.results:
         start = with_stdin(start, launch, source.statements[launch.statement], fixed)
     start, passed = with_variables(start, launch, source, at, fixed, known)
@@ -166,7 +172,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names
                              for each in source.statements[launch.statement:at + 1]]
     needs = Needs(frozenset().union(*run, *map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
-                  names_in(source.text[launch.call.start:launch.call.end]), launch.srun)
+                  names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun)
     if blank and BLANK in source.statements[launch.statement].text:
         start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
@@ -204,6 +210,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
     keys |= inside
     lines = _with_step_sizes(lines, launches, launch, request)
+    lines = [each if "<<" in each else re.sub(r"^#(?=SBATCH)", "# ", each, flags=re.MULTILINE) for each in lines]
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:
         return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
@@ -220,11 +227,33 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
                                *unset, *epilogue(text, request))
     elif lines:
         keys["slurm.setup"] = tuple(lines)
-    notes = _notes(script, request, arguments, own, moved)
+    kept = [each.statement for each in found if each.text is not None]
+    used = None if arguments else argument_read(source, (*kept, *source.statements[launch.statement:at + 1]))
+    notes = _notes(script, request, used, moved)
     if overlap:
         notes += (STEPS_NOTE,)
+    if _may_be_silent(launch, start):
+        keys["program.silent_limit"] = 0
+    else:
+        notes += (SILENT_NOTE,)
     machine, fates_of_sizes = machine_keys(script, request, start, number_in(launch.value("cpus-per-task"), request))
     return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
+
+
+def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
+    """Whether nothing says that silence is a hang: under its script a program may be silent for as long as it likes.
+
+    Of Python on several ranks, which trainings are, it is told from a hang by hpc-mp's own limit.
+    """
+    trains = any(re.search(r"(^|/)(python|torchrun|accelerate|deepspeed|horovodrun)|\.py\b", text) for text in launch.texts)
+    alone = start.start == "node" and not starts_ranks(launch.texts)
+    return not trains or (start.nodes if alone else start.nodes * start.ranks_per_node) == 1
+
+
+def _own_words(launch: LaunchCall) -> str:
+    """The program and its arguments as they are written."""
+    first = launch.words[launch.program][1] if launch.program < len(launch.words) else 0
+    return " ".join(each.source for each in launch.call.arguments[first:])
 
 
 def _opens_steps(start: ProgramStart) -> bool:
@@ -278,14 +307,18 @@ _SIZELESS = re.compile(r"(^|[;&|(!\n]\s*|\b(?:then|do|else)\s+)srun(?=\s)"
                        r"(?![^\n;|&]*\s(?:-n|-N|--n(?:tasks|odes)|--ntasks-per-node))")
 
 
-def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Sequence[str], moved: bool) -> tuple[str, ...]:
+def _notes(script: Script, request: Request, used: tuple[int, str] | None, moved: bool) -> tuple[str, ...]:
+    """What holds for the whole job.
+
+    Args:
+        used: the line that reads an argument of the script which nobody has named, and how it is written there.
+    """
     found = []
     if "job.time_limit" not in request.keys:
         found.append("job.time_limit is 1 hour, as the script names none: set it")
     text = "\n".join(script.lines)
-    if not arguments and (used := re.search(r"\$\{?[1-9@*]", "\n".join(lines))):
-        line = next((number for number, each in enumerate(script.lines, start=1) if used[0] in each), 0)
-        found.append(f"line {line} reads {used[0]}, an argument of the script: name the arguments behind the script "
+    if used is not None:
+        found.append(f"line {used[0]} reads {used[1]}, an argument of the script: name the arguments behind the script "
                      "(hpc-mp adopt SCRIPT -- ARG…)")
     if moved:
         found.append(f"the program runs where the script's shell is by then, which is not known here ({DIRECTORY})")
@@ -294,36 +327,49 @@ def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Se
                      "job.nodes")
     if request.nodes is None and not request.ntasks:
         found.append("job.nodes is 1, as the script names none: set it where sbatch was given --nodes")
+    if not request.elements and script.value("array") is None and re.search(rf"^[^#\n]*\b{ELEMENT}\b", text, re.MULTILINE):
+        found.append(f"the script reads {ELEMENT} and names no array: write [sweep] for what sbatch was given as --array")
     if "scontrol requeue" in text:
         found.append("the script queues itself again: set program.resumes = true if the program goes on from what it saved")
     return tuple(found)
 
 
 def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str], *,
-                unreadable: str = "") -> _Body:
-    """A script of another language than a shell's, or one in which no program is found: it is the program itself, once."""
+                unreadable: str = "", because: str = "") -> _Body:
+    """The script is the program itself, once: of another language than a shell's, one in which no program is found, or one that
+    starts several programs by itself on its one node."""
     words = script.lines[0][2:].split() if script.lines[0].startswith("#!") else ["bash"]
     gpus = request.gpus.count if request.gpus and request.gpus.count else 1
     words += [str(file.absolute()), *arguments]
     start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
+                                 "program.silent_limit": 0,
                                  "program.command": tuple(words), "program.directory": begins} | dict(request.container.keys)
-    notes = _notes(script, request, arguments, (), False)
-    if re.search(r"^[^#\n]*\bsrun\b", "\n".join(script.lines), re.MULTILINE):  # in whichever language
-        keys["slurm.setup"] = (STEPS,)
+    for name, value in request.exported.items():
+        keys[f"environment.set.{name}"] = value
+    source = read_statements("\n".join(script.lines)) if _for_a_shell(script) else Source("", (), frozenset())
+    notes = _notes(script, request, None if arguments else argument_read(source, source.statements), False)
+    text = "\n".join(line for number, line in enumerate(script.lines, start=1) if number not in source.comments)
+    setup = [*of_modules(text, script.lines[0])] if source.statements else []
+    keys |= {f"program.environment.{name}": value for name, value in seen_by_a_script(text, request, begins).items()
+             if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", JOB)}
+    if re.search(r"^[^#\n]*\bsrun\b", text, re.MULTILINE):  # in whichever language
+        setup.append(STEPS)
         notes += (STEPS_NOTE,)
         if request.total_tasks > 1:
             keys |= dict.fromkeys(("program.environment.SLURM_NTASKS", "program.environment.SLURM_NPROCS"),
                                   f"{request.total_tasks}")
+    if setup:
+        keys["slurm.setup"] = tuple(setup)
     machine, sizes = machine_keys(script, request, start)
-    several = (request.nodes or 1) > 1
-    fate = Fate.LOST if unreadable or several else Fate.KEPT
-    why = "the program is this file itself, once" + (
+    several_nodes = (request.nodes or 1) > 1
+    fate = Fate.LOST if unreadable or several_nodes else Fate.KEPT
+    why = f"the program is this file itself, once{because}" + (
         f", {unreadable}" if unreadable else
-        ", on one node: no program was found in it that the job could start on all nodes" if several else "")
+        ", on one node: no program was found in it that the job could start on all nodes" if several_nodes else "")
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
-             and not line.startswith("#")]
+             and number not in source.comments and (source.statements or not line.startswith("#"))]
     if any(script.commands("sbatch")):
         notes += ("the script hands in jobs of its own: adopt the scripts that it hands in",)
     return _Body(keys | machine, (*request.fates, *sizes, *fates), notes)

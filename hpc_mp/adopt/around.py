@@ -11,7 +11,7 @@ from hpc_mp.adopt.expand import FixedValues
 from hpc_mp.adopt.given import exported_by_srun
 from hpc_mp.adopt.launches import LaunchCall
 from hpc_mp.adopt.setup import in_place, is_loop
-from hpc_mp.adopt.steps import kind_of
+from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
 from hpc_mp.adopt.streams import drawn, streams
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
@@ -30,11 +30,13 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     """What stands before a launch on its line, and what became of the line."""
     call = launch.call
     left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
-    lost, more = left_out(statement, start, launch)
-    why = [*start.how, *more]
-    lost = [*start.lost, *lost]
+    gone, elsewhere = left_out(statement, start, launch)
+    why = [*start.how, *elsewhere]
+    lost = [*start.lost, *gone]
     if launch.srun and (options := _step_options(launch)):
         why.append(options)
+    if any(each.source == "time" for each in launch.call.arguments[:1]) and not start.results:
+        why.append("“time” is left out: hpc-mp status says how long it ran")
     if statement.background:
         why.append("& is left out: the job waits for its program")
     where = "program.command" + (", slurm.setup" if left else "")
@@ -46,8 +48,10 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
 def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What of a line behind the program's words is not carried over, and what only goes elsewhere now."""
     found = streams(launch, statement, FixedValues())
-    lost = ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",) if (
-        found.asks and not start.reads) else ()
+    lost = tuple(f"srun has no option --{each.name} by itself: what the site's plug-in does with it has to be set by hand"
+                 for each in launch.options if not each.known and "container" not in each.name)
+    if found.asks and not start.reads:
+        lost += ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
     rest = " ".join(found.rest.split())
     if not rest or start.results:
         return lost, ()
@@ -65,7 +69,7 @@ def _step_options(launch: LaunchCall) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
     of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
-    rest = [f"--{option.name}" for option in launch.options if option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
+    rest = [f"--{option.name}" for option in launch.options if option.known and option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
     others = [name for name in rest if "container" not in name]
     exported = [name for name, _ in exported_by_srun(launch)]
     if exported:
@@ -92,6 +96,22 @@ def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite],
         found.append(call)
         number = call[0]
     return tuple(found)
+
+
+def several(source: Source, launch: LaunchCall, launches: Sequence[LaunchCall],
+            callers: Sequence[tuple[int, CallSite]]) -> str:
+    """In which way a script starts its program several times, empty where it does so once."""
+    if any(is_loop(site.inside) for site in (launch.call, *(site for _, site in callers))):
+        return "in a loop"
+    calls = [call for each in source.statements for call in each.calls]
+    names = {site.command.words[0].text for _, site in callers}
+    if any(sum(call.command.words[0].text == name for call in calls if call.command.words) > 1 for name in names):
+        return "by calls of a function"
+    beside = [each for each in launches if each.tier == launch.tier and (
+        each.call.command.background or source.statements[each.statement].background)]
+    if len(beside) > 1 and any(call.command.name == "wait" for call in calls):
+        return "beside each other"
+    return ""
 
 
 _TAKEN = "its command is taken out for the ranks, the rest stays as it stands up to there"
@@ -135,6 +155,8 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
 def afterwards(statement: Statement, number: int, launches: Sequence[LaunchCall]) -> LineFate:
     quiet = kind_of(statement) in ("print", "shell", "assign") or statement.text.split()[:1] in (
         ["wait"], ["exit"], ["conda"], ["deactivate"], ["module"], ["return"], ["sleep"], ["cd"], ["fi"], ["done"])
+    quiet = quiet or (bool(statement.calls) and all(call.command.name in PRINTS | FILTERS for call in statement.calls)
+                      and not writes(statement))
     if quiet and not any(each.statement == number for each in launches):
         return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and "
             "does nothing "

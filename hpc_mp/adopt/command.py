@@ -332,13 +332,14 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     """srun starts the ranks in its place; of its options those that set variables are kept as such."""
     texts, at = launch.texts, 1
     environment: dict[str, str] = {}
-    total, left = None, []
+    total, left, unknown = None, [], ""
     while at < len(texts) and (texts[at].startswith("-") or texts[at].isdecimal()):
         name, equals, value = texts[at].lstrip("-").partition("=")
         count = 1 if equals else _MPI_VALUES.get(name, 1)
         values = (value,) if equals else texts[at + 1:at + count]
         if name in _MPI_COUNTS:
             total = number_in(values[0] if values else None, request)
+            unknown = values[0] if values and total is None else ""
         elif (found := _set_by_mpirun(name, values)) is not None:
             environment |= found
         elif name not in _MPI_SIZES:
@@ -352,7 +353,10 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
         words = (WordPiece("literal", "env"), *front, *words)
     how = f"{texts[0]}: replaced by srun with Slurm's own MPI plug-in (slurm.mpi; left out: the first that the site has)"
     kept = (f"variables that it sets: {', '.join(environment)}",) if environment else ()
-    lost = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
+    lost: tuple[str, ...] = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
+    if unknown and not _ALL_TASKS.search(unknown):
+        lost += (f"-np {unknown} is known to the job's shell alone: {nodes} × {ranks} ranks are taken; set job.nodes, "
+                 "job.ranks_per_node",)
     plain = {name: value for name, value in environment.items() if name not in expanded}
     return ProgramStart("mpi", nodes, ranks, words, (how, *kept), lost, before, plain)
 
@@ -375,6 +379,7 @@ _MPI_VALUES = {
     **dict.fromkeys(("x", "np", "n", "c", "ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "map-by",
                      "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
                      "cpu-bind"), 2)}
+_ALL_TASKS = re.compile(r"SLURM_(NTASKS|NPROCS|JOB_CPUS_PER_NODE|CPUS_ON_NODE)|NSLOTS")  # where no directive says how many
 _MPI_COUNTS = frozenset({"np", "n", "ntasks", "c"})
 # What says where and how many, which the job's own sizes do; and that root may, or that all variables go along.
 _MPI_SIZES = frozenset({"ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "perhost", "bootstrap",

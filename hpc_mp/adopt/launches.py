@@ -16,17 +16,18 @@ from hpc_mp.lint.sbatch.word import Word
 
 # What prepares, prints and cleans up: never the program of a job.
 TOOLS = frozenset({
-    ".", ":", "[", "[[", "alias", "apt", "aws", "awk", "basename", "bc", "break", "case", "cat", "cd", "chmod", "chown",
-    "clear", "column", "command", "conda", "continue", "cp", "curl", "cut", "date", "declare", "df", "diff", "dirname",
-    "disown", "docker-compose", "du", "echo", "enroot", "env", "envsubst", "eval", "exit", "export", "expr", "false", "find",
-    "free", "gcloud", "getent", "git", "gpustat", "grep", "gsutil", "head", "hostname", "huggingface-cli", "hf", "id",
-    "ifconfig", "ip", "jobs", "kill", "killall", "let", "ln", "local", "ls", "lsb_release", "lscpu", "lsof", "make", "mamba",
-    "mapfile", "micromamba", "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nproc", "nvcc", "nvidia-smi", "pdsh",
-    "pgrep", "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "read", "readarray",
-    "readlink", "readonly", "realpath", "return", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch", "sbcast", "scancel",
-    "scontrol", "scp", "sed", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source", "spack", "squeue",
-    "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "typeset", "ulimit",
-    "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget", "which", "whoami", "xargs", "zip"})
+    ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "break", "case", "cat", "cd", "chmod", "chown",
+    "clear", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut", "date", "deactivate", "declare", "df",
+    "diff", "dirname", "disown", "docker-compose", "du", "echo", "enroot", "env", "envsubst", "eval", "exit", "export",
+    "expr", "false", "find", "free", "gcloud", "getent", "git", "gpustat", "grep", "gsutil", "head", "hf", "hostname",
+    "huggingface-cli", "id", "ifconfig", "ip", "jobs", "kill", "killall", "let", "ln", "local", "ls", "lsb_release", "lscpu",
+    "lsof", "make", "mamba", "mapfile", "micromamba", "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nproc",
+    "nvcc", "nvidia-smi", "pdsh", "pgrep", "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd",
+    "read", "readarray", "readlink", "readonly", "realpath", "return", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch",
+    "sbcast", "scancel", "scontrol", "scp", "sed", "seff", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort",
+    "source", "spack", "squeue", "ss", "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree",
+    "true", "type", "typeset", "ulimit", "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget",
+    "which", "whoami", "xargs", "zip"})
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
 TRAINING = re.compile(r"train|tune|run|main|launch|ddp|fsdp|sft|ppo|grpo|dpo|bench", re.IGNORECASE)
@@ -76,11 +77,21 @@ def find_launches(source: Source) -> tuple[LaunchCall, ...]:
     for number, statement in enumerate(source.statements):
         for call in statement.calls:
             if "command_substitution" not in call.inside and "process_substitution" not in call.inside:
-                launch = _launch(call, number, known)
+                launch = None if _answers(source, statement) else _launch(call, number, known)
                 found += [launch] if launch and not any(_reads_from(launch, each) for each in found) else []
         for each in _assignments(statement):
             assign(known, each)
     return tuple(found)
+
+
+def _answers(source: Source, statement: Statement) -> bool:
+    """Whether it is a function that is called for what it prints alone: ``PORT=$(free_port)``."""
+    if statement.kind != "function_definition":
+        return False
+    name = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text)
+    calls = [call for each in source.statements for call in each.calls
+             if name and call.command.words[:1] and call.command.words[0].text == name[1]]
+    return bool(calls) and all("command_substitution" in call.inside for call in calls)
 
 
 def _reads_from(launch: LaunchCall, first: LaunchCall) -> bool:
@@ -103,8 +114,11 @@ def _launch(call: CallSite, statement: int, known: Variables) -> LaunchCall | No
     if not words:
         return None
     if words[0][0].base == "eval":  # whatever it says is expanded once more by the same shell
-        words = tuple((replace(word, text=part), number) for word, number in words[1:] for part in word.text.split())
+        words = tuple((replace(word, text=part), number) for word, number in words[1:] for part in _SPLIT.findall(word.text))
     return _judged(call, words, statement)
+
+
+_SPLIT = re.compile(r"(?:\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\([^()]*\)|\S)+")
 
 
 def _judged(call: CallSite, words: tuple[tuple[Word, int], ...], statement: int) -> LaunchCall | None:
@@ -150,11 +164,15 @@ def _tier(words: Sequence[Word]) -> int:
     shell = next((at for at, word in enumerate(words) if at and word.base in ("bash", "sh")), None)
     if name in MPI and shell is not None and _tier(words[shell:]) == 1:  # it only says on which machines it is
         return 1
+    if set(texts[1:]) <= {"--version", "-V", "-version", "--help", "-h"} and texts[1:]:
+        return 0
     if name in LAUNCHERS - TOOLS and not (name == "accelerate" and texts[1:2] != ["launch"]):
         return 5
     if PYTHON.fullmatch(name):
         if any(text in HELPERS for text in texts[1:3]):
             return 0 if texts[1:2] != ["-c"] else 1
+        if texts[1:2] and texts[1].rpartition("/")[2] == "setup.py":
+            return 1
         return 5 if any(text in MODULES for text in texts[1:5]) else 4 if len(texts) > 1 else 0
     if name in CONTAINERS:
         return 3 if {"exec", "run", "start"} & set(texts[1:4]) or name in ("shifter", "ch-run") else 0
