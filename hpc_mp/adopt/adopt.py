@@ -11,7 +11,7 @@ from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
-from hpc_mp.adopt.blanks import BLANK, marked, restored
+from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
 from hpc_mp.adopt.command import ProgramStart, number_in, program_start, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
@@ -73,7 +73,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
         HpcMpError: it starts no program, or what it asks for is nothing that a job file can say.
     """
     plain = marked(text.replace("\r\n", "\n").replace("\0", ""), directives=True)
-    if bash_refusal(plain) is not None and bash_refusal(blanks := marked(plain)) is None:
+    if (obvious(plain) or bash_refusal(plain) is not None) and bash_refusal(blanks := marked(plain)) is None:
         plain = blanks
     script = read_script(plain, directory=directory, version=None)
     request = read_request(script)

@@ -9,7 +9,7 @@ from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
 from hpc_mp.adopt.expand import FixedValues
 from hpc_mp.adopt.given import exported_by_srun
-from hpc_mp.adopt.launches import LaunchCall
+from hpc_mp.adopt.launches import LaunchCall, function_name
 from hpc_mp.adopt.setup import in_place, is_loop
 from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
 from hpc_mp.adopt.streams import drawn, streams
@@ -87,10 +87,10 @@ def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite],
     found: list[tuple[int, CallSite]] = []
     number = launch.statement
     while source.statements[number].kind == "function_definition":
-        name = re.match(r"(?:function\s+)?([\w.:-]+)", source.statements[number].text)
+        name = function_name(source.statements[number])
         following = ((later, call) for later in range(number + 1, len(source.statements))
                      for call in source.statements[later].calls
-                     if name and call.command.words[:1] and call.command.words[0].text == name[1])
+                     if name and call.command.words[:1] and call.command.words[0].text == name)
         if (call := next(following, None)) is None:
             return ()
         found.append(call)

@@ -14,6 +14,12 @@ _LETTERS = str.maketrans("< >", f"{BLANK}\ue001\ue002")
 _AS_IT_WAS = str.maketrans(f"{BLANK}\ue001\ue002", "< >")
 _TEMPLATE = re.compile(r"\{\{[^{}\n]*\}\}")
 _BLANK = re.compile(r"(?<![<0-9&])<(?! )([A-Za-z][^<>\n|;&()$]*)(?<! )>(?!>)")
+_NO_FILE = re.compile(r"^[^#\n]*\s<[A-Za-z][\w -]*>\s+-", re.MULTILINE)
+
+
+def obvious(text: str) -> bool:
+    """Whether a name is to be filled in where bash would read: ``--cores <cores> --fast`` writes into no file ``--fast``."""
+    return _NO_FILE.search(text) is not None
 
 
 def marked(text: str, *, directives: bool = False) -> str:

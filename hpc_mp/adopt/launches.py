@@ -74,23 +74,29 @@ def find_launches(source: Source) -> tuple[LaunchCall, ...]:
     """The commands that start programs, in their order, with variables put in as far as the text tells."""
     known: dict[str, tuple[Word, ...]] = {}
     found: list[LaunchCall] = []
+    functions = frozenset(name for each in source.statements if (name := function_name(each)))
     for number, statement in enumerate(source.statements):
         for call in statement.calls:
             if "command_substitution" not in call.inside and "process_substitution" not in call.inside:
-                launch = None if _answers(source, statement) else _launch(call, number, known)
+                own = call.command.name in functions or _answers(source, statement)
+                launch = None if own else _launch(call, number, known)
                 found += [launch] if launch and not any(_reads_from(launch, each) for each in found) else []
         for each in _assignments(statement):
             assign(known, each)
     return tuple(found)
 
 
+def function_name(statement: Statement) -> str | None:
+    """The name of the function that a statement defines, if it does."""
+    found = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text) if statement.kind == "function_definition" else None
+    return found[1] if found else None
+
+
 def _answers(source: Source, statement: Statement) -> bool:
     """Whether it is a function that is called for what it prints alone: ``PORT=$(free_port)``."""
-    if statement.kind != "function_definition":
-        return False
-    name = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text)
+    name = function_name(statement)
     calls = [call for each in source.statements for call in each.calls
-             if name and call.command.words[:1] and call.command.words[0].text == name[1]]
+             if name and call.command.words[:1] and call.command.words[0].text == name]
     return bool(calls) and all("command_substitution" in call.inside for call in calls)
 
 

@@ -385,6 +385,6 @@ def argument_read(source: Source, statements: Iterable[Statement]) -> tuple[int,
             continue
         plain = _QUOTED.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), statement.text)
         for number, line in enumerate(plain.split("\n"), start=statement.first):
-            if number not in source.comments and not line.lstrip().startswith("#") and (found := _ARGUMENT.search(line)):
+            if number not in source.comments and (found := _ARGUMENT.search(re.sub(r"(^|\s)#.*", "", line))):
                 return number, found[0]
     return None

@@ -23,7 +23,9 @@ _HERE_DOCUMENT = re.compile(r"<<(-?)[ \t]*(?:([\"'])([^\"'\n]+)\2|(\\?)([\w.!-]+
                             re.DOTALL | re.MULTILINE)
 _OUTPUT = re.compile(rf"(?<![<\d&])1?(?:>>|>\||>)(?![&(>])[ \t]*({_WORD})")
 _ERRORS_TOO = re.compile(r"2>&1|&>|>&(?!\d)|\|&")
-_LOG = re.compile(r"(?<![a-z])(log|out|err|output|stdout|stderr|nohup)\w*\W*$|log|(out|err|output)\d*$|^/dev/", re.IGNORECASE)
+# What only tells how it went, by its name: ``train.log``, ``slurm-$ID.out``, ``output.txt``, ``$LOG``.
+_LOG = re.compile(r"log|nohup|std(out|err)|\.(out|err|o|e|rout|screen)\w*$|(^|[^a-z])(out|output|err|error|print|run|screen)"
+                  r"([\W_\d]\w*)?(\.txt)?$|^/dev/", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class Streams:
     def result(self) -> bool:
         """Whether its output goes into a file that is no log by its name."""
         found = [each.strip("\"'") for each in _OUTPUT.findall(self.rest.partition("|")[0])]
-        return bool(found) and not _ERRORS_TOO.search(self.rest) and not all(map(_LOG.search, found))
+        return any(not _LOG.search(each if each.startswith("/dev/") else each.rpartition("/")[2]) for each in found) \
+            and not _ERRORS_TOO.search(self.rest)
 
 
 def streams(launch: LaunchCall, statement: Statement, fixed: FixedValues) -> Streams:

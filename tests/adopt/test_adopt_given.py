@@ -169,3 +169,67 @@ def test_what_is_piped_into_the_program_is_named(tmp_path: Path) -> None:
     job = checked(f"{HEAD}cat deck | srun ./solve a\n", tmp_path)
     assert fates(job)[5][0] is Fate.LOST and "piped" in job.lost[0].why
     assert not any("break" in line for line in job.spec.slurm.setup)  # in a pipe it would leave nothing behind
+
+
+def test_what_every_environment_has_is_exported_by_setting_it(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}PATH=$PATH:/opt/bin\nLANG=C\nMINE=1\nsrun ./solve\n", tmp_path)
+    assert job.spec.slurm.setup[-2] == "PATH=$PATH:/opt/bin" and fates(job)[7][0] is Fate.DROPPED
+    assert job.spec.environment.set == {"LANG": "C"}
+    gpus = checked(f"{HEAD}#SBATCH --gres=gpu:2\nCUDA_VISIBLE_DEVICES=1\npython t.py\n", tmp_path)
+    assert environment(gpus)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+@pytest.mark.parametrize("directive", ["--gpus-per-node=0", "--gres=gpu:0", "--gpus=0"])
+def test_no_gpus_are_none(directive: str, tmp_path: Path) -> None:
+    job = checked(f"{HEAD}#SBATCH {directive}\npython t.py\n", tmp_path)
+    assert job.spec.slurm.gpu_request == "none" and fates(job)[5][0] is Fate.DROPPED
+
+
+def test_cpus_of_gpus_stand_without_those_of_tasks(tmp_path: Path) -> None:
+    gpus = "#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-gpu=4\n"
+    for body in (f"{gpus}python t.py", f"{gpus}srun -c 4 ./solve"):
+        assert "cpus-per-task" not in checked(f"{HEAD}{body}\n", tmp_path).spec.slurm.extra
+    job = checked(f"{HEAD}{gpus}#SBATCH --cpus-per-task=3\nsrun ./solve\n", tmp_path)
+    assert job.spec.slurm.extra["cpus-per-task"] == 3 and "contradicts --cpus-per-task" in job.lost[0].why
+
+
+def test_sizes_that_the_text_does_not_tell_and_that_differ_are_named(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}let n=2**2\nmpirun -np $n ./solve\n", tmp_path)
+    assert "-np $n is known to the job's shell alone: 1 × 4 ranks" in job.lost[0].why
+    assert checked("#!/bin/bash\n#SBATCH --time=5\nmpirun -np $SLURM_NTASKS ./solve\n", tmp_path).lost == ()
+    job = checked("#!/bin/bash\n#SBATCH --time=5\n#SBATCH -N 3\n#SBATCH -n 101\nsrun ./solve\n", tmp_path)
+    assert "102 in place of 101" in next(each.why for each in job.account if "-n 101" in each.text)
+
+
+def test_an_option_of_a_sites_own_is_named(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}srun --environment=/images/torch.toml --cpu-bind=cores python t.py\n", tmp_path)
+    assert "--environment" in job.lost[0].why and "--cpu-bind: left out" in job.lost[0].why
+
+
+@pytest.mark.parametrize(("body", "program"), [
+    ("python setup.py build_ext\npython test_it.py", ("python", "test_it.py")), ("mpirun --version\n./solve", ("./solve",)),
+    ("port() {\n  comm -23 a b | ./pick\n}\nP=$(port)\n./solve", ("./solve",)),
+    ("N=$(( 2 * 2 ))\nrun=\"srun -n ${N} -N 1\"\neval \"$run ./solve a\"", ("./solve", "a"))])
+def test_what_prepares_or_answers_is_not_the_program(body: str, program: tuple[str, ...], tmp_path: Path) -> None:
+    job = checked(f"{HEAD}{body}\n", tmp_path)
+    words = "\n".join((*job.spec.program.command, *job.spec.slurm.setup))
+    assert job.spec.program.command == program or "[@]:5" in words
+
+
+def test_what_only_shows_something_is_dropped_behind_the_program_too(tmp_path: Path) -> None:
+    behind = "env | grep SLURM\nscontrol show job $SLURM_JOB_ID\nsacct -j 1 | head\ndeactivate\necho '-> done'\ncp a b"
+    job = checked(f"{HEAD}srun ./solve\n{behind}\n", tmp_path)
+    assert [fates(job)[line][0] for line in range(6, 12)] == [*[Fate.DROPPED] * 5, Fate.LOST]
+
+
+def test_what_stands_in_options_alone_is_not_said_to_stand_in_the_command(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}LOG=a.log\nX=1\ntime srun -o $LOG ./solve $X\n", tmp_path)
+    assert "job file says" in job.account[4].why and job.account[5].why == "its value stands in the command"
+    assert "“time” is left out" in job.account[6].why
+
+
+def test_a_name_between_options_is_to_be_filled_in(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}srun snakemake --cores <cores> --fast\n", tmp_path)
+    assert job.spec.program.command == ("snakemake", "--cores", "<cores>", "--fast") and "filled in" in job.lost[0].why
+    assert fates(checked(f"{HEAD}#SBATCH --mail-user=$USER@x.org\nsrun a\n", tmp_path))[5][0] is Fate.LOST
+    assert fates(checked(f"{HEAD}#SBATCH --export==x\nsrun a\n", tmp_path))[5][0] is Fate.LOST

@@ -34,8 +34,8 @@ def seen(script: str, words: list[str], directory: Path) -> list[list[str]]:
         (programs / name).write_text(STUB.replace("{python}", sys.executable))
         (programs / name).chmod(0o755)
     (note := directory.parent / "note").unlink(missing_ok=True)
-    path = {"PATH": f"{programs}:{os.environ['PATH']}", "SEEN": str(note), "HPC_MP_RUN": str(directory.parent), "HOME": "/home/me"}
-    subprocess.run(["bash", "-c", script, "script", *words], cwd=directory, env=path, check=True, stdin=subprocess.DEVNULL)
+    environ = {"PATH": f"{programs}:{os.environ['PATH']}", "SEEN": str(note), "HPC_MP_RUN": str(directory.parent)}
+    subprocess.run(["bash", "-c", script, "script", *words], cwd=directory, env=environ, check=True, stdin=subprocess.DEVNULL)
     files = sorted((path.name, path.read_text()) for path in directory.iterdir())
     for path in directory.iterdir():
         path.unlink()
@@ -51,7 +51,8 @@ def both(text: str, directory: Path) -> tuple[list[list[str]], list[list[str]]]:
     return theirs, seen(lines, list(job.spec.program.command), directory)
 
 
-DOCUMENTS = ["<<EOF\nx = 1\n\ny = \"$A\" '$A' \\$A $((1+1))\nEOF", "<<EOF\n`echo z` $(echo $A)\nEOF", "<< 'END'\n$A \"b\" \\\nEND", "<<-EOF\n\tone\n\t\ttwo\n\tEOF",
+DOCUMENTS = ["<<EOF\nx = 1\n\ny = \"$A\" '$A' \\$A $((1+1))\nEOF", "<<EOF\n`echo z` $(echo $A)\nEOF",
+             "<< 'END'\n$A \"b\" \\\nEND", "<<-EOF\n\tone\n\t\ttwo\n\tEOF",
              '<<EOF\nsay \\"hi\\" and "$A"\nEOF', "<<< text", '<<< "a  $A"', "<<< $A", "<<EOF > log\n$A\nEOF"]
 
 
@@ -59,7 +60,8 @@ DOCUMENTS = ["<<EOF\nx = 1\n\ny = \"$A\" '$A' \\$A $((1+1))\nEOF", "<<EOF\n`echo
 @pytest.mark.parametrize("document", DOCUMENTS)
 @pytest.mark.parametrize("launch", ["srun solve -v", "solve -", "solve -nodisplay"])
 def test_a_text_that_the_program_is_given_arrives(launch: str, document: str, around: str, tmp_path: Path) -> None:
-    theirs, ours = both(f"{HEAD if 'srun' in launch else ONCE}A='one  two'\n{around.format(launch + document)}", tmp_path / "work")
+    head = HEAD if "srun" in launch else ONCE
+    theirs, ours = both(f"{head}A='one  two'\n{around.format(launch + document)}", tmp_path / "work")
     assert ours[0] == theirs[0] and theirs[0][-1]
 
 
