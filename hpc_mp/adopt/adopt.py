@@ -22,7 +22,7 @@ from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script
 from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
-from hpc_mp.adopt.streams import with_results, with_stdin
+from hpc_mp.adopt.streams import is_fed, runs_once, with_results, with_stdin
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -151,16 +151,17 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     callers = called_by(source, launch)
     at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
-    simple = is_simple(source.statements[launch.statement], launch)
+    line = source.statements[launch.statement]
+    simple = is_simple(line, launch) or (runs_once(launch) and is_fed(launch, line))
     if not simple:  # the words may be those of a loop or of a function
         fixed = replace(fixed, directory=None)
-    start = with_results(program_start(launch, request, fixed), launch, source.statements[launch.statement], known, at)
+    start = with_results(program_start(launch, request, fixed), launch, line, known, at)
     alone = not launch.srun and start.start != "mpi" and start.nodes == 1 == (request.nodes or 1) and not blank
     if alone and not request.container.keys and not any(each.srun or each.texts[0] in MPI for each in launches) \
             and (way := several(source, launch, launches, callers)):
         return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
     if not start.results:
-        start = with_stdin(start, launch, source.statements[launch.statement], fixed)
+        start = with_stdin(start, launch, line, fixed)
     start, passed = with_variables(start, launch, source, at, fixed, known)
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))

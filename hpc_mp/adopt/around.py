@@ -12,7 +12,7 @@ from hpc_mp.adopt.given import exported_by_srun
 from hpc_mp.adopt.launches import LaunchCall, function_name
 from hpc_mp.adopt.setup import in_place, is_loop
 from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
-from hpc_mp.adopt.streams import drawn, streams
+from hpc_mp.adopt.streams import drawn, is_fed, streams
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
 _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_command"})
@@ -29,7 +29,8 @@ def is_simple(statement: Statement, launch: LaunchCall) -> bool:
 def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
     """What stands before a launch on its line, and what became of the line."""
     call = launch.call
-    left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
+    fed = is_fed(launch, statement)
+    left = "" if fed else statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
     gone, elsewhere = left_out(statement, start, launch)
     why = [*start.how, *elsewhere]
     lost = [*start.lost, *gone]

@@ -58,7 +58,7 @@ def streams(launch: LaunchCall, statement: Statement, fixed: FixedValues) -> Str
     """What stands behind the words of a launch."""
     begin = statement.start
     inside = statement.text[launch.call.start - begin:launch.call.end - begin]
-    behind = statement.text[launch.call.end - begin:launch.call.chain_end - begin]
+    behind = statement.text[launch.call.end - begin:None if is_fed(launch, statement) else launch.call.chain_end - begin]
     if (string := _HERE_STRING.search(inside) or _HERE_STRING.search(behind)) is not None:
         word = string[1] if string[1][0] in "\"'" else f'"{string[1]}"'
         found = fields(word, fixed)
@@ -109,10 +109,11 @@ def with_stdin(start: ProgramStart, launch: LaunchCall, statement: Statement, fi
 def with_results(start: ProgramStart, launch: LaunchCall, statement: Statement, known: KnownShell, at: int) -> ProgramStart:
     """A program that runs once with the pipe or the file that takes its output, in a shell of its own: they are its result."""
     found = streams(launch, statement, known.fixed[at])
-    if not (found.result or drawn(launch)) or launch.srun or start.start != "node" or start.nodes > 1 \
-            or starts_ranks(launch.texts) or launch.texts[0].rpartition("/")[2] in MPI:
+    fed = is_fed(launch, statement)
+    if not (fed or found.result or drawn(launch)) or not runs_once(launch):
         return start
-    text = statement.text[launch.call.start - statement.start:launch.call.chain_end - statement.start]
+    text = statement.text if fed else statement.text[
+        launch.call.start - statement.start:launch.call.chain_end - statement.start]
     names = sorted(names_in(text) & known.names)
     words = [WordPiece("literal", "bash"), WordPiece("literal", "-c")]
     values = known.fixed[at].texts
@@ -123,7 +124,18 @@ def with_results(start: ProgramStart, launch: LaunchCall, statement: Statement, 
     if re.search(r"\$\{?[1-9@*#]", text):
         words += [WordPiece("literal", "bash"), WordPiece("batch", '"$@"')]
     return replace(start, words=tuple(words), before=(), reads=True, results=True, how=(
-        *start.how, "its line stands as it is in a shell of its own: where its output goes is its result"))
+        *start.how, "its line stands as it is in a shell of its own, with what it reads and where its output goes"))
+
+
+def runs_once(launch: LaunchCall) -> bool:
+    """Whether a program runs once and starts no ranks."""
+    return not launch.srun and launch.texts[0].rpartition("/")[2] not in MPI and not starts_ranks(launch.texts)
+
+
+def is_fed(launch: LaunchCall, statement: Statement) -> bool:
+    """Whether something is piped into a program on its own line."""
+    piped = re.search(r"(?<!\|)\|&?\s*$", statement.text[:launch.call.start - statement.start]) is not None
+    return piped and not set(launch.call.inside) - {"redirected_statement", "pipeline"}
 
 
 def drawn(launch: LaunchCall) -> bool:

@@ -79,6 +79,14 @@ def test_a_result_of_a_program_that_runs_once_goes_where_the_script_puts_it(line
     assert ours == theirs and len(theirs) > 1
 
 
+@pytest.mark.parametrize("line", ["printf '%s\\n' a \"$A\" | solve \"$B\" > r.dat", "cat /etc/hostname | solve"])
+def test_what_is_piped_into_a_program_that_runs_once_arrives(line: str, tmp_path: Path) -> None:
+    theirs, ours = both(f"{ONCE}A='one  two'\nB=$(echo name)\n{line}\n", tmp_path / "work")
+    assert ours == theirs and theirs[0][-1]
+    for body in (line.replace("| solve", "| srun solve"), f"if true; then {line}; fi"):
+        assert "what is piped into it" in checked(f"{ONCE}{body}\n", tmp_path).lost[0].why
+
+
 def test_a_result_that_ranks_print_is_named_and_a_log_is_left_out(tmp_path: Path) -> None:
     for line in ("srun solve > table.csv", "mpirun -np 4 solve > $A.dat", "srun solve | sort-it"):
         assert "has to be taken from there" in checked(f"{HEAD}{line}\n", tmp_path).lost[0].why
