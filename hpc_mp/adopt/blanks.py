@@ -14,7 +14,7 @@ _LETTERS = str.maketrans("< >", f"{BLANK}\ue001\ue002")
 _AS_IT_WAS = str.maketrans(f"{BLANK}\ue001\ue002", "< >")
 _TEMPLATE = re.compile(r"\{\{[^{}\n]*\}\}")
 _BLANK = re.compile(r"(?<![<0-9&])<(?! )([A-Za-z][^<>\n|;&()$]*)(?<! )>(?!>)")
-_NO_FILE = re.compile(r"^[^#\n]*\s<[A-Za-z][\w -]*>\s+-", re.MULTILINE)
+_NO_FILE = re.compile(r"^[^#\n]*[\s=]<[A-Za-z][\w -]*>\s+-", re.MULTILINE)
 
 
 def obvious(text: str) -> bool:

@@ -16,24 +16,26 @@ from hpc_mp.lint.sbatch.word import Word
 
 # What prepares, prints and cleans up: never the program of a job.
 TOOLS = frozenset({
-    ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "break", "case", "cat", "cd", "chmod", "chown",
-    "clear", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut", "date", "deactivate", "declare", "df",
-    "diff", "dirname", "disown", "docker-compose", "du", "echo", "enroot", "env", "envsubst", "eval", "exit", "export",
-    "expr", "false", "find", "free", "gcloud", "getent", "git", "gpustat", "grep", "gsutil", "head", "hf", "hostname",
-    "huggingface-cli", "id", "ifconfig", "ip", "jobs", "kill", "killall", "let", "ln", "local", "ls", "lsb_release", "lscpu",
-    "lsof", "make", "mamba", "mapfile", "micromamba", "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nproc",
-    "nvcc", "nvidia-smi", "pdsh", "pgrep", "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd",
-    "read", "readarray", "readlink", "readonly", "realpath", "return", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch",
-    "sbcast", "scancel", "scontrol", "scp", "sed", "seff", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort",
-    "source", "spack", "squeue", "ss", "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree",
-    "true", "type", "typeset", "ulimit", "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget",
-    "which", "whoami", "xargs", "zip"})
+    ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "bind", "break", "bunzip2", "bzip2", "case", "cat",
+    "cd", "chgrp", "chmod", "chown", "clear", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut", "date",
+    "dd", "deactivate", "declare", "df", "diff", "dirname", "disown", "docker-compose", "du", "echo", "egrep", "enroot",
+    "env", "envsubst", "eval", "exit", "export", "expr", "false", "fgrep", "file", "find", "fold", "free", "gcloud", "getent",
+    "getopts", "git", "gpustat", "grep", "gsutil", "gunzip", "gzip", "head", "hf", "hostname", "hostnamectl",
+    "huggingface-cli", "id", "ifconfig", "install", "ip", "jobs", "kill", "killall", "let", "ln", "local", "locate", "logger",
+    "ls", "lsb_release", "lscpu", "lsof", "mail", "make", "mamba", "mapfile", "md5sum", "micromamba", "mkdir", "mkfifo",
+    "mktemp", "ml", "module", "mount", "mv", "nl", "nproc", "nvcc", "nvidia-smi", "paste", "pdsh", "pgrep", "ping", "pip",
+    "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "read", "readarray", "readlink", "readonly",
+    "realpath", "return", "rev", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch", "sbcast", "scancel", "scontrol",
+    "scp", "sed", "seff", "sendmail", "seq", "set", "sha256sum", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source",
+    "spack", "split", "squeue", "ss", "ssh", "sstat", "stat", "sync", "tac", "tail", "tar", "tee", "test", "time", "touch",
+    "tr", "trap", "tree", "true", "truncate", "type", "typeset", "ulimit", "umask", "uname", "uniq", "unset", "until", "unxz",
+    "unzip", "uptime", "wait", "wc", "wget", "whereis", "which", "whoami", "xargs", "xz", "yes", "zcat", "zip"})
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
-TRAINING = re.compile(r"train|tune|run|main|launch|ddp|fsdp|sft|ppo|grpo|dpo|bench", re.IGNORECASE)
-AFTERWARDS = re.compile(r"eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|download|"
-                        r"build|clean", re.IGNORECASE)
-MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "ibrun"})
+TRAINING = re.compile(r"train|tun(e|ing)|ddp|fsdp|sft|ppo|grpo|dpo|bench|launch|(?<![a-z])(run|main)", re.IGNORECASE)
+AFTERWARDS = re.compile(r"(?<![a-z])(eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|"
+                        r"download|build|clean)", re.IGNORECASE)
+MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "ibrun", "prun", "aprun"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,7 @@ def choose(launches: Sequence[LaunchCall]) -> LaunchCall | None:
 
     def named(each: LaunchCall) -> int:
         script = next((text for text in each.texts if re.search(r"\.(py|sh|pyz)$", text)), " ".join(each.texts[:3]))
-        name = script.rpartition("/")[2]
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", script.rpartition("/")[2])
         return 0 if AFTERWARDS.search(name) else 2 if TRAINING.search(name) else 1
 
     return max(enumerate(best), key=lambda pair: (named(pair[1]), pair[0]))[1] if best else None

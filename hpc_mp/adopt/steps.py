@@ -118,8 +118,7 @@ def _environment(statement: Statement) -> str | None:
     if call is None:
         return None
     name, arguments = call.command.name, [each.source for each in call.arguments[1:]]
-    if name == "ml" or (name == "module" and arguments[:1] and arguments[0] in ("load", "add", "purge", "use", "unload", "swap",
-                                                                              "switch", "restore", "reset", "list", "avail")):
+    if name == "ml" or (name == "module" and arguments[:1] and arguments[0] in _VERBS):
         return "modules"
     if name in ("conda", "mamba", "micromamba"):
         return "conda" if arguments[:1] == ["activate"] else None
@@ -162,7 +161,7 @@ def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict
             if part in ("conda", "venv"):
                 stage = order + 1
     said = {key for each in found.values() for key in each.keys}
-    return {number: each for number, each in found.items() if each.keys or each.where in said}
+    return {number: each for number, each in found.items() if each.keys or not each.where or each.where in said}
 
 
 def _harmless(statement: Statement) -> bool:
@@ -177,15 +176,20 @@ _QUIET = _QUIET_FILES | {"cd", "mv", "scontrol", "head", "module", "ml", "tail",
                          "dirname", "cat", "set", "exit", "export"}
 
 
+_LISTS = frozenset({"list", "avail", "av", "spider", "show", "whatis", "overview"})
+_VERBS = _LISTS | {"purge", "load", "add", "unload", "del", "rm", "swap", "switch", "use", "unuse", "restore", "reset", "save",
+                   "refresh", "update", "try-load", "load-any", "is-loaded"}
+
+
 def _modules(statement: Statement, fixed: FixedValues) -> tuple[str, ...] | None:
     """The names that it loads; None where it does anything else."""
     words = [fields(each.source, fixed) for each in statement.calls[0].arguments]
     texts = [text for word in words for text in word or ("$",)]
     verb, names = ("load", texts[1:]) if texts[0] == "ml" else (texts[1], texts[2:])
-    if verb in ("list", "avail"):
-        return ()
-    if texts[0] == "ml" and names[:1] and names[0] in ("purge", "load", "add"):
+    if texts[0] == "ml" and names[:1] and names[0] in _VERBS:
         verb, names = names[0], names[1:]
+    if verb in _LISTS or (texts[0] == "ml" and not names):
+        return ()
     if verb == "purge" or (verb in ("load", "add") and not any("$" in name or name.startswith("-") for name in names)):
         return tuple(names)
     return None
@@ -199,6 +203,8 @@ def _keys_of(statement: Statement, part: str, fixed: FixedValues) -> Disposition
         names = _modules(statement, fixed)
         if names is None:
             return None
+        if not names and not statement.text.endswith("purge"):
+            return Disposition(statement, Fate.DROPPED, "", "it only prints; logs and status say what runs where")
         if not names:
             return Disposition(statement, Fate.REPLACED, "slurm.modules", "`module purge` comes before them in any case")
         return Disposition(statement, Fate.KEPT, "slurm.modules", "", {"slurm.modules": names})
@@ -378,12 +384,19 @@ _QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", re.DOTALL)
 _ARGUMENT = re.compile(r"(?<!\\)\$(?:[1-9@*]|\{[1-9@*][^}\s]*\}?)")
 
 
+def _unquoted(found: re.Match[str]) -> str:
+    """What bash expands of a quoted text, with its line ends: nothing between single quotes, those in ``"$(awk '…')"`` too."""
+    if found[0][0] == '"' and "$(" not in found[0]:
+        return found[0]
+    return re.sub(r"'[^']*'", lambda each: "\n" * each[0].count("\n"), found[0])
+
+
 def argument_read(source: Source, statements: Iterable[Statement]) -> tuple[int, str] | None:
     """The first line that reads an argument of the script (``$1``, ``$@``), and how; a function's own arguments are others."""
     for statement in statements:
         if statement.kind == "function_definition":
             continue
-        plain = _QUOTED.sub(lambda found: found[0] if found[0][0] == '"' else "\n" * found[0].count("\n"), statement.text)
+        plain = _QUOTED.sub(_unquoted, statement.text)
         for number, line in enumerate(plain.split("\n"), start=statement.first):
             if number not in source.comments and (found := _ARGUMENT.search(re.sub(r"(^|\s)#.*", "", line))):
                 return number, found[0]

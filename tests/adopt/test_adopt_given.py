@@ -228,6 +228,40 @@ def test_what_stands_in_options_alone_is_not_said_to_stand_in_the_command(tmp_pa
     assert "“time” is left out" in job.account[6].why
 
 
+def test_ml_says_as_much_as_module(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}ml gcc/12 cuda\nml list\nmodule av\nsrun ./solve\n", tmp_path)
+    assert (job.spec.slurm.modules, job.spec.slurm.setup) == (("gcc/12", "cuda"), ())
+    assert [fates(job)[line][0] for line in (5, 6, 7)] == [Fate.KEPT, Fate.DROPPED, Fate.DROPPED]
+    for line in ("ml unload xalt", "ml swap gcc icc", "ml use /opt/modules", "ml -xalt"):
+        other = checked(f"{HEAD}{line}\nmodule load gcc\nsrun ./solve\n", tmp_path)
+        assert other.spec.slurm.modules == () and line in other.spec.slurm.setup
+
+
+@pytest.mark.parametrize(("first", "second", "program"), [
+    ("truncate -s 1G a", "./solve", 1), ("python main_retrieval.py", "python main_index.py", 1),
+    ("qiime tree", "qiime barplot", 1),
+    ("python train.py", "python test.py", 0), ("python runModel.py", "python runEval.py", 0),
+    ("./solve", "python evalAll.py", 1),
+    ("python fit.py", "python plotAll.py", 0)])
+def test_a_name_tells_training_by_its_words(first: str, second: str, program: int, tmp_path: Path) -> None:
+    command = checked(f"{HEAD}{first}\n{second}\n", tmp_path).spec.program.command
+    assert list(command) == (first, second)[program].split()
+
+
+@pytest.mark.parametrize("line", ["prun ./solve", "aprun -n 8 -N 4 ./solve"])
+def test_launchers_of_a_site_start_ranks_through_mpi(line: str, tmp_path: Path) -> None:
+    job = checked(f"{HEAD.replace('--nodes=1', '--nodes=2')}{line}\n", tmp_path)
+    assert (job.spec.program.start, job.spec.job.nodes, job.spec.job.ranks_per_node) == ("mpi", 2, 4) and job.lost == ()
+    assert job.spec.program.command == ("./solve",)
+
+
+def test_a_backslash_at_the_end_and_a_comment_behind_a_statement_say_nothing(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}srun ./solve \\\n  -x \\\n", tmp_path)
+    assert job.lost == () and job.spec.program.command == ("./solve", "-x")
+    whole = checked(f"{HEAD}A=1  # one\nfor i in 1 2; do ./solve; done\n", tmp_path)
+    assert fates(whole)[5] == (Fate.KEPT, "program.command")
+
+
 def test_a_name_between_options_is_to_be_filled_in(tmp_path: Path) -> None:
     job = checked(f"{HEAD}srun snakemake --cores <cores> --fast\n", tmp_path)
     assert job.spec.program.command == ("snakemake", "--cores", "<cores>", "--fast") and "filled in" in job.lost[0].why

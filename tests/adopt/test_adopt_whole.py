@@ -64,6 +64,7 @@ def test_silence_ends_only_programs_of_which_it_is_known_to_be_a_hang(tmp_path: 
 
 def test_an_argument_of_a_function_or_of_awk_is_none_of_the_script(tmp_path: Path) -> None:
     for body in ("f() {\n  echo $1 > log\n}\nf a\nsrun ./solve", "N=$(ps | awk '{print $1}')\nsrun ./solve $N",
+                 "N=\"$(ps | awk '{print $1}')\"\nsrun ./solve $N",
                  "if true; then  # not $1\n  # $2\n  make\nfi\nsrun ./solve $$", "cat > x <<EOF\nexec \\$*\nEOF\nsrun ./solve"):
         assert not any("argument of the script" in note for note in checked(f"{ONCE}{body}\n", tmp_path).notes)
     job = checked(f"{ONCE}# $1\nX=${{1:-2}}\nsrun ./solve $X\n", tmp_path)

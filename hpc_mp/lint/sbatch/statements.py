@@ -95,8 +95,9 @@ def read_statements(text: str) -> Source:
     children = root.children
     for at, node in enumerate(children):
         if node.type == "comment":
-            comments.add(reader.line(node))
-        elif node.is_named:
+            if not text[text.rfind("\n", 0, node.start_byte) + 1:node.start_byte].strip():
+                comments.add(reader.line(node))
+        elif node.is_named and reader.raw(node).strip(" \t\n\\"):  # nothing is continued at the end of a text
             follows = children[at + 1].type if at + 1 < len(children) else ""
             statements.append(_statement(node, reader, background=follows == "&"))
     return Source(text, tuple(statements), frozenset(comments))
