@@ -265,5 +265,8 @@ def test_a_backslash_at_the_end_and_a_comment_behind_a_statement_say_nothing(tmp
 def test_a_name_between_options_is_to_be_filled_in(tmp_path: Path) -> None:
     job = checked(f"{HEAD}srun snakemake --cores <cores> --fast\n", tmp_path)
     assert job.spec.program.command == ("snakemake", "--cores", "<cores>", "--fast") and "filled in" in job.lost[0].why
+    usage = 'usage() {\n  echo "Use it: $0 -c <config> -i <image>"\n}\n'
+    job = checked(f"{HEAD}{usage}usage\nsrun python <code>.py\n", tmp_path)
+    assert job.spec.program.command == ("python", "<code>.py") and [each.first for each in job.lost] == [9]
     assert fates(checked(f"{HEAD}#SBATCH --mail-user=$USER@x.org\nsrun a\n", tmp_path))[5][0] is Fate.LOST
     assert fates(checked(f"{HEAD}#SBATCH --export==x\nsrun a\n", tmp_path))[5][0] is Fate.LOST
