@@ -12,13 +12,13 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
-from hpc_mp.adopt.command import ProgramStart, number_in, program_start, starts_ranks
+from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
 from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
-from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches
+from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches, in_background
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script
 from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
@@ -142,7 +142,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     there = begins if os.path.isdir(begins) else None
     known = what_is_known(source, begins, request.exported)
     launches = find_launches(source)
-    launch = choose(launches)
+    launch = choose(launches, source)
     unreadable = _unreadable(source)
     blank = any(BLANK in each.text for each in source.statements)
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
@@ -162,6 +162,9 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
     if not start.results:
         start = with_stdin(start, launch, line, fixed)
+    served = any(each.srun and each.call.start < launch.call.start and (
+        (in_background(each, source) and each.tier > 1) or "ray start" in " ".join(each.texts)) for each in launches)
+    start = on_first(start, launch, request) if served else start
     start, passed = with_variables(start, launch, source, at, fixed, known)
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
@@ -216,7 +219,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:
         return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
                            "template that is not filled in")
-    overlap = not launch.srun and _opens_steps(start)
+    overlap = served or (not launch.srun and _opens_steps(start))
     lines += [STEPS] if overlap else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
@@ -248,6 +251,8 @@ def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
     """
     trains = any(re.search(r"(^|/)(python|torchrun|accelerate|deepspeed|horovodrun)|\.py\b", text) for text in launch.texts)
     alone = start.start == "node" and not starts_ranks(launch.texts)
+    if any(piece.text == FIRST[2] for piece in start.words):
+        return True
     return not trains or (start.nodes if alone else start.nodes * start.ranks_per_node) == 1
 
 

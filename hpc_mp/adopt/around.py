@@ -9,7 +9,7 @@ from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
 from hpc_mp.adopt.expand import FixedValues
 from hpc_mp.adopt.given import exported_by_srun
-from hpc_mp.adopt.launches import LaunchCall, function_name
+from hpc_mp.adopt.launches import LaunchCall, function_name, in_background
 from hpc_mp.adopt.setup import in_place, is_loop
 from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
 from hpc_mp.adopt.streams import drawn, is_fed, streams
@@ -108,8 +108,7 @@ def several(source: Source, launch: LaunchCall, launches: Sequence[LaunchCall],
     names = {site.command.words[0].text for _, site in callers}
     if any(sum(call.command.words[0].text == name for call in calls if call.command.words) > 1 for name in names):
         return "by calls of a function"
-    beside = [each for each in launches if each.tier == launch.tier and (
-        each.call.command.background or source.statements[each.statement].background)]
+    beside = [each for each in launches if each.tier == launch.tier and in_background(each, source)]
     if len(beside) > 1 and any(call.command.name == "wait" for call in calls):
         return "beside each other"
     return ""

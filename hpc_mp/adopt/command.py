@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hpc_mp.adopt.expand import FixedValues, WordPiece, arithmetic, pieces
@@ -132,6 +132,22 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
                  "slurm.gpu_request if they are not there without it",)
     said = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
     return ProgramStart("rank", nodes, tasks, words, said, lost, before, mpi=meets)
+
+
+FIRST = ("bash", "-c", '[ "$NODE_RANK" = 0 ] || exit 0; exec "$@"', "bash")
+
+
+def on_first(start: ProgramStart, launch: LaunchCall, request: Request) -> ProgramStart:
+    """A program that runs once, beside steps that the lines before it have started on the nodes of the job: it keeps these."""
+    several = start.nodes > 1 or (start.ranks_per_node > 1 and start.start != "node") or starts_ranks(launch.texts) is not None
+    if (request.nodes or 1) < 2 or several:
+        return start
+    gpus = request.gpus.count if request.gpus and request.gpus.count else 1
+    words = (*(WordPiece("literal", text) for text in FIRST), *start.words)
+    gone = _idle(launch, request.nodes or 1, start.nodes)
+    return replace(start, start="node", nodes=request.nodes or 1, ranks_per_node=gpus, words=words, mpi=None,
+                   lost=tuple(each for each in start.lost if each not in gone), how=(
+                       "once, on the first node, beside the steps that the lines before it have started",))
 
 
 def _idle(launch: LaunchCall, asked: int, nodes: int) -> tuple[str, ...]:
@@ -332,7 +348,7 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     """srun starts the ranks in its place; of its options those that set variables are kept as such."""
     texts, at = launch.texts, 1
     environment: dict[str, str] = {}
-    total, left, unknown = None, [], ""
+    total, per_node, left, unknown = None, None, [], ""
     while at < len(texts) and (texts[at].startswith("-") or texts[at].isdecimal()):
         name, equals, value = texts[at].lstrip("-").partition("=")
         count = 1 if equals else _MPI_VALUES.get(name, 1)
@@ -340,12 +356,17 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
         if name in _MPI_COUNTS:
             total = number_in(values[0] if values else None, request)
             unknown = values[0] if values and total is None else ""
+        elif name in _MPI_PER_NODE and values:
+            per_node = number_in(values[0], request)
         elif (found := _set_by_mpirun(name, values)) is not None:
             environment |= found
         elif name not in _MPI_SIZES:
             left.append(" ".join(texts[at:at + count]))
         at += count
-    ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
+    if per_node and (total or request.nodes):
+        nodes, ranks = min(nodes, -(-total // per_node)) if total else nodes, per_node
+    else:
+        ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
     expanded = {name: value for name, value in environment.items() if re.search(r"[$`]", value)}  # by the job's shell
     if expanded:
@@ -354,7 +375,7 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     how = f"{texts[0]}: replaced by srun with Slurm's own MPI plug-in (slurm.mpi; left out: the first that the site has)"
     kept = (f"variables that it sets: {', '.join(environment)}",) if environment else ()
     lost: tuple[str, ...] = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
-    if unknown and not _ALL_TASKS.search(unknown):
+    if unknown and not per_node and not _ALL_TASKS.search(unknown):
         lost += (f"-np {unknown} is known to the job's shell alone: {nodes} × {ranks} ranks are taken; set job.nodes, "
                  "job.ranks_per_node",)
     plain = {name: value for name, value in environment.items() if name not in expanded}
@@ -380,6 +401,7 @@ _MPI_VALUES = {
                      "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
                      "cpu-bind"), 2)}
 _ALL_TASKS = re.compile(r"SLURM_(NTASKS|NPROCS|JOB_CPUS_PER_NODE|CPUS_ON_NODE)|NSLOTS")  # where no directive says how many
+_MPI_PER_NODE = frozenset({"ppn", "npernode", "N", "perhost", "ntasks-per-node"})
 _MPI_COUNTS = frozenset({"np", "n", "ntasks", "c"})
 # What says where and how many, which the job's own sizes do; and that root may, or that all variables go along.
 _MPI_SIZES = frozenset({"ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "perhost", "bootstrap",

@@ -163,8 +163,12 @@ def _tier(words: Sequence[Word]) -> int:
     if not words:
         return 0
     name, texts = words[0].base, [word.text for word in words]
+    if name == "ray" and {"start", "stop", "status", "logs", "list"} & set(texts[1:3]):  # of the cluster that a program works on
+        return 1
     if name in ("bash", "sh") and len(texts) > 2 and re.fullmatch(r"-\w*c", texts[1]):
         inner = texts[2]
+        if re.match(r"\s*ray start\b", inner):
+            return 1
         if re.search(r"torchrun|torch\.distributed|accelerate|deepspeed|python", inner):
             return 5
         first = re.match(r"\s*([\w./-]+)", inner)
@@ -191,10 +195,13 @@ def _tier(words: Sequence[Word]) -> int:
     return 3 if name.endswith((".sh", ".py")) or texts[0].startswith("$") else 2
 
 
-def choose(launches: Sequence[LaunchCall]) -> LaunchCall | None:
+def choose(launches: Sequence[LaunchCall], source: Source) -> LaunchCall | None:
     """The program of the job: of those of the highest tier the last one that trains by its name, else the last one that does not
-    come after training by its name, else the last."""
-    best = [each for each in launches if each.tier == max(one.tier for one in launches)]
+    come after training by its name, else the last. One in the background serves one behind it for which nobody waits."""
+    waits = max((call.start for each in source.statements for call in each.calls if call.command.name == "wait"), default=-1)
+    last = max((each.call.start for each in launches if each.tier > 1 and not in_background(each, source)), default=-1)
+    served = [each for each in launches if not in_background(each, source) or not each.call.start < last > waits]
+    best = [each for each in served if each.tier == max(one.tier for one in served)]
 
     def named(each: LaunchCall) -> int:
         script = next((text for text in each.texts if re.search(r"\.(py|sh|pyz)$", text)), " ".join(each.texts[:3]))
@@ -202,3 +209,8 @@ def choose(launches: Sequence[LaunchCall]) -> LaunchCall | None:
         return 0 if AFTERWARDS.search(name) else 2 if TRAINING.search(name) else 1
 
     return max(enumerate(best), key=lambda pair: (named(pair[1]), pair[0]))[1] if best else None
+
+
+def in_background(launch: LaunchCall, source: Source) -> bool:
+    """Whether ``&`` follows a command, or the statement that it is in."""
+    return launch.call.command.background or source.statements[launch.statement].background

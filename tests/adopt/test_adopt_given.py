@@ -248,6 +248,14 @@ def test_a_name_tells_training_by_its_words(first: str, second: str, program: in
     assert list(command) == (first, second)[program].split()
 
 
+@pytest.mark.parametrize(("line", "nodes", "ranks"), [
+    ("ibrun --npernode=1 ./solve", 2, 1), ("mpirun -n 6 -ppn 3 ./solve", 2, 3), ("mpirun -np 3 -N 3 ./solve", 1, 3),
+    ("mpirun -np $(cat n) -perhost 2 ./solve", 2, 2)])
+def test_ranks_of_a_node_are_as_many_as_mpirun_is_told(line: str, nodes: int, ranks: int, tmp_path: Path) -> None:
+    job = checked(f"{HEAD.replace('--nodes=1', '--nodes=2')}{line}\n", tmp_path)
+    assert (job.spec.job.nodes, job.spec.job.ranks_per_node, job.lost) == (nodes, ranks, ())
+
+
 @pytest.mark.parametrize("line", ["prun ./solve", "aprun -n 8 -N 4 ./solve"])
 def test_launchers_of_a_site_start_ranks_through_mpi(line: str, tmp_path: Path) -> None:
     job = checked(f"{HEAD.replace('--nodes=1', '--nodes=2')}{line}\n", tmp_path)
