@@ -142,7 +142,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     there = begins if os.path.isdir(begins) else None
     known = what_is_known(source, begins, request.exported)
     launches = find_launches(source)
-    launch = choose(launches, source)
+    launch = choose(launches, source, lambda each: _ranks(each, request))
     unreadable = _unreadable(source)
     blank = any(BLANK in each.text for each in source.statements)
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
@@ -162,9 +162,12 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
     if not start.results:
         start = with_stdin(start, launch, line, fixed)
-    served = any(each.srun and each.call.start < launch.call.start and (
-        (in_background(each, source) and each.tier > 1) or "ray start" in " ".join(each.texts)) for each in launches)
+    served = _served(source, launches, launch)
     start = on_first(start, launch, request) if served else start
+    if beside := [each for each in launches if each.tier > 1 and each is not launch and in_background(each, source)
+                  and in_background(launch, source) and each.call.start < launch.call.start]:
+        start = replace(start, lost=(*start.lost, "the job ends with it, and ends what runs beside it (line "
+                                     f"{', '.join(str(each.call.line) for each in beside)}): make a job of each, or a [sweep]"))
     start, passed = with_variables(start, launch, source, at, fixed, known)
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
@@ -254,6 +257,23 @@ def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
     if any(piece.text == FIRST[2] for piece in start.words):
         return True
     return not trains or (start.nodes if alone else start.nodes * start.ranks_per_node) == 1
+
+
+_BY_SSH = frozenset({"ssh", "pdsh", "clush", "pssh"})
+
+
+def _served(source: Source, launches: Sequence[LaunchCall], launch: LaunchCall) -> bool:
+    """Whether lines before the program have started others on the nodes of the job, on which it works."""
+    steps = any(each.srun and each.call.start < launch.call.start and (
+        (in_background(each, source) and each.tier > 1) or "ray start" in " ".join(each.texts)) for each in launches)
+    return steps or any(call.command.name in _BY_SSH and (call.command.background or each.background)
+                        and call.start < launch.call.start for each in source.statements for call in each.calls)
+
+
+def _ranks(launch: LaunchCall, request: Request) -> int:
+    """How many ranks a launch starts, as far as its text tells."""
+    start = program_start(launch, request, FixedValues())
+    return start.nodes * start.ranks_per_node if launch.srun or start.start != "node" else 1
 
 
 def _own_words(launch: LaunchCall) -> str:

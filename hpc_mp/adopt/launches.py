@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpc_mp.base.programs import PYTHON
@@ -195,9 +195,14 @@ def _tier(words: Sequence[Word]) -> int:
     return 3 if name.endswith((".sh", ".py")) or texts[0].startswith("$") else 2
 
 
-def choose(launches: Sequence[LaunchCall], source: Source) -> LaunchCall | None:
-    """The program of the job: of those of the highest tier the last one that trains by its name, else the last one that does not
-    come after training by its name, else the last. One in the background serves one behind it for which nobody waits."""
+def choose(launches: Sequence[LaunchCall], source: Source, ranks: Callable[[LaunchCall], int]) -> LaunchCall | None:
+    """The program of the job: of those of the highest tier and the most ranks the last one that trains by its name, else the last
+    one that does not come after training by its name, else the last. One in the background serves one behind it for which nobody
+    waits.
+
+    Args:
+        ranks: how many a launch starts.
+    """
     waits = max((call.start for each in source.statements for call in each.calls if call.command.name == "wait"), default=-1)
     last = max((each.call.start for each in launches if each.tier > 1 and not in_background(each, source)), default=-1)
     served = [each for each in launches if not in_background(each, source) or not each.call.start < last > waits]
@@ -208,7 +213,7 @@ def choose(launches: Sequence[LaunchCall], source: Source) -> LaunchCall | None:
         name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", script.rpartition("/")[2])
         return 0 if AFTERWARDS.search(name) else 2 if TRAINING.search(name) else 1
 
-    return max(enumerate(best), key=lambda pair: (named(pair[1]), pair[0]))[1] if best else None
+    return max(enumerate(best), key=lambda pair: (ranks(pair[1]), named(pair[1]), pair[0]))[1] if best else None
 
 
 def in_background(launch: LaunchCall, source: Source) -> bool:

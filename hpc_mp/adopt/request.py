@@ -188,11 +188,11 @@ def _gpus(script: Script, nodes: int | None) -> GpuCount | None:
 
 
 def _typed(value: str, form: str, shares: float) -> GpuCount:
-    """``h100:8``, ``8``, ``gpu:8(S:0-1)``; the count divided by ``shares``."""
-    found = re.fullmatch(r"(?:([A-Za-z][\w.-]*)[:=]?)?(\d+)?(?:\(.*\))?", value.strip())
-    if found is None or not (found[1] or found[2]) or (found[2] and not int(found[2])):
+    """``h100:8``, ``8``, ``1080ti``, ``gpu:8(S:0-1)``; the count divided by ``shares``."""
+    found = re.fullmatch(r"(?:(?:([\w.-]+)[:=])?(\d+)|([\w.-]+?)[:=]?)(?:\(.*\))?", value.strip())
+    if found is None or (found[2] and not int(found[2])):
         return GpuCount(None, None, form)
-    return GpuCount(max(1, round(int(found[2] or 1) / shares)), found[1], form)
+    return GpuCount(max(1, round(int(found[2] or 1) / shares)), found[1] or found[3], form)
 
 
 def _any(reading: _RequestSoFar, option: Option) -> None:
@@ -316,5 +316,6 @@ def _mem(reading: _RequestSoFar, option: Option) -> None:
 
 _ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {
     "time": _time, "job-name": _name, "output": _log, "error": _log, "open-mode": _log, "requeue": _requeue,
-    "no-requeue": _requeue, "signal": _signal, "array": _array, "export": _export, "chdir": _chdir, "container": _container_hook,
+    "no-requeue": _requeue, "signal": _signal, "array": _array, "export": _export, "chdir": _chdir, "workdir": _chdir,
+    "container": _container_hook,
     "exclusive": _exclusive, "mem": _mem}

@@ -11,7 +11,7 @@ HEAD = "#!/bin/bash\n#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=1\n#SBATCH --g
 STEPS = [
     'srun -N1 -n1 -w "$H" ray start --head --block &\nfor i in 1 2; do srun -N1 -n1 -w "$i" ray start --block & done\n',
     'srun -N1 -n1 -w "$H" bash -c "ray start --head"\nsrun -N2 -n2 ray start --address $H\n',
-    "srun -N1 -n1 dask-scheduler &\nsrun -N2 -n2 dask-worker &\n"]
+    "for h in $(cat hosts); do ssh $h dask-worker & done\n", "srun -N1 -n1 dask-scheduler &\nsrun -N2 -n2 dask-worker &\n"]
 
 
 @pytest.mark.parametrize("steps", STEPS)
@@ -36,3 +36,8 @@ def test_without_such_steps_a_program_has_one_node(tmp_path: Path) -> None:
 @pytest.mark.parametrize("body", ["srun python train.py &\npython watch.py\nwait", "srun python train.py &\nwait"])
 def test_a_program_in_the_background_for_which_the_script_waits_is_the_program(body: str, tmp_path: Path) -> None:
     assert checked(f"{HEAD}{body}\n", tmp_path).spec.program.command == ("python", "train.py")
+
+
+def test_what_ends_with_the_program_is_named(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}srun -N1 -n1 ./solve a &\nsrun -N1 -n1 ./solve b &\nsrun -N1 -n1 ./solve c &\nwait\n", tmp_path)
+    assert "what runs beside it (line 6, 7)" in job.lost[0].why and job.spec.job.nodes == 3

@@ -185,6 +185,15 @@ def test_no_gpus_are_none(directive: str, tmp_path: Path) -> None:
     assert job.spec.slurm.gpu_request == "none" and fates(job)[5][0] is Fate.DROPPED
 
 
+@pytest.mark.parametrize(("directive", "kind", "count"), [
+    ("--gres=gpu:6000:1", "6000", "1"), ("--gres=gpu:1080ti:2", "1080ti", "2"), ("--gpus-per-node=3090:2", "3090", "2"),
+    ("--gres=gpu:2080ti", "2080ti", "1"), ("--gres=gpu:a100", "a100", "1"), ("--gres=gpu:2", None, "2")])
+def test_gpus_may_be_called_by_numbers(directive: str, kind: str | None, count: str, tmp_path: Path) -> None:
+    head = f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --ntasks-per-node={count}\n#SBATCH --time=5\n"
+    slurm = checked(f"{head}#SBATCH {directive}\nsrun ./solve\n", tmp_path).spec.slurm
+    assert (slurm.gpu_type, slurm.gpu_request != "none") == (kind, True)
+
+
 def test_cpus_of_gpus_stand_without_those_of_tasks(tmp_path: Path) -> None:
     gpus = "#SBATCH --gpus-per-node=2\n#SBATCH --cpus-per-gpu=4\n"
     for body in (f"{gpus}python t.py", f"{gpus}srun -c 4 ./solve"):
@@ -199,6 +208,13 @@ def test_sizes_that_the_text_does_not_tell_and_that_differ_are_named(tmp_path: P
     assert checked("#!/bin/bash\n#SBATCH --time=5\nmpirun -np $SLURM_NTASKS ./solve\n", tmp_path).lost == ()
     job = checked("#!/bin/bash\n#SBATCH --time=5\n#SBATCH -N 3\n#SBATCH -n 101\nsrun ./solve\n", tmp_path)
     assert "102 in place of 101" in next(each.why for each in job.account if "-n 101" in each.text)
+
+
+def test_the_program_is_the_one_of_the_most_ranks(tmp_path: Path) -> None:
+    body = "srun -n 1 decompose\nsrun -n $SLURM_NTASKS simple -parallel\nsrun -n 1 reconstruct"
+    job = checked(f"{HEAD}{body}\n", tmp_path)
+    assert job.spec.program.command == ("simple", "-parallel") and job.spec.job.ranks_per_node == 4
+    assert "cd /data || exit" in checked(f"{HEAD}#SBATCH --workdir=/data\nsrun ./solve\n", tmp_path).spec.slurm.setup
 
 
 def test_an_option_of_a_sites_own_is_named(tmp_path: Path) -> None:
