@@ -162,8 +162,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
         return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
     if not start.results:
         start = with_stdin(start, launch, line, fixed)
-    served = _served(source, launches, launch)
-    start = on_first(start, launch, request) if served else start
+    steps, by_ssh = _served(source, launches, launch)
+    start = on_first(start, launch, request) if steps or by_ssh else start
     if beside := [each for each in launches if each.tier > 1 and each is not launch and in_background(each, source)
                   and in_background(launch, source) and each.call.start < launch.call.start]:
         start = replace(start, lost=(*start.lost, "the job ends with it, and ends what runs beside it (line "
@@ -222,7 +222,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:
         return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
                            "template that is not filled in")
-    overlap = served or (not launch.srun and _opens_steps(start))
+    overlap = steps or (not launch.srun and _opens_steps(start))
     lines += [STEPS] if overlap else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
@@ -262,12 +262,12 @@ def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
 _BY_SSH = frozenset({"ssh", "pdsh", "clush", "pssh"})
 
 
-def _served(source: Source, launches: Sequence[LaunchCall], launch: LaunchCall) -> bool:
-    """Whether lines before the program have started others on the nodes of the job, on which it works."""
+def _served(source: Source, launches: Sequence[LaunchCall], launch: LaunchCall) -> tuple[bool, bool]:
+    """Whether lines before the program have started others on the nodes of the job, on which it works: as steps, and by ssh."""
     steps = any(each.srun and each.call.start < launch.call.start and (
         (in_background(each, source) and each.tier > 1) or "ray start" in " ".join(each.texts)) for each in launches)
-    return steps or any(call.command.name in _BY_SSH and (call.command.background or each.background)
-                        and call.start < launch.call.start for each in source.statements for call in each.calls)
+    return steps, any(call.command.name in _BY_SSH and (call.command.background or each.background)
+                      and call.start < launch.call.start for each in source.statements for call in each.calls)
 
 
 def _ranks(launch: LaunchCall, request: Request) -> int:

@@ -23,7 +23,8 @@ def test_the_program_runs_on_the_first_node_and_the_job_keeps_all(line: str, ste
     assert (program.start, job.spec.job.nodes, job.spec.job.ranks_per_node, program.silent_limit) == ("node", 3, 2, 0)
     assert program.command[:4] == ("bash", "-c", '[ "$NODE_RANK" = 0 ] || exit 0; exec "$@"', "bash")
     assert program.command[4:] == tuple(line.rpartition('$H" ')[2].split())
-    assert "export SLURM_OVERLAP=1" in job.spec.slurm.setup and all("ray" in each.text for each in job.lost)
+    assert ("export SLURM_OVERLAP=1" in job.spec.slurm.setup) == ("srun" in steps)
+    assert all("ray" in each.text for each in job.lost)
 
 
 def test_without_such_steps_a_program_has_one_node(tmp_path: Path) -> None:
