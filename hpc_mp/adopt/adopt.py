@@ -12,7 +12,7 @@ from typing import Any
 from hpc_mp.adopt.account import Fate, LineFate, joined
 from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
-from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, starts_ranks
+from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
 from hpc_mp.adopt.given import of_slurm, with_variables
@@ -31,8 +31,10 @@ from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, read_statements
 
-# Else a step that the program starts would wait for ever for the CPUs of the one that the program runs in.
-STEPS = "export SLURM_OVERLAP=1"
+# Else a step would wait for ever for the CPUs of another one: of one that lines before the program have started, or of the one
+# that the program runs in, whose binding srun would take for that of the steps that it starts.
+OVERLAP = "export SLURM_OVERLAP=1"
+STEPS = f"{OVERLAP} SLURM_CPU_BIND=none"
 SILENT_NOTE = "a program of which no rank prints a line for an hour counts as hung, which the script did not say: set " \
     "program.silent_limit"
 STEPS_NOTE = "what the program may start by srun itself runs beside it, in the same CPUs and GPUs (SLURM_OVERLAP)"
@@ -222,8 +224,9 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:
         return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
                            "template that is not filled in")
-    overlap = steps or (not launch.srun and _opens_steps(start))
-    lines += [STEPS] if overlap else []
+    nested = not launch.srun and _opens_steps(start)
+    overlap = steps or nested
+    lines += [STEPS] if nested else [OVERLAP] if steps else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
         flags = "".join(letter for letter in "eux" if re.search(rf"\s-[a-z]*{letter}", shebang))
@@ -379,16 +382,22 @@ def _of_another(script: Script, request: Request, begins: str, file: Path, argum
     setup = [*of_modules(text, script.lines[0])] if source.statements else []
     keys |= {f"program.environment.{name}": value for name, value in seen_by_a_script(text, request, begins).items()
              if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", JOB)}
-    if re.search(r"^[^#\n]*\bsrun\b", text, re.MULTILINE):  # in whichever language
+    if opens := re.search(r"^[^#\n]*\bsrun\b", text, re.MULTILINE) is not None:  # in whichever language
         setup.append(STEPS)
         notes += (STEPS_NOTE,)
-        if request.total_tasks > 1:
-            keys |= dict.fromkeys(("program.environment.SLURM_NTASKS", "program.environment.SLURM_NPROCS"),
-                                  f"{request.total_tasks}")
+        if request.total_tasks > 1:  # what its steps take for their sizes
+            keys |= {f"program.environment.{name}": value for name, value in slurm_numbers(request).items() if "NTASKS" in name}
+            keys["program.environment.SLURM_NPROCS"] = f"{request.total_tasks}"
+            keys["program.environment.SLURM_TASKS_PER_NODE"] = f"{request.tasks_per_node}" + (
+                f"(x{request.nodes})" if (request.nodes or 1) > 1 else "")
     if setup:
         keys["slurm.setup"] = tuple(setup)
-    machine, sizes = machine_keys(script, request, start)
     several_nodes = (request.nodes or 1) > 1
+    if several_nodes and opens and not unreadable:
+        start = replace(start, nodes=request.nodes or 1, words=(*(WordPiece("literal", text) for text in FIRST), *start.words))
+        keys |= {"job.nodes": start.nodes, "program.command": tuple(piece.text for piece in start.words)}
+        several_nodes, because = False, f"{because}, on the first node; the job keeps all, on which it starts steps of its own"
+    machine, sizes = machine_keys(script, request, start)
     fate = Fate.LOST if unreadable or several_nodes else Fate.KEPT
     why = f"the program is this file itself, once{because}" + (
         f", {unreadable}" if unreadable else

@@ -42,3 +42,13 @@ def test_a_program_in_the_background_for_which_the_script_waits_is_the_program(b
 def test_what_ends_with_the_program_is_named(tmp_path: Path) -> None:
     job = checked(f"{HEAD}srun -N1 -n1 ./solve a &\nsrun -N1 -n1 ./solve b &\nsrun -N1 -n1 ./solve c &\nwait\n", tmp_path)
     assert "what runs beside it (line 6, 7)" in job.lost[0].why and job.spec.job.nodes == 3
+
+
+def test_a_script_that_starts_steps_by_other_means_keeps_all_nodes(tmp_path: Path) -> None:
+    body = 'export RUN="srun --mpi=pmix -n 6"\nsource tests.sh\n'
+    job = checked(f"{HEAD.replace('per-node=1', 'per-node=2')}{body}", tmp_path)
+    assert job.spec.job.nodes == 3 and job.spec.program.command[3:] == ("bash", "/bin/bash", str(tmp_path / "script.sbatch"))
+    assert job.lost == () and "on the first node; the job keeps all" in job.account[-1].why
+    assert job.spec.program.environment == {"SLURM_NTASKS": "6", "SLURM_NPROCS": "6", "SLURM_NTASKS_PER_NODE": "2",
+                                            "SLURM_TASKS_PER_NODE": "2(x3)"}
+    assert "--nodes" not in str(job.spec.slurm.setup) and job.spec.slurm.setup[-1].endswith("SLURM_CPU_BIND=none")

@@ -90,7 +90,8 @@ def test_an_array_counts_as_the_script_counts(array: str, element: str | None, e
 @pytest.mark.parametrize("line", ["parallel -j 4 'srun -n1 python t.py {}' ::: 1 2", "bash run.sh", "./run.sh"])
 def test_a_program_that_may_start_steps_leaves_room_for_them(line: str, tmp_path: Path) -> None:
     job = checked(f"{HEAD}{line}\n", tmp_path)
-    assert "export SLURM_OVERLAP=1" in job.spec.slurm.setup and any("SLURM_OVERLAP" in note for note in job.notes)
+    assert "export SLURM_OVERLAP=1 SLURM_CPU_BIND=none" in job.spec.slurm.setup
+    assert any("SLURM_OVERLAP" in note for note in job.notes)
     assert not any("OVERLAP" in each for each in checked(f"{HEAD}srun {line.partition(' ')[0]}\n", tmp_path).spec.slurm.setup)
 
 
@@ -146,7 +147,7 @@ def test_cpus_and_gpus_that_srun_alone_is_told(tmp_path: Path) -> None:
 
 def test_a_script_of_another_shell_has_room_for_its_steps(tmp_path: Path) -> None:
     job = checked("#!/bin/tcsh\n#SBATCH --ntasks=4\n#SBATCH -t 5\n@ n = 2\nsrun -n 4 ./solve\n", tmp_path)
-    assert job.spec.slurm.setup == ("export SLURM_OVERLAP=1",) and job.spec.slurm.extra["cpus-per-task"] == 4
+    assert job.spec.slurm.setup == ("export SLURM_OVERLAP=1 SLURM_CPU_BIND=none",) and job.spec.slurm.extra["cpus-per-task"] == 4
     assert environment(job)["SLURM_NTASKS"] == "4"
 
 
