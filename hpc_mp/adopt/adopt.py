@@ -226,7 +226,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
                            "template that is not filled in")
     nested = not launch.srun and _opens_steps(start)
     overlap = steps or nested
-    lines += [STEPS] if nested else [OVERLAP] if steps else []
+    lines += [STEPS] if nested and start.start == "node" else [OVERLAP] if overlap else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
         flags = "".join(letter for letter in "eux" if re.search(rf"\s-[a-z]*{letter}", shebang))

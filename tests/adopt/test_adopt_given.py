@@ -92,6 +92,7 @@ def test_a_program_that_may_start_steps_leaves_room_for_them(line: str, tmp_path
     job = checked(f"{HEAD}{line}\n", tmp_path)
     assert "export SLURM_OVERLAP=1 SLURM_CPU_BIND=none" in job.spec.slurm.setup
     assert any("SLURM_OVERLAP" in note for note in job.notes)
+    assert "export SLURM_OVERLAP=1" in checked(f"{HEAD}mpirun ./run.sh\n", tmp_path).spec.slurm.setup
     assert not any("OVERLAP" in each for each in checked(f"{HEAD}srun {line.partition(' ')[0]}\n", tmp_path).spec.slurm.setup)
 
 
