@@ -19,17 +19,18 @@ TOOLS = frozenset({
     ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "bind", "break", "bunzip2", "bzip2", "case", "cat",
     "cd", "chgrp", "chmod", "chown", "clear", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut", "date",
     "dd", "deactivate", "declare", "df", "diff", "dirname", "disown", "docker-compose", "du", "echo", "egrep", "enroot",
-    "env", "envsubst", "eval", "exit", "export", "expr", "false", "fgrep", "file", "find", "fold", "free", "gcloud", "getent",
-    "getopts", "git", "gpustat", "grep", "gsutil", "gunzip", "gzip", "head", "hf", "hostname", "hostnamectl",
-    "huggingface-cli", "id", "ifconfig", "install", "ip", "jobs", "kill", "killall", "let", "ln", "local", "locate", "logger",
-    "ls", "lsb_release", "lscpu", "lsof", "mail", "make", "mamba", "mapfile", "md5sum", "micromamba", "mkdir", "mkfifo",
-    "mktemp", "ml", "module", "mount", "mv", "nl", "nproc", "nvcc", "nvidia-smi", "paste", "pdsh", "pgrep", "ping", "pip",
-    "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "read", "readarray", "readlink", "readonly",
-    "realpath", "return", "rev", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch", "sbcast", "scancel", "scontrol",
-    "scp", "sed", "seff", "sendmail", "seq", "set", "sha256sum", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source",
-    "spack", "split", "squeue", "ss", "ssh", "sstat", "stat", "sync", "tac", "tail", "tar", "tee", "test", "time", "touch",
-    "tr", "trap", "tree", "true", "truncate", "type", "typeset", "ulimit", "umask", "uname", "uniq", "unset", "until", "unxz",
-    "unzip", "uptime", "wait", "wc", "wget", "whereis", "which", "whoami", "xargs", "xz", "yes", "zcat", "zip"})
+    "env", "envsubst", "eval", "exit", "export", "expr", "false", "fgrep", "file", "find", "fold", "free", "gcloud", "gdown",
+    "getent", "getopts", "git", "gpustat", "grep", "gsutil", "gunzip", "gzip", "head", "hf", "hostname", "hostnamectl",
+    "huggingface-cli", "id", "ifconfig", "install", "ip", "jobs", "kaggle", "kill", "killall", "let", "lfs", "ln", "local",
+    "locate", "logger", "ls", "lsb_release", "lscpu", "lsof", "mail", "make", "mamba", "mapfile", "md5sum", "micromamba",
+    "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nl", "nproc", "nvcc", "nvidia-smi", "paste", "pdsh", "pgrep",
+    "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "quota", "read", "readarray",
+    "readlink", "readonly", "realpath", "return", "rev", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "salloc", "sbatch",
+    "sbcast", "scancel", "scontrol", "scp", "sed", "seff", "sendmail", "seq", "set", "sha256sum", "shift", "shopt", "shuf",
+    "sinfo", "sleep", "sort", "source", "spack", "split", "squeue", "ss", "ssh", "sstat", "stat", "sync", "tac", "tail",
+    "tar", "tee", "test", "time", "touch", "tr", "trap", "tree", "true", "truncate", "type", "typeset", "ulimit", "umask",
+    "uname", "uniq", "unset", "until", "unxz", "unzip", "uptime", "wait", "wc", "wget", "whereis", "which", "whoami", "xargs",
+    "xz", "yes", "zcat", "zip"})
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
 TRAINING = re.compile(r"train|tun(e|ing)|ddp|fsdp|sft|ppo|grpo|dpo|bench|launch|(?<![a-z])(run|main)", re.IGNORECASE)
@@ -178,12 +179,14 @@ def _tier(words: Sequence[Word]) -> int:
         return 1
     if set(texts[1:]) <= {"--version", "-V", "-version", "--help", "-h"} and texts[1:]:
         return 0
+    if name in MPI and {"hostname", "date", "pwd"} & {word.base for word in words[1:]}:
+        return 1
     if name in LAUNCHERS - TOOLS and not (name == "accelerate" and texts[1:2] != ["launch"]):
         return 5
     if PYTHON.fullmatch(name):
         if any(text in HELPERS for text in texts[1:3]):
             return 0 if texts[1:2] != ["-c"] else 1
-        if texts[1:2] and texts[1].rpartition("/")[2] == "setup.py":
+        if texts[1:2] and (texts[1] == "-" or texts[1].rpartition("/")[2] == "setup.py"):
             return 1
         return 5 if any(text in MODULES for text in texts[1:5]) else 4 if len(texts) > 1 else 0
     if name in CONTAINERS:

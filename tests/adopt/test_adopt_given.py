@@ -226,6 +226,8 @@ def test_an_option_of_a_sites_own_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("body", "program"), [
     ("python setup.py build_ext\npython test_it.py", ("python", "test_it.py")), ("mpirun --version\n./solve", ("./solve",)),
+    ("python - <<EOF\nimport torch\nEOF\npython test.py", ("python", "test.py")),
+    ("mpirun hostname | sort\n./solve", ("./solve",)), ("lfs setstripe d\n./solve", ("./solve",)),
     ("port() {\n  comm -23 a b | ./pick\n}\nP=$(port)\n./solve", ("./solve",)),
     ("N=$(( 2 * 2 ))\nrun=\"srun -n ${N} -N 1\"\neval \"$run ./solve a\"", ("./solve", "a"))])
 def test_what_prepares_or_answers_is_not_the_program(body: str, program: tuple[str, ...], tmp_path: Path) -> None:
