@@ -14,7 +14,7 @@ from typing import Literal
 from hpc_mp.adopt.expand import FixedValues, WordPiece, arithmetic, pieces
 from hpc_mp.adopt.launches import MPI, LaunchCall
 from hpc_mp.adopt.request import Request
-from hpc_mp.base.programs import PYTHON
+from hpc_mp.base.programs import IDENTITY, PYTHON
 from hpc_mp.launch.program.launchers import launcher
 from hpc_mp.launch.program.plan import PLUGINS
 
@@ -352,6 +352,8 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     while at < len(texts) and (texts[at].startswith("-") or texts[at].isdecimal()):
         name, equals, value = texts[at].lstrip("-").partition("=")
         count = 1 if equals else _MPI_VALUES.get(name, 1)
+        if name in ("genv", "env") and "=" in "".join(texts[at + 1:at + 2]):  # ``-genv A=1``, which Intel MPI takes too
+            count = 2
         values = (value,) if equals else texts[at + 1:at + count]
         if name in _MPI_COUNTS:
             total = number_in(values[0] if values else None, request)
@@ -368,7 +370,8 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     else:
         ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
-    expanded = {name: value for name, value in environment.items() if re.search(r"[$`]", value)}  # by the job's shell
+    expanded = {name: value for name, value in environment.items()  # by the job's shell, or nobody else's to set
+                if re.search(r"[$`]", value) or name in IDENTITY}
     if expanded:
         front = [piece for name, value in expanded.items() for piece in pieces(f'{name}="{value}"', fixed)]
         words = (WordPiece("literal", "env"), *front, *words)
@@ -387,8 +390,9 @@ def _set_by_mpirun(name: str, values: Sequence[str]) -> dict[str, str] | None:
     if name == "x" and values:
         variable, equals, value = values[0].partition("=")
         return {variable: value} if equals else {}  # without a value it passes on what is there, as srun does
-    if name in ("genv", "env") and len(values) == 2:
-        return {values[0]: values[1]}
+    if name in ("genv", "env") and values:
+        variable, _, value = " ".join(values).replace(" ", "=", len(values) - 1).partition("=")
+        return {variable: value}
     if name in ("mca", "gmca") and len(values) == 2:
         return {f"OMPI_MCA_{values[0]}": values[1]}
     return None

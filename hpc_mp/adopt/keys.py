@@ -57,8 +57,8 @@ def machine_keys(script: Script, request: Request, start: ProgramStart,
             continue
         said[name] = (Fate.KEPT, of_gpus, f"{gpus.count} per node") if name in ("gres", "gpus-per-node") else (
             Fate.REPLACED, of_gpus, f"{gpus.count} on each node, seen by all ranks of it")
-    if gpus is None and (gres := script.value("gres")):
-        keys["slurm.extra.gres"] = gres
+    if gpus is None and (gres := script.option("gres")) is not None and gres.value and not_understood(gres) is None:
+        keys["slurm.extra.gres"] = gres.value
         said["gres"] = (Fate.KEPT, "slurm.extra.gres", "")
     said["ntasks-per-gpu"] = said["tres-per-task"] = (Fate.REPLACED, "job.ranks_per_node", f"the program has {shape}")
     whole = "slurm.extra.exclusive" in request.keys and request.keys["slurm.extra.exclusive"] is None

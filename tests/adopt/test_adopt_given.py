@@ -268,6 +268,13 @@ def test_a_name_tells_training_by_its_words(first: str, second: str, program: in
     assert list(command) == (first, second)[program].split()
 
 
+def test_variables_that_mpirun_is_given_in_other_forms(tmp_path: Path) -> None:
+    job = checked(f"{HEAD}mpirun -genv I_MPI_FABRICS=ofi -env A b -x MASTER_PORT=12802 -x MASTER_ADDR=$H ./solve\n", tmp_path)
+    assert environment(job) == {"I_MPI_FABRICS": "ofi", "A": "b"} and job.lost == ()
+    assert 'MASTER_PORT=12802 MASTER_ADDR="$H" ./solve' in "\n".join((*job.spec.slurm.setup, *job.spec.program.command))
+    assert "gres" not in checked(f"{HEAD}#SBATCH --gres=$${{gres}}\nsrun ./solve\n", tmp_path).spec.slurm.extra
+
+
 @pytest.mark.parametrize(("line", "nodes", "ranks"), [
     ("ibrun --npernode=1 ./solve", 2, 1), ("mpirun -n 6 -ppn 3 ./solve", 2, 3), ("mpirun -np 3 -N 3 ./solve", 1, 3),
     ("mpirun -np $(cat n) -perhost 2 ./solve", 2, 2)])
