@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, taken_out
-from hpc_mp.adopt.blanks import BLANK, marked, restored
-from hpc_mp.adopt.command import ProgramStart, number_in, program_start
+from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
+from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
+from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
 from hpc_mp.adopt.expand import FixedValues, WordPiece
-from hpc_mp.adopt.given import of_slurm, with_stdin, with_variables
+from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
-from hpc_mp.adopt.launches import LaunchCall, choose, find_launches
-from hpc_mp.adopt.request import Request, job_name, read_request
-from hpc_mp.adopt.setup import DIRECTORY, command_form, epilogue, preface
-from hpc_mp.adopt.steps import Disposition, Needs, dispositions, is_for_ranks_alone, names_in
+from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches, in_background
+from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
+from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script
+from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
+from hpc_mp.adopt.streams import is_fed, runs_once, with_results, with_stdin
 from hpc_mp.job import ProgramSpec
 from hpc_mp.job.load import resolve_any
 from hpc_mp.launch.program.launchers import check_command
@@ -30,8 +31,12 @@ from hpc_mp.lint.sbatch.script import Script, read_script
 from hpc_mp.lint.sbatch.shell import SHELLS
 from hpc_mp.lint.sbatch.statements import Source, read_statements
 
-# Else a step that the program starts would wait for ever for the CPUs of the one that the program runs in.
-STEPS = "export SLURM_OVERLAP=1"
+# Else a step would wait for ever for the CPUs of another one: of one that lines before the program have started, or of the one
+# that the program runs in, whose binding srun would take for that of the steps that it starts.
+OVERLAP = "export SLURM_OVERLAP=1"
+STEPS = f"{OVERLAP} SLURM_CPU_BIND=none"
+SILENT_NOTE = "a program of which no rank prints a line for an hour counts as hung, which the script did not say: set " \
+    "program.silent_limit"
 STEPS_NOTE = "what the program may start by srun itself runs beside it, in the same CPUs and GPUs (SLURM_OVERLAP)"
 
 
@@ -70,7 +75,7 @@ def adopt(text: str, *, directory: Path, job_directory: Path, file: Path, argume
         HpcMpError: it starts no program, or what it asks for is nothing that a job file can say.
     """
     plain = marked(text.replace("\r\n", "\n").replace("\0", ""), directives=True)
-    if bash_refusal(plain) is not None and bash_refusal(blanks := marked(plain)) is None:
+    if (obvious(plain) or bash_refusal(plain) is not None) and bash_refusal(blanks := marked(plain)) is None:
         plain = blanks
     script = read_script(plain, directory=directory, version=None)
     request = read_request(script)
@@ -135,11 +140,11 @@ def _form(script: Script) -> list[LineFate]:
 
 
 def _of_shell(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str]) -> _Body:
-    source = read_statements("\n".join(script.lines))
+    source = with_inherited(read_statements("\n".join(script.lines)), request.gpus is not None)
     there = begins if os.path.isdir(begins) else None
     known = what_is_known(source, begins, request.exported)
     launches = find_launches(source)
-    launch = choose(launches)
+    launch = choose(launches, source, lambda each: _ranks(each, request))
     unreadable = _unreadable(source)
     blank = any(BLANK in each.text for each in source.statements)
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
@@ -148,10 +153,23 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     callers = called_by(source, launch)
     at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
-    simple = is_simple(source.statements[launch.statement], launch)
+    line = source.statements[launch.statement]
+    simple = is_simple(line, launch) or (runs_once(launch) and is_fed(launch, line))
     if not simple:  # the words may be those of a loop or of a function
         fixed = replace(fixed, directory=None)
-    start = with_stdin(program_start(launch, request, fixed), launch, source.statements[launch.statement], fixed)
+    start = with_results(program_start(launch, request, fixed), launch, line, known, at)
+    alone = not launch.srun and start.start != "mpi" and start.nodes == 1 == (request.nodes or 1) and not blank
+    if alone and not request.container.keys and not any(each.srun or each.texts[0] in MPI for each in launches) \
+            and (way := several(source, launch, launches, callers)):
+        return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
+    if not start.results:
+        start = with_stdin(start, launch, line, fixed)
+    steps, by_ssh = _served(source, launches, launch)
+    start = on_first(start, launch, request) if steps or by_ssh else start
+    if beside := [each for each in launches if each.tier > 1 and each is not launch and in_background(each, source)
+                  and in_background(launch, source) and each.call.start < launch.call.start]:
+        start = replace(start, lost=(*start.lost, "the job ends with it, and ends what runs beside it (line "
+                                     f"{', '.join(str(each.call.line) for each in beside)}): make a job of each, or a [sweep]"))
     start, passed = with_variables(start, launch, source, at, fixed, known)
     container = step_container(launch, fixed) if launch.srun else StepContainer()
     start = replace(start, how=(*start.how, *container.kept), lost=(*start.lost, *container.lost))
@@ -163,7 +181,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names
                              for each in source.statements[launch.statement:at + 1]]
     needs = Needs(frozenset().union(*run, *map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
-                  names_in(source.text[launch.call.start:launch.call.end]), launch.srun)
+                  names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun)
     if blank and BLANK in source.statements[launch.statement].text:
         start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
@@ -201,12 +219,14 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
     keys |= inside
     lines = _with_step_sizes(lines, launches, launch, request)
+    lines = [each if "<<" in each else re.sub(r"^#(?=SBATCH)", "# ", each, flags=re.MULTILINE) for each in lines]
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:
         return _of_another(script, request, begins, file, arguments, unreadable="whose statements cannot be told apart, as in a "
                            "template that is not filled in")
-    overlap = not launch.srun and _opens_steps(start)
-    lines += [STEPS] if overlap else []
+    nested = not launch.srun and _opens_steps(start)
+    overlap = steps or nested
+    lines += [STEPS] if nested and start.start == "node" else [OVERLAP] if overlap else []
     if own and needs_shell:
         shebang = script.lines[0] if script.lines[0].startswith("#!") else ""
         flags = "".join(letter for letter in "eux" if re.search(rf"\s-[a-z]*{letter}", shebang))
@@ -217,11 +237,52 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
                                *unset, *epilogue(text, request))
     elif lines:
         keys["slurm.setup"] = tuple(lines)
-    notes = _notes(script, request, arguments, own, moved)
+    kept = [each.statement for each in found if each.text is not None]
+    used = None if arguments else argument_read(source, (*kept, *source.statements[launch.statement:at + 1]))
+    notes = _notes(script, request, used, moved)
     if overlap:
         notes += (STEPS_NOTE,)
+    if _may_be_silent(launch, start):
+        keys["program.silent_limit"] = 0
+    else:
+        notes += (SILENT_NOTE,)
     machine, fates_of_sizes = machine_keys(script, request, start, number_in(launch.value("cpus-per-task"), request))
     return _Body(keys | machine, (*request.fates, *fates_of_sizes, *fates), notes)
+
+
+def _may_be_silent(launch: LaunchCall, start: ProgramStart) -> bool:
+    """Whether nothing says that silence is a hang: under its script a program may be silent for as long as it likes.
+
+    Of Python on several ranks, which trainings are, it is told from a hang by hpc-mp's own limit.
+    """
+    trains = any(re.search(r"(^|/)(python|torchrun|accelerate|deepspeed|horovodrun)|\.py\b", text) for text in launch.texts)
+    alone = start.start == "node" and not starts_ranks(launch.texts)
+    if any(piece.text == FIRST[2] for piece in start.words):
+        return True
+    return not trains or (start.nodes if alone else start.nodes * start.ranks_per_node) == 1
+
+
+_BY_SSH = frozenset({"ssh", "pdsh", "clush", "pssh"})
+
+
+def _served(source: Source, launches: Sequence[LaunchCall], launch: LaunchCall) -> tuple[bool, bool]:
+    """Whether lines before the program have started others on the nodes of the job, on which it works: as steps, and by ssh."""
+    steps = any(each.srun and each.call.start < launch.call.start and (
+        (in_background(each, source) and each.tier > 1) or "ray start" in " ".join(each.texts)) for each in launches)
+    return steps, any(call.command.name in _BY_SSH and (call.command.background or each.background)
+                      and call.start < launch.call.start for each in source.statements for call in each.calls)
+
+
+def _ranks(launch: LaunchCall, request: Request) -> int:
+    """How many ranks a launch starts, as far as its text tells."""
+    start = program_start(launch, request, FixedValues())
+    return start.nodes * start.ranks_per_node if launch.srun or start.start != "node" else 1
+
+
+def _own_words(launch: LaunchCall) -> str:
+    """The program and its arguments as they are written."""
+    first = launch.words[launch.program][1] if launch.program < len(launch.words) else 0
+    return " ".join(each.source for each in launch.call.arguments[first:])
 
 
 def _opens_steps(start: ProgramStart) -> bool:
@@ -275,14 +336,18 @@ _SIZELESS = re.compile(r"(^|[;&|(!\n]\s*|\b(?:then|do|else)\s+)srun(?=\s)"
                        r"(?![^\n;|&]*\s(?:-n|-N|--n(?:tasks|odes)|--ntasks-per-node))")
 
 
-def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Sequence[str], moved: bool) -> tuple[str, ...]:
+def _notes(script: Script, request: Request, used: tuple[int, str] | None, moved: bool) -> tuple[str, ...]:
+    """What holds for the whole job.
+
+    Args:
+        used: the line that reads an argument of the script which nobody has named, and how it is written there.
+    """
     found = []
     if "job.time_limit" not in request.keys:
         found.append("job.time_limit is 1 hour, as the script names none: set it")
     text = "\n".join(script.lines)
-    if not arguments and (used := re.search(r"\$\{?[1-9@*]", "\n".join(lines))):
-        line = next((number for number, each in enumerate(script.lines, start=1) if used[0] in each), 0)
-        found.append(f"line {line} reads {used[0]}, an argument of the script: name the arguments behind the script "
+    if used is not None:
+        found.append(f"line {used[0]} reads {used[1]}, an argument of the script: name the arguments behind the script "
                      "(hpc-mp adopt SCRIPT -- ARG…)")
     if moved:
         found.append(f"the program runs where the script's shell is by then, which is not known here ({DIRECTORY})")
@@ -291,36 +356,55 @@ def _notes(script: Script, request: Request, arguments: Sequence[str], lines: Se
                      "job.nodes")
     if request.nodes is None and not request.ntasks:
         found.append("job.nodes is 1, as the script names none: set it where sbatch was given --nodes")
+    if not request.elements and script.value("array") is None and re.search(rf"^[^#\n]*\b{ELEMENT}\b", text, re.MULTILINE):
+        found.append(f"the script reads {ELEMENT} and names no array: write [sweep] for what sbatch was given as --array")
     if "scontrol requeue" in text:
         found.append("the script queues itself again: set program.resumes = true if the program goes on from what it saved")
     return tuple(found)
 
 
 def _of_another(script: Script, request: Request, begins: str, file: Path, arguments: Sequence[str], *,
-                unreadable: str = "") -> _Body:
-    """A script of another language than a shell's, or one in which no program is found: it is the program itself, once."""
+                unreadable: str = "", because: str = "") -> _Body:
+    """The script is the program itself, once: of another language than a shell's, one in which no program is found, or one that
+    starts several programs by itself on its one node."""
     words = script.lines[0][2:].split() if script.lines[0].startswith("#!") else ["bash"]
     gpus = request.gpus.count if request.gpus and request.gpus.count else 1
     words += [str(file.absolute()), *arguments]
     start = ProgramStart("node", 1, gpus, tuple(WordPiece("literal", word) for word in words))
     keys = dict(request.keys) | {"job.nodes": 1, "job.ranks_per_node": gpus, "program.start": "node",
+                                 "program.silent_limit": 0,
                                  "program.command": tuple(words), "program.directory": begins} | dict(request.container.keys)
-    notes = _notes(script, request, arguments, (), False)
-    if re.search(r"^[^#\n]*\bsrun\b", "\n".join(script.lines), re.MULTILINE):  # in whichever language
-        keys["slurm.setup"] = (STEPS,)
+    for name, value in request.exported.items():
+        keys[f"environment.set.{name}"] = value
+    source = read_statements("\n".join(script.lines)) if _for_a_shell(script) else Source("", (), frozenset())
+    notes = _notes(script, request, None if arguments else argument_read(source, source.statements), False)
+    text = "\n".join(line for number, line in enumerate(script.lines, start=1) if number not in source.comments)
+    setup = [*of_modules(text, script.lines[0])] if source.statements else []
+    keys |= {f"program.environment.{name}": value for name, value in seen_by_a_script(text, request, begins).items()
+             if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", JOB)}
+    if opens := re.search(r"^[^#\n]*\bsrun\b", text, re.MULTILINE) is not None:  # in whichever language
+        setup.append(STEPS)
         notes += (STEPS_NOTE,)
-        if request.total_tasks > 1:
-            keys |= dict.fromkeys(("program.environment.SLURM_NTASKS", "program.environment.SLURM_NPROCS"),
-                                  f"{request.total_tasks}")
+        if request.total_tasks > 1:  # what its steps take for their sizes
+            keys |= {f"program.environment.{name}": value for name, value in slurm_numbers(request).items() if "NTASKS" in name}
+            keys["program.environment.SLURM_NPROCS"] = f"{request.total_tasks}"
+            keys["program.environment.SLURM_TASKS_PER_NODE"] = f"{request.tasks_per_node}" + (
+                f"(x{request.nodes})" if (request.nodes or 1) > 1 else "")
+    if setup:
+        keys["slurm.setup"] = tuple(setup)
+    several_nodes = (request.nodes or 1) > 1
+    if several_nodes and opens and not unreadable:
+        start = replace(start, nodes=request.nodes or 1, words=(*(WordPiece("literal", text) for text in FIRST), *start.words))
+        keys |= {"job.nodes": start.nodes, "program.command": tuple(piece.text for piece in start.words)}
+        several_nodes, because = False, f"{because}, on the first node; the job keeps all, on which it starts steps of its own"
     machine, sizes = machine_keys(script, request, start)
-    several = (request.nodes or 1) > 1
-    fate = Fate.LOST if unreadable or several else Fate.KEPT
-    why = "the program is this file itself, once" + (
+    fate = Fate.LOST if unreadable or several_nodes else Fate.KEPT
+    why = f"the program is this file itself, once{because}" + (
         f", {unreadable}" if unreadable else
-        ", on one node: no program was found in it that the job could start on all nodes" if several else "")
+        ", on one node: no program was found in it that the job could start on all nodes" if several_nodes else "")
     fates = [LineFate(number, number, line, fate, "program.command", why)
              for number, line in enumerate(script.lines, start=1) if number >= script.header.end and line.strip()
-             and not line.startswith("#")]
+             and number not in source.comments and (source.statements or not line.startswith("#"))]
     if any(script.commands("sbatch")):
         notes += ("the script hands in jobs of its own: adopt the scripts that it hands in",)
     return _Body(keys | machine, (*request.fates, *sizes, *fates), notes)

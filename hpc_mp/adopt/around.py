@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 
 from hpc_mp.adopt.account import Fate, LineFate
 from hpc_mp.adopt.command import ProgramStart
-from hpc_mp.adopt.given import exported_by_srun, reads_stdin
-from hpc_mp.adopt.launches import LaunchCall
+from hpc_mp.adopt.expand import FixedValues
+from hpc_mp.adopt.given import exported_by_srun
+from hpc_mp.adopt.launches import LaunchCall, function_name, in_background
 from hpc_mp.adopt.setup import in_place, is_loop
-from hpc_mp.adopt.steps import kind_of
+from hpc_mp.adopt.steps import FILTERS, PRINTS, kind_of, writes
+from hpc_mp.adopt.streams import drawn, is_fed, streams
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
 _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_command"})
@@ -27,15 +29,15 @@ def is_simple(statement: Statement, launch: LaunchCall) -> bool:
 def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
     """What stands before a launch on its line, and what became of the line."""
     call = launch.call
-    left = statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
-    right = statement.text[call.end - statement.start:].strip()
-    why = list(start.how)
-    lost = [*start.lost, *_from_stdin(statement, start, launch, right)]
-    if right and len(lost) == len(start.lost):
-        why.append(f"“{' '.join(right.split())[:60]}” is left out: output lies in the run's logs, and nothing runs behind "
-                   "the program")
+    fed = is_fed(launch, statement)
+    left = "" if fed else statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
+    gone, elsewhere = left_out(statement, start, launch)
+    why = [*start.how, *elsewhere]
+    lost = [*start.lost, *gone]
     if launch.srun and (options := _step_options(launch)):
         why.append(options)
+    if any(each.source == "time" for each in launch.call.arguments[:1]) and not start.results:
+        why.append("“time” is left out: hpc-mp status says how long it ran")
     if statement.background:
         why.append("& is left out: the job waits for its program")
     where = "program.command" + (", slurm.setup" if left else "")
@@ -44,11 +46,20 @@ def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tup
     return lines, LineFate(statement.first, statement.last, statement.text, fate, where, "; ".join((*lost, *why)))
 
 
-def _from_stdin(statement: Statement, start: ProgramStart, launch: LaunchCall, behind: str) -> tuple[str, ...]:
-    """That what the program is given to read is left out."""
-    if reads_stdin(statement, launch, behind) and not start.reads:
-        return ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
-    return ()
+def left_out(statement: Statement, start: ProgramStart, launch: LaunchCall) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What of a line behind the program's words is not carried over, and what only goes elsewhere now."""
+    found = streams(launch, statement, FixedValues())
+    lost = tuple(f"srun has no option --{each.name} by itself: what the site's plug-in does with it has to be set by hand"
+                 for each in launch.options if not each.known and "container" not in each.name)
+    if found.asks and not start.reads:
+        lost += ("what it reads from stdin: ranks read nothing there; give it as a file or an argument",)
+    rest = " ".join(found.rest.split())
+    if not rest or start.results:
+        return lost, ()
+    shown = f"“{rest if len(rest) <= 60 else f'{rest[:59]}…'}”"
+    if found.result or drawn(launch):
+        return (*lost, f"{shown}: its output lies in the run's logs, and has to be taken from there"), ()
+    return lost, (f"{shown} is left out: output lies in the run's logs, and nothing runs behind the program",)
 
 
 _SAID = frozenset({"nodes", "ntasks", "ntasks-per-node"})
@@ -59,7 +70,7 @@ def _step_options(launch: LaunchCall) -> str:
     """What became of srun's options."""
     sizes = [f"--{option.name}" for option in launch.options if option.name in _SAID]
     of_job = [f"--{option.name}" for option in launch.options if option.name in _OF_THE_JOB]
-    rest = [f"--{option.name}" for option in launch.options if option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
+    rest = [f"--{option.name}" for option in launch.options if option.known and option.name not in {*_SAID, *_OF_THE_JOB, "mpi"}]
     others = [name for name in rest if "container" not in name]
     exported = [name for name, _ in exported_by_srun(launch)]
     if exported:
@@ -77,10 +88,10 @@ def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite],
     found: list[tuple[int, CallSite]] = []
     number = launch.statement
     while source.statements[number].kind == "function_definition":
-        name = re.match(r"(?:function\s+)?([\w.:-]+)", source.statements[number].text)
+        name = function_name(source.statements[number])
         following = ((later, call) for later in range(number + 1, len(source.statements))
                      for call in source.statements[later].calls
-                     if name and call.command.words[:1] and call.command.words[0].text == name[1])
+                     if name and call.command.words[:1] and call.command.words[0].text == name)
         if (call := next(following, None)) is None:
             return ()
         found.append(call)
@@ -88,6 +99,22 @@ def called_by(source: Source, launch: LaunchCall) -> tuple[tuple[int, CallSite],
     return tuple(found)
 
 
+def several(source: Source, launch: LaunchCall, launches: Sequence[LaunchCall],
+            callers: Sequence[tuple[int, CallSite]]) -> str:
+    """In which way a script starts its program several times, empty where it does so once."""
+    if any(is_loop(site.inside) for site in (launch.call, *(site for _, site in callers))):
+        return "in a loop"
+    calls = [call for each in source.statements for call in each.calls]
+    names = {site.command.words[0].text for _, site in callers}
+    if any(sum(call.command.words[0].text == name for call in calls if call.command.words) > 1 for name in names):
+        return "by calls of a function"
+    beside = [each for each in launches if each.tier == launch.tier and in_background(each, source)]
+    if len(beside) > 1 and any(call.command.name == "wait" for call in calls):
+        return "beside each other"
+    return ""
+
+
+_TAKEN = "its command is taken out for the ranks, the rest stays as it stands up to there"
 _LOOP = "the loop: only the first round is the job; write [sweep] for the others, or a job for each with slurm.depends"
 
 
@@ -102,9 +129,9 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
         only = (*read, "of what stands around the program here only its command is taken", *start.lost)
         return list(made[launch]), [LineFate(statement.first, statement.last, statement.text, Fate.LOST, "program.command",
                                              "; ".join(only))]
-    behind = statement.text[call.end - statement.start:call.chain_end - statement.start]
-    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *_from_stdin(statement, start, launch, behind)]
-    why = "; ".join(lost) or "its command is taken out for the ranks, the rest stays as it stands up to there"
+    gone, elsewhere = left_out(statement, start, launch)
+    lost = [*([_LOOP] if is_loop(call.inside) else []), *start.lost, *gone]
+    why = "; ".join((*(lost or [_TAKEN]), *elsewhere))
     said = [LineFate(statement.first, statement.last, statement.text, Fate.LOST if lost else Fate.KEPT,
                      "slurm.setup, program.command", why)]
     lines = [in_place(statement, [(each.call, texts) for each, texts in made.items()])]
@@ -128,6 +155,8 @@ def taken_out(source: Source, launch: LaunchCall, callers: Sequence[tuple[int, C
 def afterwards(statement: Statement, number: int, launches: Sequence[LaunchCall]) -> LineFate:
     quiet = kind_of(statement) in ("print", "shell", "assign") or statement.text.split()[:1] in (
         ["wait"], ["exit"], ["conda"], ["deactivate"], ["module"], ["return"], ["sleep"], ["cd"], ["fi"], ["done"])
+    quiet = quiet or (bool(statement.calls) and all(call.command.name in PRINTS | FILTERS for call in statement.calls)
+                      and not writes(statement))
     if quiet and not any(each.statement == number for each in launches):
         return LineFate(statement.first, statement.last, statement.text, Fate.DROPPED, "", "it comes after the program, and "
             "does nothing "

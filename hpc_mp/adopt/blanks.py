@@ -14,14 +14,22 @@ _LETTERS = str.maketrans("< >", f"{BLANK}\ue001\ue002")
 _AS_IT_WAS = str.maketrans(f"{BLANK}\ue001\ue002", "< >")
 _TEMPLATE = re.compile(r"\{\{[^{}\n]*\}\}")
 _BLANK = re.compile(r"(?<![<0-9&])<(?! )([A-Za-z][^<>\n|;&()$]*)(?<! )>(?!>)")
+_NO_FILE = re.compile(r"[\s=]<[A-Za-z][\w ./-]*>(\s+-|\.\w)")
+_QUOTED = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'[^']*')")
+
+
+def obvious(text: str) -> bool:
+    """Whether a name is to be filled in where bash would read: ``--cores <cores> --fast`` writes into no file ``--fast``."""
+    return any(_NO_FILE.search(_QUOTED.sub("x", line)) for line in text.split("\n") if not line.lstrip().startswith("#"))
 
 
 def marked(text: str, *, directives: bool = False) -> str:
-    """The text with every such name as a word, in its directives or else in its statements; comments stay."""
+    """The text with every such name as a word, in its directives or else in its statements; comments and quotes stay."""
     lines = text.split("\n")
     if directives:
         return "\n".join(_TEMPLATE.sub(_word, _BLANK.sub(_word, line)) if line.startswith("#SBATCH") else line for line in lines)
-    return "\n".join(line if line.lstrip().startswith("#") else _BLANK.sub(_word, line) for line in lines)
+    return "\n".join(line if line.lstrip().startswith("#") else "".join(
+        part if number % 2 else _BLANK.sub(_word, part) for number, part in enumerate(_QUOTED.split(line))) for line in lines)
 
 
 def _word(found: re.Match[str]) -> str:

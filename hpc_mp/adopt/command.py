@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from hpc_mp.adopt.expand import FixedValues, WordPiece, arithmetic, pieces
 from hpc_mp.adopt.launches import MPI, LaunchCall
 from hpc_mp.adopt.request import Request
-from hpc_mp.base.programs import PYTHON
+from hpc_mp.base.programs import IDENTITY, PYTHON
 from hpc_mp.launch.program.launchers import launcher
 from hpc_mp.launch.program.plan import PLUGINS
 
@@ -49,7 +49,8 @@ class ProgramStart:
         lost: what of it could not be carried over.
         environment: variables that the launcher set.
         mpi: by what srun has the ranks meet through MPI.
-        reads: whether a file is its standard input, which its words then say.
+        reads: whether a file or a text is its standard input, which its words then say.
+        results: whether its words say where its output goes too.
     """
 
     start: Literal["rank", "node", "mpi"]
@@ -62,6 +63,7 @@ class ProgramStart:
     environment: Mapping[str, str] = field(default_factory=dict)
     mpi: str | None = None
     reads: bool = False
+    results: bool = False
 
 
 def slurm_numbers(request: Request) -> dict[str, str]:
@@ -130,6 +132,22 @@ def program_start(launch: LaunchCall, request: Request, fixed: FixedValues) -> P
                  "slurm.gpu_request if they are not there without it",)
     said = ("srun: replaced by hpc-mp's own, with a task for every rank", *([f"--mpi: slurm.mpi = {meets}"] if meets else []))
     return ProgramStart("rank", nodes, tasks, words, said, lost, before, mpi=meets)
+
+
+FIRST = ("bash", "-c", '[ "$NODE_RANK" = 0 ] || exit 0; exec "$@"', "bash")
+
+
+def on_first(start: ProgramStart, launch: LaunchCall, request: Request) -> ProgramStart:
+    """A program that runs once, beside steps that the lines before it have started on the nodes of the job: it keeps these."""
+    several = start.nodes > 1 or (start.ranks_per_node > 1 and start.start != "node") or starts_ranks(launch.texts) is not None
+    if (request.nodes or 1) < 2 or several:
+        return start
+    gpus = request.gpus.count if request.gpus and request.gpus.count else 1
+    words = (*(WordPiece("literal", text) for text in FIRST), *start.words)
+    gone = _idle(launch, request.nodes or 1, start.nodes)
+    return replace(start, start="node", nodes=request.nodes or 1, ranks_per_node=gpus, words=words, mpi=None,
+                   lost=tuple(each for each in start.lost if each not in gone), how=(
+                       "once, on the first node, beside the steps that the lines before it have started",))
 
 
 def _idle(launch: LaunchCall, asked: int, nodes: int) -> tuple[str, ...]:
@@ -330,27 +348,39 @@ def _mpi(launch: LaunchCall, nodes: int, request: Request, fixed: FixedValues) -
     """srun starts the ranks in its place; of its options those that set variables are kept as such."""
     texts, at = launch.texts, 1
     environment: dict[str, str] = {}
-    total, left = None, []
+    total, per_node, left, unknown = None, None, [], ""
     while at < len(texts) and (texts[at].startswith("-") or texts[at].isdecimal()):
         name, equals, value = texts[at].lstrip("-").partition("=")
         count = 1 if equals else _MPI_VALUES.get(name, 1)
+        if name in ("genv", "env") and "=" in "".join(texts[at + 1:at + 2]):  # ``-genv A=1``, which Intel MPI takes too
+            count = 2
         values = (value,) if equals else texts[at + 1:at + count]
         if name in _MPI_COUNTS:
             total = number_in(values[0] if values else None, request)
+            unknown = values[0] if values and total is None else ""
+        elif name in _MPI_PER_NODE and values:
+            per_node = number_in(values[0], request)
         elif (found := _set_by_mpirun(name, values)) is not None:
             environment |= found
         elif name not in _MPI_SIZES:
             left.append(" ".join(texts[at:at + count]))
         at += count
-    ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
+    if per_node and (total or request.nodes):
+        nodes, ranks = min(nodes, -(-total // per_node)) if total else nodes, per_node
+    else:
+        ranks = max(1, -(-total // nodes)) if total else request.tasks_per_node
     words, before = written(launch, launch.program + at if at < len(texts) else launch.program, fixed)
-    expanded = {name: value for name, value in environment.items() if re.search(r"[$`]", value)}  # by the job's shell
+    expanded = {name: value for name, value in environment.items()  # by the job's shell, or nobody else's to set
+                if re.search(r"[$`]", value) or name in IDENTITY}
     if expanded:
         front = [piece for name, value in expanded.items() for piece in pieces(f'{name}="{value}"', fixed)]
         words = (WordPiece("literal", "env"), *front, *words)
     how = f"{texts[0]}: replaced by srun with Slurm's own MPI plug-in (slurm.mpi; left out: the first that the site has)"
     kept = (f"variables that it sets: {', '.join(environment)}",) if environment else ()
-    lost = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
+    lost: tuple[str, ...] = (f"options of {texts[0]} without a counterpart are left out: {', '.join(left)}",) if left else ()
+    if unknown and not per_node and not _ALL_TASKS.search(unknown):
+        lost += (f"-np {unknown} is known to the job's shell alone: {nodes} × {ranks} ranks are taken; set job.nodes, "
+                 "job.ranks_per_node",)
     plain = {name: value for name, value in environment.items() if name not in expanded}
     return ProgramStart("mpi", nodes, ranks, words, (how, *kept), lost, before, plain)
 
@@ -360,8 +390,9 @@ def _set_by_mpirun(name: str, values: Sequence[str]) -> dict[str, str] | None:
     if name == "x" and values:
         variable, equals, value = values[0].partition("=")
         return {variable: value} if equals else {}  # without a value it passes on what is there, as srun does
-    if name in ("genv", "env") and len(values) == 2:
-        return {values[0]: values[1]}
+    if name in ("genv", "env") and values:
+        variable, _, value = " ".join(values).replace(" ", "=", len(values) - 1).partition("=")
+        return {variable: value}
     if name in ("mca", "gmca") and len(values) == 2:
         return {f"OMPI_MCA_{values[0]}": values[1]}
     return None
@@ -373,6 +404,8 @@ _MPI_VALUES = {
     **dict.fromkeys(("x", "np", "n", "c", "ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "map-by",
                      "bind-to", "rank-by", "prefix", "wdir", "perhost", "ntasks", "tune", "bootstrap", "iface", "depth", "d",
                      "cpu-bind"), 2)}
+_ALL_TASKS = re.compile(r"SLURM_(NTASKS|NPROCS|JOB_CPUS_PER_NODE|CPUS_ON_NODE)|NSLOTS")  # where no directive says how many
+_MPI_PER_NODE = frozenset({"ppn", "npernode", "N", "perhost", "ntasks-per-node"})
 _MPI_COUNTS = frozenset({"np", "n", "ntasks", "c"})
 # What says where and how many, which the job's own sizes do; and that root may, or that all variables go along.
 _MPI_SIZES = frozenset({"ppn", "npernode", "N", "hostfile", "machinefile", "f", "host", "H", "hosts", "perhost", "bootstrap",

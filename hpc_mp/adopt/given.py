@@ -1,4 +1,4 @@
-"""What a launch line gives its program besides words: variables, and a file as its standard input."""
+"""What a launch line gives its program besides words: variables."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from hpc_mp.adopt.setup import array_numbers
 from hpc_mp.adopt.steps import is_for_ranks_alone
 from hpc_mp.base.programs import IDENTITY
 from hpc_mp.lint.sbatch.script import Script
-from hpc_mp.lint.sbatch.statements import Source, Statement
+from hpc_mp.lint.sbatch.statements import Source
 
 # What a program that starts its ranks itself is told of them by the script: nobody else sets it there.
 OF_ITS_OWN = frozenset(IDENTITY) - {"MASTER_ADDR", "MASTER_PORT", "NODE_RANK"}
-# A shell that puts a file into its place, and then becomes the program: each rank opens the file by itself.
-READS = ("bash", "-c", 'exec "$@" < "$0"')
-_FILE = re.compile(r"(?<![<\d])<(?![<(&>])[ \t]*((?:\"(?:\\.|[^\"\\])*\"|'[^']*'|\\.|\$\([^()]*\)|`[^`]*`|"
-                   r"\$(?!\()|[^\s\"'\\|&;<>()$`])+)")
 
 
 def with_variables(start: ProgramStart, launch: LaunchCall, source: Source, at: int, fixed: FixedValues,
@@ -84,27 +80,3 @@ def exported_by_srun(launch: LaunchCall) -> Iterator[tuple[str, str]]:
         name, equals, value = part.partition("=")
         if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
             yield name, re.sub(r"^(['\"])(.*)\1$", r"\2", value)
-
-
-def reads_stdin(statement: Statement, launch: LaunchCall, behind: str) -> bool:
-    """Whether the program is given something to read.
-
-    Args:
-        behind: what stands behind the command, in its statement.
-    """
-    call_text = statement.text[launch.call.start - statement.start:launch.call.end - statement.start]
-    return "<<" in behind or bool(re.search(r"(?<!<)<(?![<(&])", behind)) or "<<<" in call_text
-
-
-def with_stdin(start: ProgramStart, launch: LaunchCall, statement: Statement, fixed: FixedValues) -> ProgramStart:
-    """The start with the file that the program reads as its standard input, if it is one file."""
-    behind = statement.text[launch.call.end - statement.start:launch.call.chain_end - statement.start]
-    found = _FILE.findall(behind.partition("|")[0])
-    if len(found) != 1 or "<<" in behind or behind.count("<") != 1:
-        return start
-    file = pieces(found[0], fixed)
-    if len(file) != 1:
-        return start
-    front = (*(WordPiece("literal", text) for text in READS), *file)
-    return replace(start, words=(*front, *start.words), how=(*start.how, f"“< {found[0]}”: every rank reads that file as its "
-                                                             "standard input"), reads=True)

@@ -33,7 +33,10 @@ def machine_keys(script: Script, request: Request, start: ProgramStart,
     for name, number in (("nodes", start.nodes), ("ntasks-per-node", ranks), ("ntasks", start.nodes * ranks)):
         key = "job.nodes" if name == "nodes" else "job.ranks_per_node"
         same = script.value(name) == str(number)
-        said[name] = (Fate.KEPT, key, "") if same else (Fate.REPLACED, "job.nodes, job.ranks_per_node", f"the program has {shape}"
+        more = f", {number} in place of {request.ntasks}: as many on each node" if (
+            name == "ntasks" and start.start != "node" and request.ntasks and ranks == -(-request.ntasks // start.nodes)) else ""
+        said[name] = (Fate.KEPT, key, "") if same else (Fate.REPLACED, "job.nodes, job.ranks_per_node",
+                                                        f"the program has {shape}{more}"
                                                         + (", one task per node in the step of its "
                                                            "own" if start.start == "node" else ""))
     if gpus is None or gpus.count is None:
@@ -49,19 +52,23 @@ def machine_keys(script: Script, request: Request, start: ProgramStart,
         keys[f"slurm.extra.{form}"] = gpus.others or (f"gpu:{kind}{gpus.count}" if form == "gres" else f"{kind}{gpus.count}")
     of_gpus = "slurm.gpu_request" if keys["slurm.gpu_request"] != "none" else "slurm.extra"
     for name in ("gres", "gpus-per-node", "gpus", "gpus-per-task"):
-        said[name] = (Fate.KEPT, of_gpus, f"{gpus.count} per node" if gpus else "") if name in ("gres", "gpus-per-node") else (
-            Fate.REPLACED, of_gpus, f"{gpus.count if gpus else 0} on each node, seen by all ranks of it")
-    if gpus is None and (gres := script.value("gres")):
-        keys["slurm.extra.gres"] = gres
+        if gpus is None or gpus.count is None:
+            said[name] = (Fate.DROPPED, "", "it asks for no GPU")
+            continue
+        said[name] = (Fate.KEPT, of_gpus, f"{gpus.count} per node") if name in ("gres", "gpus-per-node") else (
+            Fate.REPLACED, of_gpus, f"{gpus.count} on each node, seen by all ranks of it")
+    if gpus is None and (gres := script.option("gres")) is not None and gres.value and not_understood(gres) is None:
+        keys["slurm.extra.gres"] = gres.value
         said["gres"] = (Fate.KEPT, "slurm.extra.gres", "")
     said["ntasks-per-gpu"] = said["tres-per-task"] = (Fate.REPLACED, "job.ranks_per_node", f"the program has {shape}")
     whole = "slurm.extra.exclusive" in request.keys and request.keys["slurm.extra.exclusive"] is None
-    if request.cpus is None and request.tasks_per_node > ranks and not whole:  # a CPU for each task, as Slurm gives it
+    per_gpu = "slurm.extra.cpus-per-gpu" in request.keys  # beside which sbatch refuses --cpus-per-task
+    if request.cpus is None and request.tasks_per_node > ranks and not (whole or per_gpu):  # a CPU for each task, as Slurm does
         keys["slurm.extra.cpus-per-task"] = each = -(-request.tasks_per_node // ranks)
         for name in ("ntasks", "ntasks-per-node"):
             fate, key, why = said[name]
             said[name] = (fate, f"{key}, slurm.extra.cpus-per-task", f"{why}, with the CPUs of {request.tasks_per_node} tasks")
-    if request.cpus is None and step_cpus:
+    if request.cpus is None and step_cpus and not per_gpu:
         keys["slurm.extra.cpus-per-task"] = step_cpus if start.start == "rank" else max(1, step_cpus // ranks)
     if request.cpus:
         each = max(1, request.cpus * request.tasks_per_node // ranks)

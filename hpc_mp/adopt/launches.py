@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hpc_mp.base.programs import PYTHON
@@ -16,23 +16,27 @@ from hpc_mp.lint.sbatch.word import Word
 
 # What prepares, prints and cleans up: never the program of a job.
 TOOLS = frozenset({
-    ".", ":", "[", "[[", "alias", "apt", "aws", "awk", "basename", "bc", "break", "case", "cat", "cd", "chmod", "chown",
-    "clear", "column", "command", "conda", "continue", "cp", "curl", "cut", "date", "declare", "df", "diff", "dirname",
-    "disown", "docker-compose", "du", "echo", "enroot", "env", "envsubst", "eval", "exit", "export", "expr", "false", "find",
-    "free", "gcloud", "getent", "git", "gpustat", "grep", "gsutil", "head", "hostname", "huggingface-cli", "hf", "id",
-    "ifconfig", "ip", "jobs", "kill", "killall", "let", "ln", "local", "ls", "lsb_release", "lscpu", "lsof", "make", "mamba",
-    "mapfile", "micromamba", "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nproc", "nvcc", "nvidia-smi", "pdsh",
-    "pgrep", "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "read", "readarray",
-    "readlink", "readonly", "realpath", "return", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "sbatch", "sbcast", "scancel",
-    "scontrol", "scp", "sed", "seq", "set", "shift", "shopt", "shuf", "sinfo", "sleep", "sort", "source", "spack", "squeue",
-    "ssh", "sstat", "sync", "tail", "tar", "tee", "test", "touch", "tr", "trap", "tree", "true", "type", "typeset", "ulimit",
-    "umask", "uname", "uniq", "unset", "until", "unzip", "uptime", "wait", "wc", "wget", "which", "whoami", "xargs", "zip"})
+    ".", ":", "[", "[[", "alias", "apt", "awk", "aws", "basename", "bc", "bind", "break", "bunzip2", "bzip2", "case", "cat",
+    "cd", "chgrp", "chmod", "chown", "clear", "column", "comm", "command", "conda", "continue", "cp", "curl", "cut", "date",
+    "dd", "deactivate", "declare", "df", "diff", "dirname", "disown", "docker-compose", "du", "echo", "egrep", "enroot",
+    "env", "envsubst", "eval", "exit", "export", "expr", "false", "fgrep", "file", "find", "fold", "free", "gcloud", "gdown",
+    "getent", "getopts", "git", "gpustat", "grep", "gsutil", "gunzip", "gzip", "head", "hf", "hostname", "hostnamectl",
+    "huggingface-cli", "id", "ifconfig", "install", "ip", "jobs", "kaggle", "kill", "killall", "let", "lfs", "ln", "local",
+    "locate", "logger", "ls", "lsb_release", "lscpu", "lsof", "mail", "make", "mamba", "mapfile", "md5sum", "micromamba",
+    "mkdir", "mkfifo", "mktemp", "ml", "module", "mount", "mv", "nl", "nproc", "nvcc", "nvidia-smi", "paste", "pdsh", "pgrep",
+    "ping", "pip", "pip3", "pkill", "popd", "printenv", "printf", "ps", "pushd", "pwd", "quota", "read", "readarray",
+    "readlink", "readonly", "realpath", "return", "rev", "rm", "rmdir", "rocm-smi", "rsync", "sacct", "salloc", "sbatch",
+    "sbcast", "scancel", "scontrol", "scp", "sed", "seff", "sendmail", "seq", "set", "sha256sum", "shift", "shopt", "shuf",
+    "sinfo", "sleep", "sort", "source", "spack", "split", "squeue", "ss", "ssh", "sstat", "stat", "sync", "tac", "tail",
+    "tar", "tee", "test", "time", "touch", "tr", "trap", "tree", "true", "truncate", "type", "typeset", "ulimit", "umask",
+    "uname", "uniq", "unset", "until", "unxz", "unzip", "uptime", "wait", "wc", "wget", "whereis", "which", "whoami", "xargs",
+    "xz", "yes", "zcat", "zip"})
 HELPERS = frozenset({"-c", "-V", "--version", "pip", "venv", "json.tool", "ensurepip", "-h", "--help"})  # of a Python
 CONTAINERS = frozenset({"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter", "enroot", "ch-run", "sarus"})
-TRAINING = re.compile(r"train|tune|run|main|launch|ddp|fsdp|sft|ppo|grpo|dpo|bench", re.IGNORECASE)
-AFTERWARDS = re.compile(r"eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|download|"
-                        r"build|clean", re.IGNORECASE)
-MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "ibrun"})
+TRAINING = re.compile(r"train|tun(e|ing)|ddp|fsdp|sft|ppo|grpo|dpo|bench|launch|(?<![a-z])(run|main)", re.IGNORECASE)
+AFTERWARDS = re.compile(r"(?<![a-z])(eval|test|infer|predict|generat|convert|merge|plot|summar|collect|export|preproc|prepare|"
+                        r"download|build|clean)", re.IGNORECASE)
+MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "ibrun", "prun", "aprun"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +77,30 @@ def find_launches(source: Source) -> tuple[LaunchCall, ...]:
     """The commands that start programs, in their order, with variables put in as far as the text tells."""
     known: dict[str, tuple[Word, ...]] = {}
     found: list[LaunchCall] = []
+    functions = frozenset(name for each in source.statements if (name := function_name(each)))
     for number, statement in enumerate(source.statements):
         for call in statement.calls:
             if "command_substitution" not in call.inside and "process_substitution" not in call.inside:
-                launch = _launch(call, number, known)
+                own = call.command.name in functions or _answers(source, statement)
+                launch = None if own else _launch(call, number, known)
                 found += [launch] if launch and not any(_reads_from(launch, each) for each in found) else []
         for each in _assignments(statement):
             assign(known, each)
     return tuple(found)
+
+
+def function_name(statement: Statement) -> str | None:
+    """The name of the function that a statement defines, if it does."""
+    found = re.match(r"(?:function\s+)?([\w.:-]+)", statement.text) if statement.kind == "function_definition" else None
+    return found[1] if found else None
+
+
+def _answers(source: Source, statement: Statement) -> bool:
+    """Whether it is a function that is called for what it prints alone: ``PORT=$(free_port)``."""
+    name = function_name(statement)
+    calls = [call for each in source.statements for call in each.calls
+             if name and call.command.words[:1] and call.command.words[0].text == name]
+    return bool(calls) and all("command_substitution" in call.inside for call in calls)
 
 
 def _reads_from(launch: LaunchCall, first: LaunchCall) -> bool:
@@ -103,8 +123,11 @@ def _launch(call: CallSite, statement: int, known: Variables) -> LaunchCall | No
     if not words:
         return None
     if words[0][0].base == "eval":  # whatever it says is expanded once more by the same shell
-        words = tuple((replace(word, text=part), number) for word, number in words[1:] for part in word.text.split())
+        words = tuple((replace(word, text=part), number) for word, number in words[1:] for part in _SPLIT.findall(word.text))
     return _judged(call, words, statement)
+
+
+_SPLIT = re.compile(r"(?:\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\([^()]*\)|\S)+")
 
 
 def _judged(call: CallSite, words: tuple[tuple[Word, int], ...], statement: int) -> LaunchCall | None:
@@ -141,8 +164,12 @@ def _tier(words: Sequence[Word]) -> int:
     if not words:
         return 0
     name, texts = words[0].base, [word.text for word in words]
+    if name == "ray" and {"start", "stop", "status", "logs", "list"} & set(texts[1:3]):  # of the cluster that a program works on
+        return 1
     if name in ("bash", "sh") and len(texts) > 2 and re.fullmatch(r"-\w*c", texts[1]):
         inner = texts[2]
+        if re.match(r"\s*ray start\b", inner):
+            return 1
         if re.search(r"torchrun|torch\.distributed|accelerate|deepspeed|python", inner):
             return 5
         first = re.match(r"\s*([\w./-]+)", inner)
@@ -150,11 +177,17 @@ def _tier(words: Sequence[Word]) -> int:
     shell = next((at for at, word in enumerate(words) if at and word.base in ("bash", "sh")), None)
     if name in MPI and shell is not None and _tier(words[shell:]) == 1:  # it only says on which machines it is
         return 1
+    if set(texts[1:]) <= {"--version", "-V", "-version", "--help", "-h"} and texts[1:]:
+        return 0
+    if name in MPI and {"hostname", "date", "pwd"} & {word.base for word in words[1:]}:
+        return 1
     if name in LAUNCHERS - TOOLS and not (name == "accelerate" and texts[1:2] != ["launch"]):
         return 5
     if PYTHON.fullmatch(name):
         if any(text in HELPERS for text in texts[1:3]):
             return 0 if texts[1:2] != ["-c"] else 1
+        if texts[1:2] and (texts[1] == "-" or texts[1].rpartition("/")[2] == "setup.py"):
+            return 1
         return 5 if any(text in MODULES for text in texts[1:5]) else 4 if len(texts) > 1 else 0
     if name in CONTAINERS:
         return 3 if {"exec", "run", "start"} & set(texts[1:4]) or name in ("shifter", "ch-run") else 0
@@ -165,14 +198,27 @@ def _tier(words: Sequence[Word]) -> int:
     return 3 if name.endswith((".sh", ".py")) or texts[0].startswith("$") else 2
 
 
-def choose(launches: Sequence[LaunchCall]) -> LaunchCall | None:
-    """The program of the job: of those of the highest tier the last one that trains by its name, else the last one that does not
-    come after training by its name, else the last."""
-    best = [each for each in launches if each.tier == max(one.tier for one in launches)]
+def choose(launches: Sequence[LaunchCall], source: Source, ranks: Callable[[LaunchCall], int]) -> LaunchCall | None:
+    """The program of the job: of those of the highest tier and the most ranks the last one that trains by its name, else the last
+    one that does not come after training by its name, else the last. One in the background serves one behind it for which nobody
+    waits.
+
+    Args:
+        ranks: how many a launch starts.
+    """
+    waits = max((call.start for each in source.statements for call in each.calls if call.command.name == "wait"), default=-1)
+    last = max((each.call.start for each in launches if each.tier > 1 and not in_background(each, source)), default=-1)
+    served = [each for each in launches if not in_background(each, source) or not each.call.start < last > waits]
+    best = [each for each in served if each.tier == max(one.tier for one in served)]
 
     def named(each: LaunchCall) -> int:
         script = next((text for text in each.texts if re.search(r"\.(py|sh|pyz)$", text)), " ".join(each.texts[:3]))
-        name = script.rpartition("/")[2]
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", script.rpartition("/")[2])
         return 0 if AFTERWARDS.search(name) else 2 if TRAINING.search(name) else 1
 
-    return max(enumerate(best), key=lambda pair: (named(pair[1]), pair[0]))[1] if best else None
+    return max(enumerate(best), key=lambda pair: (ranks(pair[1]), named(pair[1]), pair[0]))[1] if best else None
+
+
+def in_background(launch: LaunchCall, source: Source) -> bool:
+    """Whether ``&`` follows a command, or the statement that it is in."""
+    return launch.call.command.background or source.statements[launch.statement].background

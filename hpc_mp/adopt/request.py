@@ -140,10 +140,12 @@ def _contradictions(reading: _RequestSoFar, last: Mapping[str, Option]) -> None:
         for group in groups:
             given = sorted((last[name] for name in group if f"slurm.extra.{name}" in reading.keys and name in last),
                            key=lambda option: option.line)
-            for option in given[:-1]:
+            sizes = [last[name] for name in group if name in SIZES and name in last]  # of which the job's are made
+            kept = (*given, *sizes)[-1:]
+            for option in given if sizes else given[:-1]:
                 del reading.keys[f"slurm.extra.{option.name}"]
                 reading.fates = [each for each in reading.fates if each.first != option.line]
-                reading.note(option, Fate.LOST, "", f"it contradicts --{given[-1].name}: {why}")
+                reading.note(option, Fate.LOST, "", f"it contradicts --{kept[0].name}: {why}")
 
 
 _PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|@\[|{BLANK}|^\[.*\]$|^\{{\w+\}}$|^!\w")
@@ -152,7 +154,8 @@ _PLACEHOLDER = re.compile(rf"\{{\{{|\{{%|@\[|{BLANK}|^\[.*\]$|^\{{\w+\}}$|^!\w")
 def not_understood(option: Option) -> str | None:
     """Why the value of a directive says nothing to sbatch: one that a shell or a template was to fill in."""
     value = option.value or ""
-    if (found := unexpanded(option)) is not None:
+    if (found := unexpanded(option)) is not None or (
+            option.name == "mail-user" and (found := next(iter(re.findall(r"\$\{?\w+\}?", value)), None))):
         return f"“{found}” in a directive: sbatch expands nothing; write what it stands for into the job file"
     if _PLACEHOLDER.search(value) and option.name not in ("array", "comment"):
         return f"“{value}” is to be filled in: write it into the job file"
@@ -185,11 +188,11 @@ def _gpus(script: Script, nodes: int | None) -> GpuCount | None:
 
 
 def _typed(value: str, form: str, shares: float) -> GpuCount:
-    """``h100:8``, ``8``, ``gpu:8(S:0-1)``; the count divided by ``shares``."""
-    found = re.fullmatch(r"(?:([A-Za-z][\w.-]*)[:=]?)?(\d+)?(?:\(.*\))?", value.strip())
-    if found is None or not (found[1] or found[2]):
+    """``h100:8``, ``8``, ``1080ti``, ``gpu:8(S:0-1)``; the count divided by ``shares``."""
+    found = re.fullmatch(r"(?:(?:([\w.-]+)[:=])?(\d+)|([\w.-]+?)[:=]?)(?:\(.*\))?", value.strip())
+    if found is None or (found[2] and not int(found[2])):
         return GpuCount(None, None, form)
-    return GpuCount(max(1, round(int(found[2] or 1) / shares)), found[1], form)
+    return GpuCount(max(1, round(int(found[2] or 1) / shares)), found[1] or found[3], form)
 
 
 def _any(reading: _RequestSoFar, option: Option) -> None:
@@ -277,6 +280,9 @@ def _array(reading: _RequestSoFar, option: Option) -> None:
 
 def _export(reading: _RequestSoFar, option: Option) -> None:
     named = dict(part.split("=", 1) for part in (option.value or "").split(",") if "=" in part)
+    if not all(re.fullmatch(r"[A-Za-z_]\w*", name) for name in named):
+        reading.note(option, Fate.LOST, "", f"“{option.value}” names no variables: set environment.set")
+        return
     reading.exported.update(named)
     reading.note(option, Fate.REPLACED, "environment.set" if named else "", "what the submitting shell has of Slurm, NCCL, "
         "torch and "
@@ -310,5 +316,6 @@ def _mem(reading: _RequestSoFar, option: Option) -> None:
 
 _ROWS: Mapping[str, Callable[[_RequestSoFar, Option], None]] = {
     "time": _time, "job-name": _name, "output": _log, "error": _log, "open-mode": _log, "requeue": _requeue,
-    "no-requeue": _requeue, "signal": _signal, "array": _array, "export": _export, "chdir": _chdir, "container": _container_hook,
+    "no-requeue": _requeue, "signal": _signal, "array": _array, "export": _export, "chdir": _chdir, "workdir": _chdir,
+    "container": _container_hook,
     "exclusive": _exclusive, "mem": _mem}

@@ -17,6 +17,7 @@ from hpc_mp.adopt.request import ELEMENT, Request
 from hpc_mp.lint.sbatch.statements import CallSite, Statement
 
 COMMAND, DIRECTORY, ONCE = "ADOPTED_COMMAND", "ADOPTED_DIRECTORY", "ADOPTED_ONCE"
+JOB = "SLURM_ARRAY_JOB_ID"
 LAUNCH = 'eval "exec ${' + COMMAND + ':?is set by slurm.setup, which runs on Slurm alone}"'
 ENTER = f'cd "${DIRECTORY}" && '
 # What a login shell reads may set PATH anew, before which an environment of slurm.venv or slurm.conda stands by then.
@@ -98,6 +99,27 @@ def array_numbers(request: Request) -> dict[str, str]:
             "SLURM_ARRAY_TASK_MAX": f"{numbers[-1]}"} if numbers else {}
 
 
+def seen_by_a_script(text: str, request: Request, directory: str) -> dict[str, str]:
+    """Slurm's variables of a script's own shell that stand in its text, as Slurm would say them.
+
+    Args:
+        directory: where sbatch would be called.
+    """
+    given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0",
+                                      "SLURM_LOCALID": "0", "SLURM_NODEID": "0"} | array_numbers(request)
+    if len(request.elements) == 1:  # the one run of a sweep is no array
+        given[JOB] = "$SLURM_JOB_ID"
+    given["SLURM_SUBMIT_DIR"] = directory
+    return {name: value for name, value in given.items() if re.search(rf"\b{name}\b", text)}
+
+
+def of_modules(text: str, shebang: str) -> tuple[str, ...]:
+    """Lines that give a script which is the program itself the command ``module``, if it calls it."""
+    if not re.search(r"^\s*(module|ml)\b", text, re.MULTILINE) or re.search(r"\s-\w*l|--login", shebang):
+        return ()
+    return (f"type module &>/dev/null || {{ {PROFILE}; }}", "export -f module ml _module_raw 2>/dev/null || true")
+
+
 def preface(texts: Sequence[str], request: Request, directory: str, arguments: Sequence[str], login: bool,
             flags: str) -> list[str]:
     """Lines before the script's own: its arguments, its element of the array, Slurm's variables that the job script cleans."""
@@ -108,15 +130,9 @@ def preface(texts: Sequence[str], request: Request, directory: str, arguments: S
     if request.elements and ELEMENT in text:
         lines.append(f"ADOPTED_ELEMENT=${ELEMENT}; ADOPTED_ELEMENTS=({' '.join(request.elements)}); "
                      f"{ELEMENT}=${{ADOPTED_ELEMENTS[ADOPTED_ELEMENT]}}")
-    given = slurm_numbers(request) | {"SLURM_TASKS_PER_NODE": f"{request.tasks_per_node}", "SLURM_PROCID": "0",
-                                      "SLURM_LOCALID": "0", "SLURM_NODEID": "0"} | array_numbers(request)
-    if len(request.elements) == 1:  # the one run of a sweep is no array
-        given["SLURM_ARRAY_JOB_ID"] = "$SLURM_JOB_ID"
-    for name, value in given.items():
-        if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES") and re.search(rf"\b{name}\b", text):
-            lines.append(f"{name}={value}")
-    if re.search(r"\bSLURM_SUBMIT_DIR\b", text):
-        lines.append(f"SLURM_SUBMIT_DIR={shlex.quote(directory)}")
+    shown = seen_by_a_script(text, request, directory)
+    lines += [f"{name}={value if name == JOB else shlex.quote(value)}" for name, value in shown.items()
+              if name not in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")]
     if re.search(r"^\s*(module|ml)\b", text, re.MULTILINE):
         lines.append(f"type module &>/dev/null || {{ {PROFILE}; }}")
     elif login:

@@ -7,8 +7,8 @@ it was written and in its order. When in doubt it stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Literal
 
@@ -16,17 +16,21 @@ from hpc_mp.adopt.account import Fate
 from hpc_mp.adopt.expand import FixedValues, fields, uses
 from hpc_mp.adopt.known import HARMLESS, SETS, KnownShell
 from hpc_mp.base.programs import IDENTITY
-from hpc_mp.lint.sbatch.statements import Source, Statement
+from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
 Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "code"]
 PRINTS = frozenset({
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free", "uname",
-    "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type"})
+    "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type", "sacct", "sstat",
+    "seff", "jobstats", "du", "ps", "lsb_release"})
+FILTERS = frozenset({"grep", "egrep", "sort", "head", "tail", "uniq", "wc", "cut", "tr", "column", "cat", "bc", "["})
 SHELL = frozenset({"set", "shopt"})
 OF_THE_SHELL = re.compile(r"BASHOPTS|BASH_VERSINFO|SHELLOPTS|E?UID|PPID|IFS|HPC_MP_\w*")
 SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 OF_PYTHON = re.compile(r"PYTHON\w+|LD_PRELOAD")  # would be read by hpc-mp's own Python too
 OF_GPUS = re.compile(r"(CUDA|HIP|ROCR)_VISIBLE_DEVICES|GPU_DEVICE_ORDINAL|ZE_AFFINITY_MASK")  # srun sets them anew for its tasks
+# What every environment of a job has: to set it is to export it.
+INHERITED = frozenset({"PATH", "LD_LIBRARY_PATH", "HOME", "LANG", "LC_ALL", "TZ"})
 _INITIAL = re.compile(r"modules?\.sh$|lmod\.sh$|/init/(ba)?sh$|/etc/profile$|/etc/bashrc$")
 _HOOK = re.compile(r"conda.*(shell\.\w+|shell\s+hook)|\$\(conda info --base\)/etc/profile\.d/conda\.sh")
 
@@ -38,6 +42,18 @@ def is_for_ranks_alone(name: str, by_srun: bool) -> bool:
         by_srun: the script starts its program by srun, which sets its GPUs' variables anew as ours does.
     """
     return bool(OF_PYTHON.fullmatch(name) or (not by_srun and OF_GPUS.fullmatch(name)))
+
+
+def with_inherited(source: Source, gpus: bool) -> Source:
+    """The script with assignments to variables that its environment has as exports, which they are.
+
+    Args:
+        gpus: the job asks for GPUs, of which Slurm sets variables.
+    """
+    statements = tuple(replace(each, exported=each.exported | {
+        one.name for one, _ in each.assignments if one.name in INHERITED or (gpus and OF_GPUS.fullmatch(one.name))})
+        for each in source.statements)
+    return replace(source, statements=statements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +75,8 @@ class Disposition:
 
 def kind_of(statement: Statement) -> Kind:
     """What a statement is by itself."""
-    names = [call.command.name for call in statement.calls if "command_substitution" not in call.inside]
+    calls = [call for call in statement.calls if "command_substitution" not in call.inside]
+    names = [call.command.name for call in calls]
     if statement.kind in ("variable_assignment", "variable_assignments", "declaration_command"):
         return "assign"
     if statement.command is not None and names[:1] == ["trap"]:
@@ -67,11 +84,10 @@ def kind_of(statement: Statement) -> Kind:
     if any(name in ("sbatch", "scancel") for name in names) or re.search(r"\bscontrol\s+requeue", statement.text):
         return "resubmit" if statement.kind in ("command", "redirected_statement", "pipeline", "list") else "code"
     simple = statement.kind in ("command", "redirected_statement", "list") and len(set(names)) >= 1
-    writes = re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", statement.text) or SETS.search(statement.text)
     if set(names) == {":"} and statement.kind == "redirected_statement" and ">" not in statement.text.split("\n", 1)[0] \
             and not SETS.search(statement.text):
         return "print"  # a here-document in place of a comment
-    if simple and not writes and all(name in PRINTS for name in names):
+    if simple and not writes(statement) and all(map(prints, names, calls)):
         return "print"
     if statement.command is None:
         return "code"
@@ -85,14 +101,24 @@ def kind_of(statement: Statement) -> Kind:
     return "code"
 
 
+def prints(name: str, call: CallSite) -> bool:
+    """Whether a command only shows something."""
+    return name in PRINTS or (name == "scontrol" and [word.text for word in call.command.words[1:2]] == ["show"])
+
+
+def writes(statement: Statement) -> bool:
+    """Whether a statement reads or writes files by its redirections, or sets a variable by ``${A:=…}``."""
+    plain = re.sub(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", "x", statement.text)
+    return bool(re.search(r"(?<![&>\d])>>?\s*(?!&|/dev/)|<", plain) or SETS.search(statement.text))
+
+
 def _environment(statement: Statement) -> str | None:
     """Which part of a Python environment a statement prepares: modules, conda's hook, conda, venv; None for another one."""
     call = statement.calls[0] if statement.calls else None
     if call is None:
         return None
     name, arguments = call.command.name, [each.source for each in call.arguments[1:]]
-    if name == "ml" or (name == "module" and arguments[:1] and arguments[0] in ("load", "add", "purge", "use", "unload", "swap",
-                                                                              "switch", "restore", "reset", "list", "avail")):
+    if name == "ml" or (name == "module" and arguments[:1] and arguments[0] in _VERBS):
         return "modules"
     if name in ("conda", "mamba", "micromamba"):
         return "conda" if arguments[:1] == ["activate"] else None
@@ -135,7 +161,7 @@ def environment_keys(statements: Sequence[Statement], known: KnownShell) -> dict
             if part in ("conda", "venv"):
                 stage = order + 1
     said = {key for each in found.values() for key in each.keys}
-    return {number: each for number, each in found.items() if each.keys or each.where in said}
+    return {number: each for number, each in found.items() if each.keys or not each.where or each.where in said}
 
 
 def _harmless(statement: Statement) -> bool:
@@ -150,15 +176,20 @@ _QUIET = _QUIET_FILES | {"cd", "mv", "scontrol", "head", "module", "ml", "tail",
                          "dirname", "cat", "set", "exit", "export"}
 
 
+_LISTS = frozenset({"list", "avail", "av", "spider", "show", "whatis", "overview"})
+_VERBS = _LISTS | {"purge", "load", "add", "unload", "del", "rm", "swap", "switch", "use", "unuse", "restore", "reset", "save",
+                   "refresh", "update", "try-load", "load-any", "is-loaded"}
+
+
 def _modules(statement: Statement, fixed: FixedValues) -> tuple[str, ...] | None:
     """The names that it loads; None where it does anything else."""
     words = [fields(each.source, fixed) for each in statement.calls[0].arguments]
     texts = [text for word in words for text in word or ("$",)]
     verb, names = ("load", texts[1:]) if texts[0] == "ml" else (texts[1], texts[2:])
-    if verb in ("list", "avail"):
-        return ()
-    if texts[0] == "ml" and names[:1] and names[0] in ("purge", "load", "add"):
+    if texts[0] == "ml" and names[:1] and names[0] in _VERBS:
         verb, names = names[0], names[1:]
+    if verb in _LISTS or (texts[0] == "ml" and not names):
+        return ()
     if verb == "purge" or (verb in ("load", "add") and not any("$" in name or name.startswith("-") for name in names)):
         return tuple(names)
     return None
@@ -172,6 +203,8 @@ def _keys_of(statement: Statement, part: str, fixed: FixedValues) -> Disposition
         names = _modules(statement, fixed)
         if names is None:
             return None
+        if not names and not statement.text.endswith("purge"):
+            return Disposition(statement, Fate.DROPPED, "", "it only prints; logs and status say what runs where")
         if not names:
             return Disposition(statement, Fate.REPLACED, "slurm.modules", "`module purge` comes before them in any case")
         return Disposition(statement, Fate.KEPT, "slurm.modules", "", {"slurm.modules": names})
@@ -199,12 +232,14 @@ class Needs:
         names: variables that the job's own shell puts into it.
         shell: whether the job's own shell makes words of it.
         stands: variables that the launch line uses.
+        words: those of them in the program's own words.
         by_srun: the script starts its program by srun.
     """
 
     names: frozenset[str]
     shell: bool
     stands: frozenset[str]
+    words: frozenset[str]
     by_srun: bool
 
 
@@ -325,9 +360,9 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: KnownSh
         return Disposition(statement, Fate.REPLACED, "the variables of a rank", f"hpc-mp sets {', '.join(sorted(ours))} for "
             "every attempt")
     if not statement.exported and names & needs.stands:
-        stands = all(name in known.fixed[-1].texts for name in names)
+        stands = names & needs.words and all(name in known.fixed[-1].texts for name in names)
         return Disposition(statement, Fate.REPLACED, "program.command", "its value stands in the command" if stands else
-                           "the options of the launcher that used it are hpc-mp's to say")
+                           "what the launch line says with it, the job file says")
     if not statement.exported:
         return Disposition(statement, Fate.DROPPED, "", "nothing that is left uses it")
     keys: dict[str, str] = {}
@@ -343,3 +378,26 @@ def _assigned(number: int, statement: Statement, stays: set[int], known: KnownSh
 def names_in(text: str) -> frozenset[str]:
     """Variables that a piece of shell text uses."""
     return uses(text)[0] | frozenset(re.findall(r"\$\{?[#!]?([A-Za-z_]\w*)", text))
+
+
+_QUOTED = re.compile(r"\"(?:\\.|[^\"\\])*\"|'[^']*'", re.DOTALL)
+_ARGUMENT = re.compile(r"(?<!\\)\$(?:[1-9@*]|\{[1-9@*][^}\s]*\}?)")
+
+
+def _unquoted(found: re.Match[str]) -> str:
+    """What bash expands of a quoted text, with its line ends: nothing between single quotes, those in ``"$(awk '…')"`` too."""
+    if found[0][0] == '"' and "$(" not in found[0]:
+        return found[0]
+    return re.sub(r"'[^']*'", lambda each: "\n" * each[0].count("\n"), found[0])
+
+
+def argument_read(source: Source, statements: Iterable[Statement]) -> tuple[int, str] | None:
+    """The first line that reads an argument of the script (``$1``, ``$@``), and how; a function's own arguments are others."""
+    for statement in statements:
+        if statement.kind == "function_definition":
+            continue
+        plain = _QUOTED.sub(_unquoted, statement.text)
+        for number, line in enumerate(plain.split("\n"), start=statement.first):
+            if number not in source.comments and (found := _ARGUMENT.search(re.sub(r"(^|\s)#.*", "", line))):
+                return number, found[0]
+    return None

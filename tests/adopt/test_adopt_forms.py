@@ -53,7 +53,7 @@ def test_here_documents_in_each_other_leave_statements_whole(tmp_path: Path) -> 
 
 
 def test_what_reads_the_output_of_the_program_is_not_the_program(tmp_path: Path) -> None:
-    assert checked(f"{HEAD}solve --in a | plot -Tsvg > a.svg\n", tmp_path).spec.program.command == ("solve", "--in", "a")
+    assert checked(f"{HEAD}srun solve --in a | plot -Tsvg > a.svg\n", tmp_path).spec.program.command == ("solve", "--in", "a")
     job = checked(f"{HEAD}for i in 1 2; do\n  solve $i | plot > $i.svg\ndone\n", tmp_path)
     assert job.spec.slurm.setup[-2].count("ADOPTED_COMMAND=") == 1
 
@@ -84,14 +84,6 @@ def test_a_size_that_the_text_does_not_tell_is_named(tmp_path: Path) -> None:
     assert job.spec.program.command == ("./solve", "a") and job.spec.job.nodes == 2
     job = checked(f"{HEAD}srun -n $(cat sizes) ./solve\n", tmp_path)
     assert job.spec.program.command == ("./solve",) and "--ntasks=$(cat sizes)" in job.lost[0].why
-
-
-@pytest.mark.parametrize("around", ["{}\n", "if true; then\n{}\nfi\n", "f() {{\n{}\n}}\nf\n"])
-def test_what_the_program_reads_from_stdin_is_named_wherever_it_stands(around: str, tmp_path: Path) -> None:
-    job = checked(HEAD + around.format("srun ./solve <<< text"), tmp_path)
-    assert any("stdin" in each.why for each in job.lost)
-    assert checked(HEAD + around.format("srun ./solve > out.txt"), tmp_path).lost == ()
-    assert checked(HEAD + around.format("srun ./solve < input.nml | tee out.txt"), tmp_path).lost == ()
 
 
 def test_a_container_of_pyxis_is_carried_over_where_keys_say_the_same(tmp_path: Path) -> None:

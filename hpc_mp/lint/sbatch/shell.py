@@ -131,9 +131,11 @@ def _words_kept_together(plain: str) -> str:
     """The text, letter for letter as long, without what the grammar takes for the end of a word where bash reads on.
 
     Of ``A=$ROOT/$NAME/x`` it makes a command ``NAME/x``: the letter behind a variable becomes one that it reads right. A line
-    that begins with ``\\rm`` it takes for the rest of the line before it.
+    that begins with ``\\rm`` it takes for the rest of the line before it. Of ``python - <<EOF`` it loses the last word, which
+    begins with ``-``.
     """
-    return _NO_ALIAS.sub(r"\1x", _TOGETHER.sub(lambda found: found[1] or f"{found[2]}:", plain))
+    kept = _TOGETHER.sub(lambda found: found[1] or f"{found[2]}:", plain)
+    return _LAST_WORD.sub("x", _NO_ALIAS.sub(r"\1x", kept))
 
 
 def _without_here_documents(plain: str) -> str:
@@ -236,6 +238,7 @@ _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z
 # Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter behind it.
 _TOGETHER = re.compile(r"(\$?\(\((?:[^()]|\([^()]*\))*\)\)|\$\{[^{}]*\}|\$\[[^\]]*\])|(\$\w+)[/,.+^-]")
 _NO_ALIAS = re.compile(r"^([ \t]*)\\(?=[a-z])", re.MULTILINE)
+_LAST_WORD = re.compile(r"(?<=[ \t])-(?=[\w=./-]*[ \t]*<<-?[ \t]*[\w\\'\"])")
 _NAMED = re.compile(r"[A-Za-z_]\w*=")
 _WITH_ASSIGNMENTS = ("command", "declaration_command")
 _SKIPPED = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "command_name",
@@ -315,7 +318,8 @@ class NodeReader:
         name = node.children[0] if node.type == "unset_command" else node.child_by_field_name("name")
         given = tuple(self.assignment(child, exported=True, captured=around.captured)
                       for child in node.children if child.type == "variable_assignment")
-        words = tuple(self.word(child) for child in node.children if child.is_named and child.type not in _SKIPPED)
+        words = tuple(self.word(child) for child in (*node.children, *behind_redirections(node))
+                      if child.is_named and child.type not in _SKIPPED)
         if name is None or not (heading := self.word(name)).text:
             return None
         prefixes, named, rest = split_prefixes((heading, *words))
@@ -340,6 +344,18 @@ class NodeReader:
         return ShellAssignment(self.raw(name) if name else "", tuple(map(self.word, parts)), self.raw(value) if value else "",
                           self.line(node), exported, any(child.type == "+=" for child in node.children), array,
                           self.task, captured)
+
+
+def behind_redirections(command: Node) -> Iterator[Node]:
+    """The words of a command that stand behind ``> FILE``: the grammar takes them for more files."""
+    parent = command.parent
+    if parent is None or parent.type != "redirected_statement" or parent.child_by_field_name("body") != command:
+        return
+    for redirection in parent.children_by_field_name("redirect"):
+        if redirection.type == "file_redirect":
+            yield from redirection.children_by_field_name("destination")[1:]
+        elif redirection.type == "heredoc_redirect":
+            yield from (word for each in redirection.children if each.type == "ERROR" for word in each.children)
 
 
 def _descendants(node: Node) -> Iterator[Node]:

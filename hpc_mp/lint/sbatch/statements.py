@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tree_sitter import Node
 
-from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, ShellAssignment, read_tree
+from hpc_mp.lint.sbatch.shell import Around, Command, NodeReader, ShellAssignment, behind_redirections, read_tree
 from hpc_mp.lint.sbatch.word import Word
 
 _WORDLESS = ("file_redirect", "heredoc_redirect", "herestring_redirect", "variable_assignment", "comment")
@@ -95,8 +95,9 @@ def read_statements(text: str) -> Source:
     children = root.children
     for at, node in enumerate(children):
         if node.type == "comment":
-            comments.add(reader.line(node))
-        elif node.is_named:
+            if not text[text.rfind("\n", 0, node.start_byte) + 1:node.start_byte].strip():
+                comments.add(reader.line(node))
+        elif node.is_named and reader.raw(node).strip(" \t\n\\"):  # nothing is continued at the end of a text
             follows = children[at + 1].type if at + 1 < len(children) else ""
             statements.append(_statement(node, reader, background=follows == "&"))
     return Source(text, tuple(statements), frozenset(comments))
@@ -124,7 +125,8 @@ def _calls(top: Node, reader: NodeReader) -> Iterator[CallSite]:
     while stack:
         node, inside, around, end = stack.pop()
         if node.type in ("command", "unset_command") and (command := reader.command(node, around)):
-            words = [child for child in node.children if child.is_named and child.type not in _WORDLESS]
+            words = [child for child in (*node.children, *behind_redirections(node))
+                     if child.is_named and child.type not in _WORDLESS]
             words = [node.children[0], *words] if node.type == "unset_command" else words
             yield CallSite(command, tuple(Argument(reader.word(each), reader.raw(each)) for each in words),
                            node.start_byte, node.end_byte, max(end, node.end_byte), inside)
