@@ -122,7 +122,7 @@ def _doing(seen: RunStatus) -> str:
 
 
 def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
-    """(what, in words), the most important first; the cause of a failure and what to do about it last."""
+    """(what, in words), the most important first and the cause of a failure last."""
     again = f" (attempt {seen.attempt})" if seen.attempt > 1 else ""
     yield "run", f"{seen.run}{again}"
     if seen.sweep is not None:
@@ -162,10 +162,11 @@ def lines(seen: RunStatus) -> Iterator[tuple[str, str]]:
     if seen.successors:
         yield "then", ", ".join(f"{job.id} {job.state}" for job in seen.successors)
     if seen.cause is not None:
-        yield "cause", seen.cause
         yield "logs", shlex.join(["hpc-mp", "logs", str(seen.run)])
     if seen.state in ("failed", "stopped"):
         yield "go on", go_on(RunDirectory(seen.run))
+    if seen.cause is not None:
+        yield "cause", seen.cause
 
 
 def lost_words(steps: int) -> str:

@@ -24,13 +24,13 @@ from hpc_mp.job import JobSpec, ProgramSpec, load_any
 from hpc_mp.launch.find import job_of
 from hpc_mp.launch.fit import never_starts
 from hpc_mp.rundir import RunDirectory
-from hpc_mp.rundir.attempt import AttemptReader, last_words, read_attempt, tail
+from hpc_mp.rundir.attempt import AttemptReader, last_words, tail
 from hpc_mp.rundir.checkpoints import complete_steps
 from hpc_mp.rundir.history import known_history
 from hpc_mp.rundir.outcome import Verdict, cause, verdict
 from hpc_mp.rundir.plan import RunPlan, read_plan
 from hpc_mp.rundir.rank_env import emulated_node
-from hpc_mp.rundir.records import AWAITING, Evaluation, StepMetrics, last_records, losses, read_records
+from hpc_mp.rundir.records import AWAITING, Evaluation, RankStart, StepMetrics, last_records, losses, read_records
 from hpc_mp.rundir.retention import BestCheckpoint, best_checkpoint
 from hpc_mp.rundir.runs import successors
 from hpc_mp.rundir.sweep import SweepMember, read_member
@@ -186,11 +186,7 @@ def job_ids(run: RunDirectory) -> list[str]:
 
 def go_on(run: RunDirectory) -> str:
     """The command that goes on with a run that has ended, where it ran."""
-    try:
-        hosts = read_attempt(run.attempt_record).hosts
-    except (OSError, ValueError):
-        hosts = ()
-    emulated = hosts and hosts == tuple(map(emulated_node, range(len(hosts))))
+    emulated = job_of(run) is None and emulated_node(0) in {start.node for start in read_records(run.ranks, RankStart)}
     return shlex.join(["hpc-mp", "launch", str(run.job), *(["--on", "local"] if emulated else []), "--resume"])
 
 

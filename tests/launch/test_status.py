@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from hpc_mp.cluster.slurm.job import FORGOTTEN, UNKNOWN, SlurmJob, explained
 from hpc_mp.job import dump_job, load_job
 from hpc_mp.launch.status import _state, seen
 from hpc_mp.rundir import RunDirectory, write_json
-from hpc_mp.rundir.attempt import AttemptRecord, write_attempt
 from hpc_mp.rundir.records import RankStart, line_of
 
 HERE = Path(__file__).parent
@@ -70,12 +68,11 @@ def test_status_names_whom_we_exclude_and_why(run: RunDirectory) -> None:
 
 def test_a_run_that_failed_names_its_logs_and_how_to_go_on(run: RunDirectory) -> None:
     write_json(run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "boom"}})
-    record = AttemptRecord("1.0", 1, ("node0", "node1"), "here", 1, "secret")
-    for hosts, on in ((("node0", "node1"), " --on local"), (("n1", "n2"), ""), ((), "")):
-        write_attempt(run.attempt_record, replace(record, hosts=hosts))
+    for host, on in (("node0", " --on local"), ("n1", "")):
+        run.ranks.write_text(line_of(RankStart(1, 0, host, "here", 1)) + "\n")
         shown = list(lines(seen(run, [])))
-        assert shown[-3:] == [("cause", "boom"), ("logs", f"hpc-mp logs {run.path}"),
-                              ("go on", f"hpc-mp launch {run.job}{on} --resume")]
+        assert shown[-3:] == [("logs", f"hpc-mp logs {run.path}"), ("go on", f"hpc-mp launch {run.job}{on} --resume"),
+                              ("cause", "boom")]
     write_json(run.outcome, {"attempt": 1, "state": "completed", "cause": None})
     assert not {"logs", "go on"} & dict(lines(seen(run, []))).keys()
 
