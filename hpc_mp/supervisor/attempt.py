@@ -148,8 +148,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         overdue = watch is not None and watch.overdue
         found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
-    if code == 0 and not again:
-        return "completed"
+    if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
+        return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"
     if (code in (STOPPED, *EARLY) or asked) and not attempt.has_failed():
         return "stopped"
     return classify(gather(attempt, code, script))

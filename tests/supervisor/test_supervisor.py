@@ -25,7 +25,7 @@ from hpc_mp.layout.placement import Degrees, place
 from hpc_mp.rundir import create_run, history, read_attempt
 from hpc_mp.rundir.history import AttemptEnd
 from hpc_mp.rundir.outcome import Cause
-from hpc_mp.supervisor.attempt import interrupted
+from hpc_mp.supervisor.attempt import _ending, interrupted
 from hpc_mp.supervisor.context import SupervisedRun
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.prepare import FIRST_PORT, PORTS, begin, port
@@ -347,6 +347,21 @@ def test_a_step_that_ends_well_while_its_node_fails_is_no_end(
     executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts={restarts} Command={run.script}\n")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     assert interrupted(attempt) is cut_short
+
+
+@pytest.mark.parametrize(("whole", "asked", "cancelled", "end"), [
+    (False, False, True, "stopped"), (False, True, False, "stopped"), (True, False, True, "completed"),
+    (False, False, False, "completed")])
+def test_a_step_that_is_ended_while_it_starts_has_not_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, asked: bool, cancelled: bool, end: str,
+) -> None:
+    """srun ends with 0 then: a run that its user had cancelled was said to have completed."""
+    run = create_run(tmp_path, "a")
+    attempt = begin(SupervisedRun(run, spec(rank_map="block"), place(Degrees(data=2), "DPT", 1), GIVEN), Slurm())
+    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho JobId=7 Restarts=0 Command={run.script}\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setattr("hpc_mp.rundir.history.complete", lambda *_: whole)
+    assert _ending(attempt, 0, None, asked, cancelled, None) == end
 
 
 # --- ledger ----------------------------------------------------------------------------------------------------------
