@@ -87,7 +87,7 @@ def test_bytes_that_did_not_take_the_fast_network_are_found_once() -> None:
 def test_the_step_of_the_agent_itself_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     """It has one task; what it is granted is no fault of the node."""
     machine = broken("ndv5", {"/proc/self/environ": "SLURM_CPUS_ON_NODE=999\0"})
-    assert "cgroup-cpus" in [finding.code for finding in diagnose(machine) if finding.severity == "error"]
+    assert "cgroup-cpus" in [finding.code for finding in diagnose(machine, ["cgroup-cpus"], 60) if finding.severity == "error"]
     monkeypatch.setattr("hpc_mp.doctor.survey.node_report.here", lambda: machine)
     assert "error" not in [finding.severity for finding in node_report("n1", 0.0).findings]
 
