@@ -44,10 +44,10 @@ def decide(ending: Literal["completed", "stopped"] | RootCause, *, cancelled: bo
     if cancelled:
         return Decision("done", (), STOPPED_BY_USER)
     if ending == "stopped":
-        if lacking and sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
-            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
-        if saved is None:
+        if saved is None:  # a program may save far more often than it says a step
             return Decision("requeue", (), "it goes on from what it has saved")
+        if sum(end.kind == "stopped" for end in stalled) >= IDLE_STOPS:
+            return Decision("fail", (), f"stopped {IDLE_STOPS + 1} times{lacking}: raise job.time_limit")
         return Decision("requeue", (), f"step {saved} is saved" if saved else "no checkpoint was there yet")
     stale = ending.cause.kind == "ended" and ending.cause.node in returned  # Slurm sends later what the node did not get before
     if not ending.retry and not stale:

@@ -97,9 +97,10 @@ def test_a_rank_that_has_said_why_it_failed(tmp_path: Path) -> None:
 
 def test_a_program_that_resumes_is_queued_again_for_as_many_time_limits_as_it_takes() -> None:
     many = [AttemptEnd("7.0.1", n, 0, "stopped", "", (), "requeue", 0.0) for n in range(9)]
-    assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=None, lacking="").action == "requeue"
-    idle = decide("stopped", cancelled=False, retries=3, stalled=many, saved=None, lacking=" without a later step")
-    assert (idle.action, idle.why) == ("fail", "stopped 4 times without a later step: raise job.time_limit")
+    for lacking in ("", " without a later step"):
+        assert decide("stopped", cancelled=False, retries=3, stalled=many, saved=None, lacking=lacking).action == "requeue"
+    idle = decide("stopped", cancelled=False, retries=3, stalled=many, saved=0, lacking=" without a new checkpoint")
+    assert (idle.action, idle.why) == ("fail", "stopped 4 times without a new checkpoint: raise job.time_limit")
 
 
 def test_progress_of_a_program_is_what_it_says(tmp_path: Path) -> None:
