@@ -6,7 +6,6 @@ import fcntl
 import json
 import math
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -287,16 +286,18 @@ def test_following_without_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatc
     run = made(here, "7")
     queued(here, "7|PENDING|N/A||0|0|Priority|")
 
-    def goes_on() -> None:
-        time.sleep(0.4)
-        queued(here, "7|RUNNING|N/A|n1|0|0|None|")
-        time.sleep(0.4)
-        write_json(run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "rank 0 was killed"}})
+    echo = follow.click.echo
 
-    thread = threading.Thread(target=goes_on)
-    thread.start()
+    def goes_on(line: str) -> None:
+        """What comes next comes once the follower has said what there is."""
+        echo(line)
+        if "pending" in line:
+            queued(here, "7|RUNNING|N/A|n1|0|0|None|")
+        elif "running" in line:
+            write_json(run.outcome, {"attempt": 1, "state": "failed", "cause": {"message": "rank 0 was killed"}})
+
+    monkeypatch.setattr(follow.click, "echo", goes_on)
     result = call("status", "7", "--follow")
-    thread.join()
     pending, running, failed = result.stdout.splitlines()
     assert "pending (Priority: " in pending and "running" in running and failed.endswith("failed: rank 0 was killed")
     assert CliRunner().invoke(cli, ["status", "7", "--follow"], standalone_mode=False).return_value == 1
