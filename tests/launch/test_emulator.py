@@ -216,7 +216,7 @@ def test_the_first_interrupt_saves_and_stops(run: RunDirectory, mark: str, how: 
 @pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "Ctrl-C"])
 def test_the_second_interrupt_kills(run: RunDirectory, mark: str, how: str) -> None:
     launcher = Launcher(run, 4, mark, terminal=how == "Ctrl-C", DEED="hang_deaf")
-    launcher.wait_for("alive")
+    launcher.wait_for("ready")
     for word in ("saving", "killed"):
         if how == "Ctrl-C":
             os.write(launcher.keyboard, b"\x03")
@@ -247,7 +247,7 @@ def test_under_nohup_a_closed_terminal_is_nothing() -> None:
 
 def test_ranks_do_not_outlive_a_killed_launcher(run: RunDirectory, mark: str) -> None:
     launcher = Launcher(run, 4, mark, DEED="hang_deaf")
-    launcher.wait_for("alive")
+    launcher.wait_for("ready")
     assert len(marked(mark)) == 6
     launcher.process.kill()
     launcher.process.wait()
@@ -266,7 +266,7 @@ def test_a_zygote_that_still_imports_ends_after_its_launcher(run: RunDirectory, 
 
 def test_ranks_do_not_outlive_a_killed_zygote(run: RunDirectory, mark: str) -> None:
     launcher = Launcher(run, 4, mark, DEED="hang_deaf")
-    launcher.wait_for("alive")
+    launcher.wait_for("ready")
     launcher.zygote().kill()
     ended = launcher.ended()
     assert ended.exits == ()
