@@ -353,7 +353,7 @@ def test_cancel_ends_emulated_ranks_that_do_not_stop(tmp_path: Path, mark: str, 
                               env=environment(mark, DEED="hang_deaf", SLURM_PROCID=""), stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL)
     run = the_run(job)
-    until(lambda: len(list(run.path.glob("alive-*"))) == 4)
+    until(lambda: len(list(run.path.glob("ready-*"))) == 4)
     assert status(run)["state"] == "running"
     result = call("cancel", run.path, *options)
     assert result.exit_code == 0 and "ended the ranks" in result.output
