@@ -25,7 +25,7 @@ test: install  ## lint, types, import arrows and all tests but the long proofs; 
 
 pytest: install
 	folders=$$(test -z "$(ROOM)" || $(PY) tests/support/neighbours.py "$(ROOM)") && \
-	  $(PY) -m pytest -ra -n 5 --dist loadfile --no-loadscope-reorder $$folders
+	  $(PY) -m pytest -ra --reruns 1 --rerun-show-tracebacks -n 5 --dist loadfile --no-loadscope-reorder $$folders
 
 lint: install  ## style, types and import arrows
 	$(PY) -m ruff check .

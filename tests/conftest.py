@@ -36,6 +36,12 @@ LONGEST = (
     "test_profile_slurm", "test_survey_lab", "test_launch",
 )
 
+# Tests that start processes and wait for them, on machines that may be slow. `make test` gives one that fails a second chance and
+# names it (RERUN). All others compute: what is wrong once is wrong, so they have none (nor has `make prove`).
+TIMED = ("tests/clouds", "tests/cluster", "tests/doctor", "tests/end_to_end", "tests/environment", "tests/lab", "tests/launch",
+         "tests/machines", "tests/package", "tests/program", "tests/supervisor", "tests/train/test_fencing",
+         "tests/train/test_heartbeat", "tests/train/test_tokens")
+
 
 @cache
 def uses_the_lab(file: Path) -> bool:
@@ -61,6 +67,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST)
 
     items.sort(key=place)
+    for item in items:
+        if not item.nodeid.startswith(TIMED):
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def pytest_collection_finish() -> None:
