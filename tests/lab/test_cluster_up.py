@@ -152,6 +152,7 @@ def test_cores_are_shared_out(cores: list[int], nodes: str, shares: list[tuple[i
 
 
 def test_what_it_is(running: Path) -> None:
+    wait_until(lambda: all(node["state"] == "idle" for node in status().values()), "the end of what ran before")
     nodes = status()
     assert {name: (node["switch"], node["state"], node["cable"]) for name, node in nodes.items()} == {
         "n1": ("s1", "idle", {"up": True, "rate": None}), "n2": ("s1", "idle", {"up": True, "rate": None}),
