@@ -193,6 +193,22 @@ def test_a_node_is_killed_and_booted(running: Path) -> None:
     wait_until(lambda: status()["n2"]["state"] == "idle", "n2 idle again")
 
 
+HEAVY = "import sys, time; held = bytearray(b'1' * (300 << 20)); print('ready', flush=True); time.sleep(600)"
+
+
+def test_what_was_killed_is_gone(running: Path) -> None:
+    """Also what takes a moment to die, for it may have a port that it takes when the node is booted again."""
+    lab = LabCluster(running)
+    command = [*lab.inside("n3"), sys.executable, "-c", HEAVY]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as heavy:
+        assert heavy.stdout is not None and heavy.stdout.readline() == "ready\n"
+        (pid,) = (each for each in lab.processes("n3") if "held = bytearray" in _line(Path(f"/proc/{each}")))
+        lab.kill("n3")
+        assert not Path(f"/proc/{pid}/fd/1").is_symlink(), "it has its files still"
+    lab.boot("n3")
+    wait_until(lambda: status()["n3"]["state"] == "idle", "n3 idle again")
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (("kill", "n9"), "node n9: is none of n1, n2, n3. Name one of these."),
     (("shape", "1gbit", "n1", "n0"), "node n0: is none of n1, n2, n3."),
