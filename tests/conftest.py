@@ -70,7 +70,8 @@ def pytest_collection_finish() -> None:
 
 
 # Without the long proofs no test of a session's lab waits for Slurm to miss a node: none is missed because the machine is busy.
-UNHURRIED = {"SlurmdTimeout": "120", "MessageTimeout": "30", "BatchStartTimeout": "60"}
+# Slurm asks its nodes three times in SlurmdTimeout, and some ends of jobs wait for it: with 120 s a requeue takes 30 s more.
+UNHURRIED = {"SlurmdTimeout": "30", "MessageTimeout": "20", "BatchStartTimeout": "60"}
 
 
 @pytest.fixture(scope="session")
