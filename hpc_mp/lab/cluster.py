@@ -66,8 +66,10 @@ class LabCluster:
 
     def kill(self, node: str) -> None:
         """End all processes of a node at once. Slurm calls it DOWN some 10 s later, unless it is booted again before."""
-        os.kill(self._init_of(node), signal.SIGKILL)
-        wait_until(lambda: self._find(node) is None, f"node {node} dead")
+        init = self._init_of(node)
+        space = os.readlink(f"/proc/{init}/ns/pid")
+        os.kill(init, signal.SIGKILL)
+        wait_until(lambda: not _processes(space), f"node {node} dead")  # none has a port that it takes when it is booted
 
     def boot(self, node: str) -> None:
         """Start a node that was killed (its /tmp is empty again; its links are as they were)."""
@@ -148,19 +150,23 @@ class LabCluster:
 
     def processes(self, node: str) -> list[int]:
         """All processes of a node, as seen from here."""
-        space = os.readlink(f"/proc/{self._init_of(node)}/ns/pid")
-        found = []
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if os.readlink(process / "ns" / "pid") == space:
-                    found.append(int(process.name))
-        return found
+        return _processes(os.readlink(f"/proc/{self._init_of(node)}/ns/pid"))
 
     def _queue(self, nodes: Sequence[str], *discipline: str) -> None:
         """The queueing discipline of both ends of the nodes' cables."""
         for node in nodes:
             self.fabric("tc", "qdisc", "replace", "dev", f"p-{node}", "root", *discipline)
             self.fabric(*self.network_of(node), "tc", "qdisc", "replace", "dev", "eth0", "root", *discipline)
+
+
+def _processes(space: str) -> list[int]:
+    """All that live in this namespace of processes, and those that have ended there and are not buried."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.readlink(process / "ns" / "pid") == space:
+                found.append(int(process.name))
+    return found
 
 
 def first_process(directory: Path) -> int | None:

@@ -70,13 +70,20 @@ def start(lab: Lab, say_progress: Callable[[str], None]) -> bool:
 
 def stop(directory: Path) -> None:
     """End a cluster and wait until nothing is left of it. LabError if that takes too long."""
+    try:
+        lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)  # its keeper locks it longer than it is there: to its own end
+    except FileNotFoundError:
+        return
     traces = [directory]
     with suppress(OSError, ValueError):  # one that has but begun to start has no number yet
         traces.append(Path("/sys/class/net", Lab.interface(LabCluster(directory).number)))
-    first = first_process(directory)
-    if first is not None:
-        os.kill(first, signal.SIGKILL)
-    wait_until(lambda: not _held(directory), f"{directory} released by all its processes")
+    try:
+        first = first_process(directory)
+        if first is not None:
+            os.kill(first, signal.SIGKILL)
+        wait_until(lambda: not _locked(lock) and first_process(directory) is None, f"{directory} released by all its processes")
+    finally:
+        os.close(lock)
     shutil.rmtree(directory, ignore_errors=True)  # the keeper has done it, unless it was killed too
     wait_until(lambda: not any(trace.exists() for trace in traces), f"gone: {', '.join(map(str, traces))}")
 
@@ -87,12 +94,19 @@ def _held(directory: Path) -> bool:
     except OSError:
         return False
     try:
+        return _locked(lock) or first_process(directory) is not None  # its keeper was killed, and it is about to end
+    finally:
+        os.close(lock)
+
+
+def _locked(lock: int) -> bool:
+    """Whether somebody else has locked the directory that is open here."""
+    try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    finally:
-        os.close(lock)
-    return first_process(directory) is not None  # its keeper was killed, and it is about to end
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    return False
 
 
 def _claim(directory: Path) -> int | None:

@@ -16,6 +16,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cli.doctor import command
 from hpc_mp.cluster.node.mounts import Mount, Room
 from hpc_mp.cluster.node.source import NodeSource, Unavailable
+from hpc_mp.doctor import node
 from hpc_mp.doctor import storage as storage_test
 from hpc_mp.doctor.container_diff import ITEMS, differences, view
 from hpc_mp.doctor.node import against, diagnose, place_document
@@ -76,7 +77,13 @@ def test_what_the_host_lacks_too_is_no_difference() -> None:
     assert "container-uverbs" not in codes and "container-memory" in codes
 
 
-def test_documents_of_host_and_container_are_compared(tmp_path: Path) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing hangs: a busy machine has the time that it needs to look at a place."""
+    monkeypatch.setattr(node, "_VIEW_S", 60.0)
+
+
+def test_documents_of_host_and_container_are_compared(tmp_path: Path, patient: None) -> None:
     host, inside = broken("ndv5", HOST), broken("ndv5", HOST | {"/dev/infiniband": None})
     (tmp_path / "host.json").write_text(json.dumps(place_document(host)))
     found = against(tmp_path / "host.json", inside)
@@ -126,10 +133,10 @@ def test_a_directory_that_is_not_there_is_incomplete(tmp_path: Path) -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_this_machine_is_looked_at_without_failing_in_time() -> None:
+def test_this_machine_is_looked_at_without_failing_in_time(patient: None) -> None:
     begin = time.monotonic()
     done = called("--json")
-    assert time.monotonic() - begin < 60
+    assert time.monotonic() - begin < 120
     seen = json.loads(done.stdout)
     assert done.exit_code == (seen["worst"] == "error") and not done.stderr
     assert len({finding["code"] for finding in seen["findings"]}) > 30 and "container-memory" in seen["view"]

@@ -11,6 +11,7 @@ from in_process import in_process
 from machines.tree import HANGS, KINDS, broken, machine, tree
 
 from hpc_mp.base.findings import Finding
+from hpc_mp.cluster.node import mounts
 from hpc_mp.cluster.node.source import NodeSource
 from hpc_mp.doctor.checks import registry
 from hpc_mp.doctor.checks.check import Check, run
@@ -31,7 +32,7 @@ def bad(findings: list[Finding]) -> list[Finding]:
 
 @pytest.mark.parametrize("kind", REBUILT)
 def test_nothing_is_wrong_with_a_healthy_machine(kind: str) -> None:
-    assert bad(run(NODE, broken(kind, earlier(kind)), 30.0)) == []
+    assert bad(run(NODE, broken(kind, earlier(kind)), 120.0)) == []
 
 
 @pytest.mark.parametrize("code", BY_CODE)
@@ -43,9 +44,11 @@ def test_every_check_has_a_healthy_machine_that_it_praises(code: str) -> None:
 
 
 @pytest.mark.parametrize("fault", ALL, ids=[f"{fault.code}-{at}" for at, fault in enumerate(ALL)])
-def test_a_broken_machine_is_found_out(fault: Fault) -> None:
+def test_a_broken_machine_is_found_out(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
     source, check = broken(fault.kind, fault.edits), (BY_CODE[fault.code],)
-    found = bad(run(check, source, 4.0) if HANGS in fault.edits.values() else looked(source, check))
+    if hangs := HANGS in fault.edits.values():
+        monkeypatch.setattr(mounts, "_PATIENCE_S", 5.0)
+    found = bad(run(check, source, 15.0) if hangs else looked(source, check))
     assert [finding.severity for finding in found].count(fault.outcome) == len(found) == fault.many, found
     assert fault.says in " | ".join(f"{finding.subject}: {finding.message}" for finding in found), found
     assert all(finding.code == fault.code and (finding.fix or finding.severity == "unknown") for finding in found)
@@ -121,7 +124,7 @@ def test_an_adapter_at_the_same_switch_is_near_whatever_the_memory_node() -> Non
 
 
 def test_a_recorded_machine_says_what_it_said_when_it_was_there() -> None:
-    found = {finding.code: finding.severity for finding in bad(run(PASSIVE, tree("here"), 30.0))}
+    found = {finding.code: finding.severity for finding in bad(run(PASSIVE, tree("here"), 120.0))}
     assert {code: outcome for code, outcome in found.items() if outcome != "unknown"} == dict.fromkeys(
         ("dns-own-name", "limit-nofile", "kernel-neighbours", "kernel-pids"), "warning")
     assert {code for code, outcome in found.items() if outcome == "unknown"} <= {

@@ -17,7 +17,7 @@ import pytest
 from machines.tree import HANGS, broken
 
 from hpc_mp.base.findings import Finding, worst
-from hpc_mp.cluster.node import processes
+from hpc_mp.cluster.node import deadline, processes
 from hpc_mp.cluster.node.counters import read_changes
 from hpc_mp.cluster.node.deadline import in_time
 from hpc_mp.cluster.node.processes import read_processes
@@ -35,10 +35,10 @@ def test_what_hangs_is_incomplete_within_the_deadline_and_the_others_are_not() -
     content("fine")),
               Check("program", lambda s: s.answer(["nvidia-smi"]), content("program"))]
     begin = time.monotonic()
-    found = run(checks, source, 1.0)
-    assert time.monotonic() - begin < 30
+    found = run(checks, source, 10.0)
+    assert time.monotonic() - begin < 60
     assert [(each.code, each.severity) for each in found] == [("file", "unknown"), ("fine", "ok"), ("program", "unknown")]
-    assert found[0].message == "no answer within 1 s"
+    assert found[0].message == "no answer within 10 s"
 
 
 def test_what_stumbles_costs_one_check() -> None:
@@ -50,7 +50,7 @@ def test_what_stumbles_costs_one_check() -> None:
     checks = [Check("reader", lambda s: 1 // 0, content("reader")), Check("half", one, halting), Check("whole", one,
     content("whole")),
               Check("absent", lambda s: s.text("/no/such"), content("absent"))]
-    found = run(checks, broken("ethernet", {}), 5.0)
+    found = run(checks, broken("ethernet", {}), 60.0)
     assert [(each.code, each.severity) for each in found] == [
         ("reader", "unknown"), ("half", "unknown"), ("whole", "ok"), ("absent", "unknown")]
     assert "ZeroDivisionError" in found[0].message and "what is this?" in found[1].message
@@ -63,7 +63,7 @@ def test_checks_of_one_reader_share_one_reading() -> None:
     def reader(source: NodeSource) -> int:
         read.append(1)
         return len(read)
-    found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], NodeSource(), 5.0)
+    found = run([Check(code, reader, content(code)) for code in ("a", "b", "c")], NodeSource(), 60.0)
     assert [each.message for each in found] == ["1", "1", "1"]
 
 
@@ -72,21 +72,32 @@ def test_the_remedy_of_a_check_stands_in_for_a_findings_own() -> None:
         yield Finding("x", "ok", "", "")
         yield Finding("x", "error", "", "")
         yield Finding("x", "warning", "", "", "own")
-    found = run([Check("x", lambda s: 1, judge, remedy="general")], NodeSource(), 5.0)
+    found = run([Check("x", lambda s: 1, judge, remedy="general")], NodeSource(), 60.0)
     assert [each.fix for each in found] == ["", "general", "own"]
 
 
-def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path) -> None:
+def test_nothing_is_left_of_a_child_and_of_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadline, "_GRACE_S", 60.0)
+
     def start() -> None:
         with (tmp_path / "pid").open("w") as file:
             print(subprocess.Popen(["sleep", "100"]).pid, file=file)
         time.sleep(100)
     before = set(psutil.Process().children())
-    found = in_time({"x": start}, 1.5)
+    found = in_time({"x": start}, 10.0)
     assert isinstance(found["x"], Unavailable)
     assert set(psutil.Process().children()) <= before
     pid = int((tmp_path / "pid").read_text())
     assert not Path(f"/proc/{pid}").exists() or "(sleep) Z" in Path(f"/proc/{pid}/stat").read_text()
+
+
+def test_nothing_is_left_of_a_child_that_has_hardly_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine it may not lead its session yet when the time is over."""
+    monkeypatch.setattr(os, "setsid", lambda: time.sleep(100))
+    monkeypatch.setattr(deadline, "_GRACE_S", 60.0)
+    before = set(psutil.Process().children())
+    assert isinstance(in_time({"x": lambda: 1}, 0.2)["x"], Unavailable)
+    assert set(psutil.Process().children()) <= before
 
 
 def test_what_an_earlier_reading_left_hanging_is_not_tried_again(tmp_path: Path) -> None:
@@ -95,13 +106,13 @@ def test_what_an_earlier_reading_left_hanging_is_not_tried_again(tmp_path: Path)
     with subprocess.Popen(["sleep", "100"], start_new_session=True) as hung:
         born = Path(f"/proc/{hung.pid}/stat").read_text().rpartition(")")[2].split()[19]
         left.write_text(json.dumps({"x": [hung.pid, born], "other": [hung.pid, born]}))
-        found = in_time({"x": lambda: 1, "y": lambda: 2}, 5.0, left)
+        found = in_time({"x": lambda: 1, "y": lambda: 2}, 60.0, left)
         assert str(found["x"]) == f"an earlier reading still hangs in process {hung.pid}" and found["y"] == 2
         left.write_text(json.dumps({"x": [hung.pid, "1"]}))
-        assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}, "a later process has that number"
+        assert in_time({"x": lambda: 1}, 60.0, left) == {"x": 1}, "a later process has that number"
         left.write_text(json.dumps({"x": [hung.pid, born]}))
         hung.kill()
-    assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}
+    assert in_time({"x": lambda: 1}, 60.0, left) == {"x": 1}
     assert json.loads(left.read_text()) == {}
 
 
@@ -123,7 +134,7 @@ def test_readers_that_have_ended_are_no_zombies_of_the_machine(monkeypatch: pyte
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"x": 3}', '{"x": [1]}'])
 def test_a_spoilt_note_is_no_obstacle(tmp_path: Path, text: str) -> None:
     (tmp_path / "hung.json").write_text(text)
-    assert in_time({"x": lambda: 1}, 5.0, tmp_path / "hung.json") == {"x": 1}
+    assert in_time({"x": lambda: 1}, 60.0, tmp_path / "hung.json") == {"x": 1}
 
 
 def test_nothing_is_kept_of_a_recorded_machine(tmp_path: Path) -> None:
@@ -162,16 +173,16 @@ def test_a_process_that_the_kernel_does_not_let_go_is_left_behind_once(tmp_path:
         time.sleep(100)
     try:
         begin = time.monotonic()
-        assert str(in_time({"x": hangs}, 1.0, left)["x"]) == "no answer within 1 s"
+        assert str(in_time({"x": hangs}, 10.0, left)["x"]) == "no answer within 10 s"
         for _ in range(3):
-            assert "still hangs in process" in str(in_time({"x": hangs}, 1.0, left)["x"])
-        assert time.monotonic() - begin < 30 and runs.read_text() == "x", "one process, however often it is looked"
+            assert "still hangs in process" in str(in_time({"x": hangs}, 10.0, left)["x"])
+        assert time.monotonic() - begin < 60 and runs.read_text() == "x", "one process, however often it is looked"
         (group / "freezer.state").write_text("THAWED")
         time.sleep(0.3)
         while (group / "tasks").read_text():
             time.sleep(0.05)
         os.waitpid(json.loads(left.read_bytes())["x"][0], 0)
-        assert in_time({"x": lambda: 1}, 5.0, left) == {"x": 1}
+        assert in_time({"x": lambda: 1}, 60.0, left) == {"x": 1}
     finally:
         (group / "freezer.state").write_text("THAWED")
         group.rmdir()

@@ -10,12 +10,14 @@ import sys
 import threading
 import time
 from itertools import cycle
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from survey_agents import agents
 
+from hpc_mp.doctor.survey import agents as pool_module
 from hpc_mp.doctor.survey import measurements as instruments
+from hpc_mp.doctor.survey import probe as probes
 from hpc_mp.doctor.survey.agents import AgentPool
 from hpc_mp.doctor.survey.compute import compute
 from hpc_mp.doctor.survey.facts import NodeFacts, node_facts
@@ -25,17 +27,19 @@ from hpc_mp.doctor.survey.start import AGENT
 from hpc_mp.doctor.survey.transfer import HEADER, TransferPlan, answer, call
 
 
-def test_pairs_measure_both_directions_at_the_same_time() -> None:
+def test_pairs_measure_both_directions_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with agents(4) as local:
-        begin = time.monotonic()
+        orders = list[dict[str, Any]]()
+        order = local.crew.order
+        monkeypatch.setattr(local.crew, "order", lambda given, *rest: (orders.append(given), order(given, *rest))[1])
         samples = local.tools.bandwidth([(0, 1), (2, 3)])
-        assert time.monotonic() - begin < 2 * 2 * (instruments.COUNTED_S + 1)
+        assert [each["pairs"] for each in orders] == [[[0, 1], [2, 3]]]
         assert [(sample.pair, sample.rail) for sample in samples] == [((0, 1), 0), ((2, 3), 0)]
         legs = local.evidence.legs
         assert {(leg.sender, leg.receiver) for leg in legs} == {(0, 1), (1, 0), (2, 3), (3, 2)}
         assert all(leg.rate and leg.rate > 0.05 and leg.segments and not leg.why for leg in legs)
         assert [sample.rate for sample in samples] == [min(leg.rate or 0 for leg in legs[first : first + 2]) for first in (0, 2)]
-        assert [leg.latency is not None and 0 < leg.latency < 0.1 for leg in legs] == [True, False, True, False]
+        assert [leg.latency is not None and 0 < leg.latency < 1 for leg in legs] == [True, False, True, False]
 
 
 def test_a_paced_transfer_sends_little() -> None:
@@ -46,8 +50,7 @@ def test_a_paced_transfer_sends_little() -> None:
 
 
 @pytest.mark.parametrize("fate", [signal.SIGSTOP, signal.SIGKILL])
-def test_a_peer_that_hangs_or_dies_costs_one_round(fate: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instruments, "PATIENCE_S", 1.0)
+def test_a_peer_that_hangs_or_dies_costs_one_round(fate: signal.Signals) -> None:
     with agents(4) as local:
         local.processes[3].send_signal(fate)
         begin = time.monotonic()
@@ -69,7 +72,8 @@ def test_gpus_are_measured_one_by_one_both_ways() -> None:
         assert [(leg.sender, leg.rail) for leg in local.evidence.legs] == [(0, 0), (1, 0)]
 
 
-def test_agents_end_with_the_coordinator() -> None:
+def test_agents_end_with_the_coordinator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "END_S", 60.0)
     with agents(2) as local:
         processes = local.processes
     assert [process.poll() for process in processes] == [0, 0]
@@ -87,7 +91,7 @@ def test_facts_survive_the_way() -> None:
 
 
 def test_who_does_not_know_the_token_is_not_served() -> None:
-    plan = TransferPlan("right-right-righ", 5, seconds=0.1, patience=2.0)
+    plan = TransferPlan("right-right-righ", 5, seconds=0.1, patience=30.0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         port, ends = server.getsockname()[1], []
         serving = threading.Thread(target=lambda: ends.extend(answer(plan, server, 1)))
@@ -109,7 +113,8 @@ def test_a_call_that_never_comes_ends() -> None:
     assert time.monotonic() - begin < 30
 
 
-def test_probes_tell_a_small_mtu_from_a_dead_path() -> None:
+def test_probes_tell_a_small_mtu_from_a_dead_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probes, "LAST_S", 5.0)  # the threads that answer share this process
     with listener(0) as whole, listener(0) as small, listener(0) as dead:
         start_echo(whole)
         threading.Thread(target=_echo_small, args=(small,), daemon=True).start()
@@ -140,7 +145,8 @@ def test_a_throttled_process_computes_little_and_the_same() -> None:
     assert float(share) < 0.4 and digest == free.digest
 
 
-def test_words_of_others_are_kept() -> None:
+def test_words_of_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "DRAIN_S", 60.0)
     pipe = subprocess.PIPE
     words = ["sh", "-c", "echo welcome; echo srun: queued >&2; sleep 0.2"]
     process = subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
@@ -159,8 +165,9 @@ def test_the_last_words_of_a_process_are_heard_though_it_has_ended(monkeypatch: 
         overhear(self, lines)
 
     monkeypatch.setattr(AgentPool, "_overhear", late)
+    monkeypatch.setattr(pool_module, "DRAIN_S", 60.0)
     pipe = subprocess.PIPE
     words = [sys.executable, "-c", "import sys; sys.exit('the last words')"]
     with AgentPool([subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, text=True)]) as pool:
-        assert pool.assemble(lambda _: 1, 5.0, lambda _: None) == {}
+        assert pool.assemble(lambda _: 1, 60.0, lambda _: None) == {}
     assert pool.words == ["the last words"]

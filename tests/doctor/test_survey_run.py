@@ -74,10 +74,12 @@ def interrupted(
 def test_a_survey_that_waits_names_the_nodes_that_are_out(
     sinfo: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """srun queues for some seconds and starts nobody: what was shown by then."""
-    notice = "srun: job 5 queued and waiting for resources"
-    python_program(tmp_path / "srun", f"import sys, time\nprint({notice!r}, file=sys.stderr, flush=True)\ntime.sleep(2)\n")
-    python_program(tmp_path / "sinfo", f"print({sinfo!r})\n")
+    """srun queues until sinfo was asked, and starts nobody: what was shown by then."""
+    notice, asked = "srun: job 5 queued and waiting for resources", tmp_path / "asked"
+    python_program(tmp_path / "srun", (
+        f"import pathlib, sys, time\nprint({notice!r}, file=sys.stderr, flush=True)\n"
+        f"while not pathlib.Path({str(asked)!r}).exists():\n    time.sleep(0.05)\n"))
+    python_program(tmp_path / "sinfo", f"import pathlib\npathlib.Path({str(asked)!r}).touch()\nprint({sinfo!r})\n")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(module, "plan", lambda wish, environ: AgentStart(wish, False, environ, {}))
     steps: list[str] = []

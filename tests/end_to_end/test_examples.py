@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -68,17 +67,21 @@ def test_a_rank_is_killed_and_the_run_is_gone_on_with(tmp_path: Path, forgets: b
     done = local(whole)
     assert done.returncode == 0 and "in 40 steps" in done.stdout, done.stdout + done.stderr
 
-    disturbed = copy("torch-ddp", tmp_path, slow=0.15)
+    disturbed = copy("torch-ddp", tmp_path / "disturbed")
+    program, stands = disturbed / "train.py", disturbed / "stands"  # rank 1 stands still once all have saved what step 10 came to
+    line = "    loss.backward()\n"
+    assert program.read_text().count(line) == 1
+    program.write_text(program.read_text().replace(line, line + (
+        "    if (rank, step) == (1, 12) and not done:\n"
+        f"        Path({str(stands)!r}).touch()\n        __import__('time').sleep(600)\n")))
     if forgets:
-        program = disturbed / "train.py"
         program.write_text(program.read_text().replace("    optimizer.load_state_dict", "    (lambda _: None)"))
     launched = subprocess.Popen([*LAUNCH, "--on", "local"], cwd=disturbed, text=True, stderr=subprocess.PIPE,
                                 env={**os.environ, "PATH": PATH, "PYTHONPATH": str(ROOT)})
-    until(lambda: list(disturbed.glob("runs/*/0001/model.pt")), "a checkpoint", 120)
-    time.sleep(0.5)
+    until(stands.exists, "rank 1 in step 12", 120)
     ranks = [process for process in psutil.Process(launched.pid).children(recursive=True) if "train.py" in process.cmdline()]
-    ranks[1].send_signal(signal.SIGKILL)
-    _, said = launched.communicate(timeout=60)
+    next(each for each in ranks if ("RANK", "1") in each.environ().items()).send_signal(signal.SIGKILL)
+    _, said = launched.communicate(timeout=120)
     assert launched.returncode == 1 and "rank 1 on node0 was killed by SIGKILL" in said, said
     again = local(disturbed, "--resume")
     assert again.returncode == 0, again.stderr

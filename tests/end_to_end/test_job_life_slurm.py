@@ -51,19 +51,20 @@ def said(lab: Cluster, *words: str | Path) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_never_more_runs_at_once_than_the_sweep_allows(mailing: tuple[Lab, Path], job: Path) -> None:
     """On four idle nodes; then one run of another sweep is cancelled, and the whole of it."""
     lab, _ = mailing
     times = job.parent / "times"
-    submit(lab, job, (*ONE, *SWEEP, light(job, f"echo +1 >> '{times}'; sleep 3; echo -1 >> '{times}'")))
-    wait_until(lambda: len(runs(job)) == 4 and all(map(verdict, runs(job))), "all have ended", 120)
+    two = f"until [ $(grep -c +1 '{times}') -ge 2 ]; do sleep 0.1; done"  # the first waits for the second, however late it starts
+    submit(lab, job, (*ONE, *SWEEP, light(job, f"echo +1 >> '{times}'; {two}; sleep 3; echo -1 >> '{times}'")))
+    wait_until(lambda: len(runs(job)) == 4 and all(map(verdict, runs(job))), "all have ended", 240)
     at_once = [sum(int(line) for line in times.read_text().split()[:end + 1]) for end in range(8)]
     assert max(at_once) == 2 and at_once[-1] == 0, at_once
 
     _, job_id = submit(lab, job, (*ONE, *SWEEP, light(job, "sleep 600")))
     array, second = job_id.partition("_")[0], runs(job)[4:]
-    wait_until(lambda: said(lab, "status", array).count("running") == 2, "two run", 60)
+    wait_until(lambda: said(lab, "status", array).count("running") == 2, "two run", 120)
     words = said(lab, "cancel", f"{array}_3")
     assert "stopped" in words and "the other runs of the sweep go on" in words
     said(lab, "cancel", second[0].path, "--all", "--now")
@@ -71,26 +72,28 @@ def test_never_more_runs_at_once_than_the_sweep_allows(mailing: tuple[Lab, Path]
     assert "running" not in said(lab, "status", second[0].path.parent)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_job_starts_when_the_run_that_it_depends_on_has_completed(mailing: tuple[Lab, Path], job: Path) -> None:
     lab, _ = mailing
-    order = job.parent / "order"
-    first, first_id = submit(lab, job, (*ONE, "job.name=first", light(job, f"sleep 4; echo first >> '{order}'")))
+    order, go = job.parent / "order", job.parent / "go"
+    waits = f"until [ -e '{go}' ]; do sleep 0.1; done; echo first >> '{order}'"
+    first, first_id = submit(lab, job, (*ONE, "job.name=first", light(job, waits)))
     rank = executable(job.parent / "other", f"#!/bin/sh\necho second >> '{order}'\n")
     second, _ = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]', f"slurm.python={rank}"))
     assert f"#SBATCH --dependency=afterok:{first_id}\n" in second.script.read_text()
     assert "Dependency" in said(lab, "status", second.path)
-    wait_until(lambda: verdict(second) is not None, "the verdict", 90)
+    go.touch()
+    wait_until(lambda: verdict(second) is not None, "the verdict", 180)
     assert order.read_text() == "first\nsecond\n" and verdict(first) is not None
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_dependency_that_can_never_be_satisfied_is_explained(mailing: tuple[Lab, Path], job: Path) -> None:
     """The run before it is stopped by its user: it has not completed."""
     lab, _ = mailing
     first, _ = submit(lab, job, (*ONE, "job.name=first", light(job, "sleep 600")))
     second, second_id = submit(lab, job, (*ONE, "job.name=second", 'slurm.depends=["runs/first"]'))
-    wait_until(lambda: "running" in said(lab, "status", first.path), "it runs", 60)
+    wait_until(lambda: "running" in said(lab, "status", first.path), "it runs", 120)
     said(lab, "cancel", first.path, "--now")
     wait_until(lambda: "DependencyNeverSatisfied" in said(lab, "status", second.path), "Slurm says it", 60)
     assert "so it never starts" in said(lab, "status", second.path)
@@ -100,7 +103,7 @@ def test_a_dependency_that_can_never_be_satisfied_is_explained(mailing: tuple[La
         lab, "launch", job, "--on", "slurm", "--set", 'slurm.depends=["runs/first"]')
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("ends", "words"), [("exit 0", "Ended"), ("exit 3", "Failed")])
 def test_one_mail_at_the_end_of_a_run(mailing: tuple[Lab, Path], job: Path, ends: str, words: str) -> None:
     """Of a run that is queued again once: none at that, and one that says how it ended."""
@@ -110,7 +113,7 @@ def test_one_mail_at_the_end_of_a_run(mailing: tuple[Lab, Path], job: Path, ends
     once = f"'{job.parent}/once'"
     rank = light(job, f"[ -e {once} ] || {{ touch {once}; exit 75; }}; {ends}")
     run, job_id = submit(lab, job, (*ONE, "notify.mail=me@example.org", rank))
-    wait_until(lambda: verdict(run) is not None, "the verdict", 120)
+    wait_until(lambda: verdict(run) is not None, "the verdict", 180)
     wait_until(lambda: lab.run(["squeue", "--noheader"]).stdout.strip() == "" and mails.read_text() != "", "a mail came", 60)
     assert run.attempt() == 2, "it was queued again"
     assert len(sent := mails.read_text().splitlines()) == 1, sent

@@ -201,7 +201,7 @@ def test_usr2_at_twenty_random_moments(lab: Cluster, job: Path, capsys: pytest.C
 
 
 def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cluster, job: Path) -> None:
-    longer = (*TWO, "train.steps=40", "train.global_batch=8", "checkpoint.every=20")
+    longer = (*TWO, "train.steps=80", "train.global_batch=8", "checkpoint.every=20")
     slow = with_fault(job, "time.sleep(0.3)", node="n2", local=0, step="step")
     run, job_id = submit(lab, job, (*longer, *slow))
     until(lambda: steps(run) >= 3, "some steps")
@@ -214,7 +214,7 @@ def test_usr2_requeues_cancel_saves_resume_goes_on_and_no_number_changes(lab: Cl
     first, second = history(run)
     assert (first["kind"], first["action"]) == ("stopped", "requeue")
     assert (second["kind"], second["action"], second["step"]) == ("stopped", "done", done)
-    assert status(lab, run)["state"] == "stopped" and done < 40
+    assert status(lab, run)["state"] == "stopped" and done < 80
     (job.parent / "fault" / "sitecustomize.py").unlink()
     ended = launch(lab, job, (*longer, *slow), "--resume")
     assert ended["run"] == str(run.path) and losses(run.path) == emulated(job, longer)

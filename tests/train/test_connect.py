@@ -15,8 +15,8 @@ from layouts import job, layout, run_engine, write_text
 from hpc_mp.train.engine import groups
 
 
-def connect_as_nccl() -> None:
-    """A rank's first message to or from another in a group blocks until the other's first message there."""
+def connect_as_nccl(seconds: float = 90.0) -> None:
+    """A rank's first message to or from another in a group blocks until the other's first message there, or for so long."""
     store_of = dist.distributed_c10d._get_default_store
     connected = set()
 
@@ -26,7 +26,7 @@ def connect_as_nccl() -> None:
             if pair not in connected:
                 connected.add(pair)
                 store_of().set(f"{pair} {dist.get_rank()}", "")
-                store_of().wait([f"{pair} {other}"], timedelta(seconds=10))
+                store_of().wait([f"{pair} {other}"], timedelta(seconds=seconds))
             return function(tensor, other, group=group)
 
         return call
@@ -36,7 +36,7 @@ def connect_as_nccl() -> None:
 
 
 def connect_in_the_first_step() -> None:
-    connect_as_nccl()
+    connect_as_nccl(10.0)
     groups._say_hello = lambda channels, here, device: None
 
 

@@ -318,7 +318,7 @@ def test_a_moved_run_keeps_its_tokenizer_and_one_without_says_so(
 
 def test_the_command_answers_in_one_paragraph_and_exits_2(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "hpc_mp", "export", str(tmp_path), "--output", str(tmp_path / "model")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.startswith(f"hpc-mp: run {tmp_path}: is neither a run directory nor holds numbered runs. ")

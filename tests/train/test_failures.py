@@ -78,7 +78,7 @@ def test_a_failure_names_rank_node_and_coordinates(tmp_path: Path) -> None:
 def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:
     write_text(tmp_path)
     spec = job(tmp_path, "gpt2", ["job.ranks_per_node=2", "parallel.pipeline=2", "parallel.microbatches=2",
-                                "job.step_timeout=7"])
+                                "job.step_timeout=70"])
     run = start(spec)
 
     def rank() -> tuple[int, list[float]]:
@@ -94,7 +94,7 @@ def test_groups_of_a_step_time_out_as_the_job_says(tmp_path: Path) -> None:
         main.build = looked
         return train(run.job), seen
 
-    assert run_ranks(2, rank) == [(0, [21.0] * 3)] * 2
+    assert run_ranks(2, rank) == [(0, [210.0] * 3)] * 2
 
 
 def test_a_long_log_is_capped_while_its_writer_goes_on(tmp_path: Path) -> None:

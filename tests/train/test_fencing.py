@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,10 +81,21 @@ def test_a_rank_at_another_place_than_the_placement_says_fails() -> None:
 # --- fences ----------------------------------------------------------------------------------------------------------
 
 
+PORTS: list[socket.socket] = []
+"""Bound, so that nobody else gets these ports; but they do not listen, so that a rank can."""
+
+
+def a_port() -> int:
+    free = socket.socket()
+    free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    free.bind(("127.0.0.1", 0))
+    PORTS.append(free)
+    port: int = free.getsockname()[1]
+    return port
+
+
 def written(run: RunDirectory, token: str = "7.0.1", **more: Any) -> AttemptRecord:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    record = AttemptRecord(token, 3, ("b", "a"), "127.0.0.1", port, "s", **more)
+    record = AttemptRecord(token, 3, ("b", "a"), "127.0.0.1", a_port(), "s", **more)
     write_attempt(run.attempt_record, record)
     return record
 
@@ -216,11 +228,11 @@ def test_the_lookout_sees_file_and_clock(tmp_path: Path) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)]
     try:
         now = time.time()
-        assert reason(None, 0) == reason(now + 100, 50) == 0
-        assert reason(now + 100, 101) == TIME_LIMIT
-        assert reason(now + 100, 50, Pace(step=13, save=29)) == 0
-        assert reason(now + 100, 50, Pace(step=13, save=31)) == TIME_LIMIT
-        assert reason(now + 100, 101, trigger="stop") == STOP_FILE
+        assert reason(None, 0) == reason(now + 10_000, 5_000) == 0
+        assert reason(now + 10_000, 10_001) == TIME_LIMIT
+        assert reason(now + 10_000, 5_000, Pace(step=1_300, save=2_900)) == 0
+        assert reason(now + 10_000, 5_000, Pace(step=1_300, save=3_100)) == TIME_LIMIT
+        assert reason(now + 10_000, 10_001, trigger="stop") == STOP_FILE
         flag = StopFlag()
         os.kill(os.getpid(), signal.SIGUSR2)
         flag.set(STOP_FILE)
@@ -262,11 +274,23 @@ def test_the_trigger_file_stops_a_run_between_steps(place_: Path) -> None:
 def test_the_clock_stops_a_run_before_the_job_ends(place_: Path) -> None:
     spec = job(place_, "gpt2", ["train.steps=100000"])
     run = start(spec)
-    end = time.time() + 1008
+    end = time.time() + 10_000
     written(run, end=end, grace=1000.0)
-    steps, detail, last = ended(spec, run, as_slurm(run))
-    assert steps > 0 and detail == "time limit" and "time limit" in last
-    assert end - 1000 <= time.time() < end - 900
+
+    def steps_of_a_second() -> None:
+        """By a clock on which the seventh step, that of number 6, begins when the grace does."""
+        from hpc_mp.train.rank import signals
+        from hpc_mp.train.rank import trainer as loop
+        step = loop.Trainer._step
+
+        def planted(self: Any, number: int, *rest: Any) -> Any:
+            signals.time = SimpleNamespace(time=lambda: end - 1006 + number)  # type: ignore[assignment]
+            return step(self, number, *rest)
+
+        loop.Trainer._step = planted
+
+    steps, detail, last = ended(spec, run, as_slurm(run, before=steps_of_a_second))
+    assert steps == 8 and detail == "time limit" and "time limit" in last, "the step after it is the last one"
 
 
 @pytest.mark.parametrize("phase", ["meeting", "tokenizing", "restoring"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import selectors
 import signal
 import socket
 import threading
@@ -24,10 +23,10 @@ from hpc_mp.rundir import RunDirectory, read_json, read_lines
 from hpc_mp.train.rank import heartbeat_server, watchdog
 from hpc_mp.train.rank.failures import Hung, NodeLost
 from hpc_mp.train.rank.heartbeat_client import Client, greeting
-from hpc_mp.train.rank.heartbeat_server import FAREWELL, NONCE, NodeSilence, Server, suspects
+from hpc_mp.train.rank.heartbeat_server import BEAT, FAREWELL, NONCE, NodeSilence, Server, suspects
 from hpc_mp.train.rank.watchdog import Watchdog
 
-TIMEOUT = 1.2
+TIMEOUT = 2.4
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=8), st.sets(st.integers(0, 7)))
@@ -96,7 +95,7 @@ def test_rank_0_names_exactly_the_silent_nodes(nodes: int, mute: list[int], name
     first = server(nodes)
     others = [Mute(first, node) if node in mute else client(first, node) for node in range(1, nodes)]
     if named:
-        until(lambda: first.said, 15)
+        until(lambda: first.said)
         assert (first.said[0].facts["nodes"], first.said[0].facts["ambiguous"]) == (tuple(named), ambiguous)
         assert first.said[0].facts["silent"]
     else:
@@ -111,10 +110,11 @@ def test_rank_0_names_exactly_the_silent_nodes(nodes: int, mute: list[int], name
 def test_who_breaks_off_is_named_and_who_takes_leave_is_not() -> None:
     first = server(4)
     orderly, staying, broken = client(first, 1), client(first, 2), Mute(first, 3)
-    time.sleep(0.3)
+    assert isinstance(first.part, Server)
+    until(lambda: len(first.part.connected) == 3)
     orderly.close()
     broken.close()
-    until(lambda: first.said, 10)
+    until(lambda: first.said)
     assert first.said[0].facts == {"nodes": ("n3",), "silent": False, "ambiguous": False}
     assert not orderly.said and not staying.said
     staying.close()
@@ -126,7 +126,7 @@ def test_a_client_names_the_node_of_rank_0() -> None:
         other = Node(Client(listener.getsockname(), 1, "n0", False, "7.0", TIMEOUT, said.append), said)
         connection, _ = listener.accept()
         connection.sendall(b"0" * NONCE)  # and then nothing
-        until(lambda: said, 20)
+        until(lambda: said)
         assert said[0].facts == {"nodes": ("n0",), "silent": True, "ambiguous": False}
         connection.close()
         other.close()
@@ -141,7 +141,7 @@ def test_strangers_and_ranks_of_another_start_are_shown_out() -> None:
         scanner.sendall(b"GET / HTTP/1.0\r\n\r\n" * 50)
         time.sleep(2 * TIMEOUT)
     with socket.create_connection(("127.0.0.1", first.part.port)) as replaying:
-        replaying.settimeout(5)
+        replaying.settimeout(60)
         replaying.recv(NONCE, socket.MSG_WAITALL)
         replaying.sendall(greeting("7.0", "1", "0" * NONCE))  # what a node has once said to another challenge
         assert replaying.recv(1) == b""
@@ -162,7 +162,7 @@ def test_a_start_that_takes_long_fools_nobody(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(heartbeat_server, "START_S", 0.0)
     first = server(3)
     early = client(first, 1)
-    until(lambda: first.said, 15)
+    until(lambda: first.said)
     assert first.said[0].facts["nodes"] == ("n2",), "negative control: who never comes is lost"
     early.close()
 
@@ -171,30 +171,37 @@ def test_a_thousand_nodes() -> None:
     """All beat from one selector; the server takes little of a core and loses none."""
     first = server(1001)
     assert isinstance(first.part, Server)
-    selector = selectors.DefaultSelector()
-    for node in range(1, 1001):
-        connection = greeted(first.part.port, node)
-        selector.register(connection, selectors.EVENT_READ)
-    connections = [key.fileobj for key in selector.get_map().values()]
-    for _ in range(20):
-        time.sleep(TIMEOUT / 6)
+    connections: list[socket.socket] = []
+
+    def beat() -> None:
         for connection in connections:
-            connection.send(b"b")  # type: ignore[union-attr]
+            connection.send(BEAT)
+
+    for node in range(1, 1001):
+        connections.append(greeted(first.part.port, node))
+        if node % 100 == 0:  # on a busy machine the others take longer than a timeout
+            beat()
+    for _ in range(12):
+        time.sleep(TIMEOUT / 6)
+        beat()
     assert first.said == []
     for connection in connections:
-        connection.send(FAREWELL)  # type: ignore[union-attr]
-        connection.close()  # type: ignore[union-attr]
+        connection.send(FAREWELL)
+        connection.close()
     first.close()
 
 
 # --- the step watchdog -----------------------------------------------------------------------------------------------
 
 
-def barks(feed: Callable[[Watchdog], None], **limits: float) -> list[Hung]:
+def barks(feed: Callable[[Watchdog], None], awaited: bool = False, **limits: float) -> list[Hung]:
+    """What the watchdog has said once it was fed, or, where it is ``awaited``, once it has said something."""
     said: list[Hung] = []
     every: dict[watchdog.Phase, float] = {"start": 0, "load": 0, "first step": 0, "step": 0, "save": 0}
     with Watchdog(every | limits, said.append) as dog:  # type: ignore[operator]
         feed(dog)
+        if awaited:
+            until(lambda: said)
     return said
 
 
@@ -205,17 +212,17 @@ def steps(dog: Watchdog, count: int, seconds: float, phase: watchdog.Phase = "st
 
 
 def test_the_watchdog_barks_when_no_step_comes_and_only_then() -> None:
-    assert barks(lambda dog: steps(dog, 6, 0.3), step=1.0) == []
+    assert barks(lambda dog: steps(dog, 15, 0.3), step=4.0) == []
     assert barks(lambda dog: steps(dog, 1, 1.0)) == []
-    said = barks(lambda dog: (steps(dog, 1, 0.1), steps(dog, 1, 2.0)), step=0.3)
+    said = barks(lambda dog: steps(dog, 2, 0.1), awaited=True, step=0.3)
     assert len(said) == 1 and "0.3 s" in str(said[0]) and "test_heartbeat.py" in "".join(said[0].__notes__)
 
 
 @pytest.mark.parametrize(("phase", "said"), watchdog.LATE.items())
 def test_every_phase_has_a_limit_of_its_own(phase: watchdog.Phase, said: str) -> None:
     others = {other: 0.2 for other in watchdog.LATE if other not in (phase, "start")}
-    assert barks(lambda dog: steps(dog, 1, 0.8, phase), **others, **{phase: 2.0}) == []
-    (hang,) = barks(lambda dog: steps(dog, 1, 0.8, phase), **{phase: 0.2})
+    assert barks(lambda dog: steps(dog, 1, 0.8, phase), **others, **{phase: 60.0}) == []
+    (hang,) = barks(lambda dog: dog.now(phase), awaited=True, **{phase: 0.2})
     assert str(hang).startswith(f"{said} in 0.2 s; the rank stands in ")
 
 
@@ -247,15 +254,15 @@ def stopped(job: Path, mark: str, rank: int, nodes: int, *overrides: str) -> Run
 @pytest.mark.parametrize(("rank", "reporters"), [(2, {0}), (0, {1, 2})])
 def test_a_stopped_rank_is_named_by_its_node(job: Path, mark: str, rank: int, reporters: set[int]) -> None:  # noqa: F811
     """Of several that notice it, one may end before another does, which then has lost that one."""
-    run = stopped(job, mark, rank, 3, "job.heartbeat_timeout=3")
+    run = stopped(job, mark, rank, 3, "job.heartbeat_timeout=8")
     failures = [read_json(path) for path in (run.failure(1, reporter) for reporter in reporters) if path.exists()]
     assert ("lost", [f"node{rank}"]) in [(failure["kind"], failure["nodes"]) for failure in failures]
-    assert "node" in run.main_log.read_text() and f"node{rank} gave no sign of life for 3 s" in run.main_log.read_text()
+    assert "node" in run.main_log.read_text() and f"node{rank} gave no sign of life for 8 s" in run.main_log.read_text()
 
 
 def test_a_step_that_never_ends_is_noticed_by_every_rank_that_waits(job: Path, mark: str) -> None:  # noqa: F811
-    run = stopped(job, mark, 1, 2, "job.heartbeat_timeout=0", "job.step_timeout=4")
+    run = stopped(job, mark, 1, 2, "job.heartbeat_timeout=0", "job.step_timeout=10")
     failure = read_json(run.failure(1, 0))
-    assert failure["kind"] == "hang" and "no step was finished in 4 s" in failure["message"]
+    assert failure["kind"] == "hang" and "no step was finished in 10 s" in failure["message"]
     assert "Thread 0x" in run.rank_log(0).read_text(), "the stacks of all threads are in the rank's log"
     assert "rank 0 on node0 (dp 0, pp 0, tp 0) failed: Hung" in run.main_log.read_text()

@@ -15,8 +15,8 @@ def noted(file: Path) -> int:
 
 
 def settled(file: Path, expected: float) -> bool:
-    """Whether the note comes to within a tenth of ``expected`` bytes in some seconds; every reading on the way is a number."""
-    deadline = time.monotonic() + 10
+    """Whether the note comes to within a tenth of ``expected`` bytes in a minute; every reading on the way is a number."""
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if file.exists() and abs(noted(file) - expected) < expected / 10:
             return True

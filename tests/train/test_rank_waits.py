@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from launching import until
 from ranks import run_ranks
 
 from hpc_mp.rundir import create_run
@@ -67,16 +67,18 @@ def test_who_stands_still_writes_and_takes_it_back(tmp_path: Path) -> None:
         with waits.listening(), noted(waits, run, 1, 0.0):
             dist.barrier()
             if me == 1:
-                time.sleep(4)
+                until(lambda: len(run.standing.found(1)) == 2)
                 found = awaited(read_standings(run, 1), range(2))
             else:
                 found = None
             dist.all_reduce(torch.ones(1))
-            for _ in range(20):  # it moves again
-                time.sleep(0.1)
-                waits.at(1, 0)
-            left = [path.name for path in run.standing.found(1)]
-        dist.barrier()
-        return found and (found.rank, found.by), left
 
-    assert run_ranks(2, rank) == [(None, []), ((1, (0,)), [])]
+            def taken_back() -> bool:
+                waits.at(1, 0)  # it moves again
+                return not run.standing.found(1)
+
+            until(taken_back)
+        dist.barrier()
+        return found and (found.rank, found.by)
+
+    assert run_ranks(2, rank) == [None, (1, (0,))]

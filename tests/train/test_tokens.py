@@ -221,7 +221,7 @@ def test_processes_that_prepare_at_once(tmp_path: Path, damaged: bool) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    outputs = [process.communicate(timeout=100) for process in processes]
+    outputs = [process.communicate(timeout=240) for process in processes]
     assert {process.returncode for process in processes} == {0}, outputs
     assert len({out for out, _ in outputs}) == 1
     token_set = load_tokens(Path(outputs[0][0].split()[0]))

@@ -103,8 +103,9 @@ def _result(task: Callable[[], object]) -> object:
 def _kill(running: Mapping[str, int]) -> dict[str, int]:
     """End these children; returns those that do not go, because the kernel holds them or something they started."""
     for pid in running.values():
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
+        for kill in (os.killpg, os.kill):  # one that has not come to lead its session yet has no group of this number
+            with contextlib.suppress(ProcessLookupError):
+                kill(pid, signal.SIGKILL)
     end = time.monotonic() + _GRACE_S
     while (hung := {name: pid for name, pid in running.items() if _stays(pid)}) and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -114,7 +115,8 @@ def _kill(running: Mapping[str, int]) -> dict[str, int]:
 def _stays(pid: int) -> bool:
     """Whether this child, or a program that it started, is still there; if the child has ended, it is no zombie after this."""
     with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, os.WNOHANG)
+        if os.waitpid(pid, os.WNOHANG) == (0, 0):
+            return True
     return _is_there(pid, _born(pid))
 
 
