@@ -39,8 +39,9 @@ LONGEST = (
 # Tests that start processes and wait for them, on machines that may be slow. `make test` gives one that fails a second chance and
 # names it (RERUN). All others compute: what is wrong once is wrong, so they have none (nor has `make prove`).
 TIMED = ("tests/clouds", "tests/cluster", "tests/doctor", "tests/end_to_end", "tests/environment", "tests/lab", "tests/launch",
-         "tests/machines", "tests/package", "tests/program", "tests/supervisor", "tests/train/test_fencing",
-         "tests/train/test_heartbeat", "tests/train/test_tokens")
+         "tests/machines", "tests/package", "tests/program", "tests/report/test_notify", "tests/supervisor",
+         "tests/train/test_fencing", "tests/train/test_heartbeat", "tests/train/test_rank_waits", "tests/train/test_rendezvous",
+         "tests/train/test_tokens")
 
 
 @cache
