@@ -314,7 +314,7 @@ def test_ranks_hold_the_run_after_their_launcher(job: Path, mark: str) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         running.process.kill()
-        until(lambda: not marked(mark), 3)
+        until(lambda: not marked(mark))
         until(lambda: free(lock), 3)  # the kernel closes a dead process's files a moment later
     running.process.communicate()
 

@@ -151,7 +151,7 @@ def test_an_interrupt_ends_the_waiting_not_the_job(cluster: Cluster, job: Path, 
     process = cluster.start(mark, job, "--on", "slurm", "--wait", "--json")
     until((cluster.folder / "looked").exists)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 0 and json.loads(out)["state"] == "submitted"
     assert "job 4242 goes on, `hpc-mp cancel" in err
 
@@ -180,7 +180,7 @@ def test_an_interrupted_step_saves_first(cluster: Cluster, job: Path, mark: str)
     process = cluster.start(mark, job, "--json", SLURM_JOB_ID="7", SLURM_JOB_NODELIST="host[7-8]")
     until(ready.exists)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 1 and json.loads(out)["state"] == "stopped" and "saving at the next step" in err
 
 
@@ -191,5 +191,5 @@ def test_a_step_interrupted_twice_is_killed(cluster: Cluster, job: Path, mark: s
     until(ready.exists)
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 1 and json.loads(out)["state"] == "stopped" and "killed" in err

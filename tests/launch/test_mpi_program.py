@@ -130,7 +130,7 @@ def test_cancel_asks_the_program_to_stop(here: Path, start: str, number: str) ->
     until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs), 60)
     done = subprocess.run([sys.executable, "-m", "hpc_mp", "cancel", str(found.path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "stopped" in done.stdout, done.stdout + done.stderr
-    launched.communicate(timeout=30)
+    launched.communicate(timeout=120)
     assert verdict(found).state == "stopped"  # type: ignore[union-attr]
     asked = [log.read_text().count("asked") for log in logs]
     assert max(asked) == 1 and sum(asked) >= 1, asked

@@ -142,7 +142,7 @@ def there(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def ended(lab: Lab, job: SubmittedJob) -> str:
-    return lab.wait_job(int(job.id), timeout=30)["JobState"]
+    return lab.wait_job(int(job.id), timeout=120)["JobState"]
 
 
 def test_slurm_gives_one_result_per_task(lab: Lab, there: dict[str, Any]) -> None:
