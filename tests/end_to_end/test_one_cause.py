@@ -72,7 +72,7 @@ KINDS: dict[str, tuple[str, str]] = {
     "native": ("silent", "gave no sign of life: "),
 }
 # Each way in which a rank can end or stand, and each rank; `make prove` takes the product.
-COVER = [("stopped", 1), ("killed", 3), ("crashed", 0), ("loader", 2), ("native", 0), ("error", 2), ("user", 1)]
+COVER = [("stopped", 1), ("killed", 3), ("crashed", 0), ("loader", 2), ("forward", 2), ("native", 0), ("error", 2), ("user", 1)]
 PRODUCT = [(fault, rank) for fault in FAULTS for rank in range(4) if (fault, rank) not in COVER]
 
 
