@@ -53,6 +53,7 @@ ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 ENGINE = (f"job.nodes={NODES}", "job.ranks_per_node=1", "parallel.tensor=2", "parallel.pipeline=2", "parallel.microbatches=3",
           "train.dropout=0.1", f"checkpoint.every={EVERY}", "checkpoint.keep=2", "slurm.retries=20", "job.heartbeat_timeout=15",
           "train.global_batch=6")
+SIGNALS = {"engine": "USR2", "program": "TERM"}
 PROGRAM = """
 [job]
 name = "exact"
@@ -164,7 +165,7 @@ class Campaign:
             return False
         if moment in ("start", "queued"):
             time.sleep(self.draw.uniform(0, 6))
-        scene = Scene(self.lab, job_id, hosts_of(run) or self.lab.nodes, self.draw)
+        scene = Scene(self.lab, job_id, hosts_of(run) or self.lab.nodes, self.draw, SIGNALS[self.kind])
         step, attempt = max((line["step"] for line in read_lines(run.metrics)), default=0), newest_attempt(run)
         hosts = FAULTS[kind].plant(scene)
         if hosts is None:  # nothing was there that it could hit

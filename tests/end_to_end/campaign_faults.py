@@ -48,6 +48,7 @@ class Scene:
     job_id: str
     hosts: Sequence[str]
     draw: random.Random
+    signal: str = "USR2"
     later: list[tuple[float, Callable[[], object]]] = field(default_factory=list)
 
     def after(self, seconds: float, mend: Callable[[], object]) -> None:
@@ -164,9 +165,9 @@ def preempted(grace: int) -> Callable[[Scene], Hit]:
 
 
 def said(*words: str) -> Callable[[Scene], Hit]:
-    """A command of Slurm about the job."""
+    """A command of Slurm about the job; {signal} is the one by which its ranks are asked to save and stop."""
     def fault(scene: Scene) -> Hit:
-        scene.slurm(*words, scene.job_id)
+        scene.slurm(*(word.format(signal=scene.signal) for word in words), scene.job_id)
         return ()
     return fault
 
@@ -223,8 +224,8 @@ FAULTS: dict[str, Fault] = {
     "requeued": Fault(said("scontrol", "requeue")),
     "preempted with grace": Fault(preempted(20)),
     "preempted at once": Fault(preempted(0)),
-    "USR2": Fault(said("scancel", "--signal=USR2")),
-    "TERM": Fault(said("scancel", "--full", "--signal=TERM")),
+    "signal to the ranks": Fault(said("scancel", "--signal={signal}")),
+    "SIGTERM to all": Fault(said("scancel", "--full", "--signal=TERM")),
     "slurmctld killed": Fault(controller_killed, ends=False),
     "slurmd killed": Fault(node_daemon_killed, ends=False),
 }
