@@ -102,19 +102,20 @@ def read_peers(source: NodeSource) -> GpuTopology | None:
 
 
 def _of_whole_gpus(source: NodeSource, told: GpuTopology) -> GpuTopology:
-    """``told`` without the GPUs in MIG mode where NVSwitches join all others: they have no NVLink."""
-    models = read_models(source)
+    """``told`` without the GPUs in MIG mode."""
     alone = any(way not in ("X", "OK") and not way.startswith("NV") for (gpu, other), way in told.paths.items()
                 if gpu.startswith("GPU") and other.startswith("GPU"))
-    cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone and any(each.switched for each in models) else set()
-    return replace(told, gpus=tuple(gpu for gpu in told.gpus if gpu not in cut), alike=all(each.switched for each in models),
+    cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone else set()
+    return replace(told, gpus=tuple(gpu for gpu in told.gpus if gpu not in cut),
+                   alike=all(each.switched for each in read_models(source)),
                    paths={pair: way for pair, way in told.paths.items() if cut.isdisjoint(pair)})
 
 
 def _in_mig(source: NodeSource) -> frozenset[int]:
-    """Indexes of the GPUs that are cut into instances. Raises Unavailable."""
-    asked = ask_smi(source)
-    return frozenset(gpu.index for gpu in (asked.smi.gpus if asked.smi else ()) if gpu.says("mig_mode/current_mig") == "Enabled")
+    """Indexes of the GPUs in MIG mode, which have no NVLink; none where no NVSwitches join the GPUs. Raises Unavailable."""
+    asked = ask_smi(source) if any(each.switched for each in read_models(source)) else None
+    return frozenset(gpu.index for gpu in (asked.smi.gpus if asked and asked.smi else ())
+                     if gpu.says("mig_mode/current_mig") == "Enabled")
 
 
 def _is_error(name: str) -> bool:
