@@ -55,5 +55,5 @@ def ask(argv: Sequence[str], timeout: float | None = 3.0, environ: Mapping[str, 
 
 
 def failure(name: str, code: int, out: str, err: str) -> CommandFailed:
-    """Of a program that exited with ``code``. Some, like nvidia-smi, say on stdout what is wrong."""
+    """The error of a program that exited with ``code``. Some, like nvidia-smi, say on stdout what is wrong."""
     return CommandFailed(err.strip() or out.strip()[:_LONGEST] or f"{name} exited with {code}", code, out)

@@ -101,14 +101,14 @@ def read_peers(source: NodeSource) -> GpuTopology | None:
     return _of_whole_gpus(source, _topology(source.answer(NVLINK_PEERS))) if switched else None
 
 
-def _of_whole_gpus(source: NodeSource, told: GpuTopology) -> GpuTopology:
-    """``told`` without the GPUs in MIG mode."""
-    alone = any(way not in ("X", "OK") and not way.startswith("NV") for (gpu, other), way in told.paths.items()
+def _of_whole_gpus(source: NodeSource, topology: GpuTopology) -> GpuTopology:
+    """The topology without the GPUs in MIG mode."""
+    alone = any(way not in ("X", "OK") and not way.startswith("NV") for (gpu, other), way in topology.paths.items()
                 if gpu.startswith("GPU") and other.startswith("GPU"))
     cut = {f"GPU{gpu}" for gpu in _in_mig(source)} if alone else set()
-    return replace(told, gpus=tuple(gpu for gpu in told.gpus if gpu not in cut),
+    return replace(topology, gpus=tuple(gpu for gpu in topology.gpus if gpu not in cut),
                    alike=all(each.switched for each in read_models(source)),
-                   paths={pair: way for pair, way in told.paths.items() if cut.isdisjoint(pair)})
+                   paths={pair: way for pair, way in topology.paths.items() if cut.isdisjoint(pair)})
 
 
 def _in_mig(source: NodeSource) -> frozenset[int]:

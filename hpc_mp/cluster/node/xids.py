@@ -49,7 +49,7 @@ class XidLine:
 
     @property
     def kind(self) -> str:
-        """Of lines of one kind, the last counts: the recovery action that is wanted now, say."""
+        """Equal for lines of which the last counts, such as those about the recovery action."""
         return "154" if self.number == 154 else f"{self.meaning} {self.action}"
 
     def __str__(self) -> str:
@@ -132,8 +132,8 @@ _UNNUMBERED: tuple[tuple[re.Pattern[str], int | None, Xid], ...] = (
 def xid(line: str) -> XidLine | None:
     """What a line of the kernel's log says; None for a line that tells of no error of a GPU."""
     if (found := _XID.search(line)) is None:
-        return next((XidLine(_address(told[1]), number, entry.meaning, entry.action)
-                     for pattern, number, entry in _UNNUMBERED if (told := pattern.search(line))), None)
+        return next((XidLine(_address(words[1]), number, entry.meaning, entry.action)
+                     for pattern, number, entry in _UNNUMBERED if (words := pattern.search(line))), None)
     number = int(found[2])
     entry = XIDS.get(number, _OTHER)
     if number == 154 and (wanted := _RECOVERY.search(line)):

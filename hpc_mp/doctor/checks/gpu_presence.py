@@ -12,7 +12,7 @@ from hpc_mp.cluster.node.gpu_driver import GpuDriver, SmiAnswer, ask_smi, read_d
 from hpc_mp.cluster.node.nvidia_smi import GpuReport
 from hpc_mp.cluster.node.source import Unavailable
 from hpc_mp.doctor.checks.check import Check
-from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, row, seen, told, usual_of
+from hpc_mp.doctor.checks.per_gpu import GpuFault, NotApplicable, driver_error, row, seen, usual_of
 
 # nvidia-smi's exit codes: its manual page, and azurehpc-health-checks.
 EXITS: dict[int, tuple[Severity, str, str]] = {
@@ -129,7 +129,7 @@ def alike(asked: SmiAnswer) -> Iterator[Finding]:
 
 def answers(gpu: GpuReport) -> GpuFault | None:
     failed = gpu.failed()
-    errors = [f"{told(words)}, for {_some([path for path, said in failed.items() if said == words])}"
+    errors = [f"{driver_error(words)}, for {_some([path for path, said in failed.items() if said == words])}"
               for words in dict.fromkeys(failed.values())]
     return GpuFault("error", "; ".join(errors)) if errors else None
 

@@ -95,8 +95,8 @@ def usual_of(values: Sequence[str]) -> str | None:
     return commonest if 2 * values.count(commonest) > len(values) else None
 
 
-def told(words: str) -> str:
-    """Of a GPU of which the driver has no value but the words of an error."""
+def driver_error(words: str) -> str:
+    """The evidence for a GPU of which the driver has the words of an error instead of a value."""
     return f"the driver answers: {words}"
 
 
@@ -105,7 +105,7 @@ def _why(gpu: GpuReport, paths: Sequence[str]) -> Exception:
         return NotApplicable()
     failed = [words for path, words in gpu.failed().items() if path in paths]
     if failed:
-        return Unavailable(told(failed[0]))
+        return Unavailable(driver_error(failed[0]))
     if any(path in gpu.values for path in paths):
         return NotApplicable()
     if any(path.startswith(f"{said}/") for path in paths for said in gpu.values):  # the whole group is one "N/A"
