@@ -43,6 +43,9 @@ CASES = (
                                LIST: "".join(answer("ndv5", LIST).splitlines(keepends=True)[1:])}, "error", "PCI bus 7"),
     Case("gpu-count", "p4d", {"/dev/nvidia5": None}, "error", "/dev/nvidia* 7"),
     Case("gpu-count", "p5", {LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:6])}, "error", "nvidia-smi 6"),
+    *(Case("gpu-count", "p5", {LIST: words + "".join(answer("p5", LIST).splitlines(keepends=True)[1:])}, "error",
+           f"nvidia-smi 7, /dev/nvidia* 8; {words.strip()}") for words in UNREACHED),
+    Case("gpu-smi", "ndv4", {SMI: (15, LOST), USED: (15, answer("ndv4", USED) + LOST)}, "error", LOST.strip()),
     Case("gpu-count", "gb200", {LIST: 15}, "unknown", "nvidia-smi exited with 15"),
     *(Case("gpu-smi", "ndv5", {SMI: code}, outcome, evidence) for code, outcome, evidence in (
         (9, "error", "the driver is not loaded"), (15, "error", "fallen off the bus"), (14, "error", "infoROM is corrupt"),

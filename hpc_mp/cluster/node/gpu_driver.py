@@ -51,7 +51,7 @@ class GpuDriver:
         taken: of those that the driver has (``/proc/driver/nvidia/gpus``).
         excluded: of those that it is configured to leave alone.
         listed: GPUs that nvidia-smi lists; None where it gives no list.
-        unlisted: why it gives none.
+        complaint: its words beside the list or instead of it.
         nodes: the device files: ``nvidia0``, ``nvidiactl``, ``nvidia-uvm`` …
         loaded: version of the module that runs; None when none runs.
         libraries: versions of libnvidia-ml on this file system, as their file names say.
@@ -64,7 +64,7 @@ class GpuDriver:
     taken: tuple[str, ...]
     excluded: tuple[str, ...]
     listed: int | None
-    unlisted: str
+    complaint: str
     nodes: tuple[str, ...]
     loaded: str | None
     libraries: tuple[str, ...]
@@ -100,13 +100,13 @@ def read_driver(source: NodeSource) -> GpuDriver:
     """Never raises: that something is not there is part of the answer."""
     excluded = {address(path.split("/")[-2]): bool(re.search(r"GPU Excluded:\s*Yes", maybe(source.text, path) or ""))
                 for path in source.names(_INFORMATION)}
-    listed, unlisted = _list(source) if has_gpus(source) else (None, "no GPU, no driver")
+    listed, complaint = _list(source) if has_gpus(source) else (None, "no GPU, no driver")
     return GpuDriver(
         on_bus=_on_bus(source),
         taken=tuple(bus for bus, left_alone in excluded.items() if not left_alone),
         excluded=tuple(bus for bus, left_alone in excluded.items() if left_alone),
         listed=listed,
-        unlisted=unlisted,
+        complaint=complaint,
         nodes=tuple(path[len("/dev/"):] for path in source.names("/dev/nvidia*")),
         loaded=_version(source, "/proc/driver/nvidia/version") or _version(source, "/sys/module/nvidia/version"),
         libraries=tuple(sorted({found[1] for pattern in _LIBRARIES for path in source.names(pattern)
@@ -123,11 +123,13 @@ def has_gpus(source: NodeSource) -> bool:
 
 
 def _list(source: NodeSource) -> tuple[int | None, str]:
-    """How many GPUs nvidia-smi lists, or why it does not."""
+    """How many GPUs nvidia-smi lists, and what else it says: of a GPU that it cannot reach, or why it lists none."""
     try:
-        return len(re.findall(r"^GPU \d+:", source.answer(LIST), re.MULTILINE)), ""
+        lines = source.answer(LIST).splitlines()
     except Unavailable as unseen:
         return None, str(unseen)
+    others = (line for line in lines if not re.match(r"GPU \d+:|\s|$", line))  # instances of a GPU in MIG mode are indented
+    return sum(bool(re.match(r"GPU \d+:", line)) for line in lines), "; ".join(others)
 
 
 def _confined(source: NodeSource) -> bool:

@@ -64,7 +64,11 @@ def find_gpus(ask: Runner = _ask_driver) -> tuple[Gpu, ...]:
 
 def query(source: NodeSource, what: str, fields: Sequence[str]) -> Iterator[Mapping[str, str]]:
     """``nvidia-smi --query-WHAT``: rows of field to text. Raises Unavailable."""
-    answer = source.answer(("nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"))
+    try:
+        answer = source.answer(("nvidia-smi", f"--query-{what}={','.join(fields)}", "--format=csv,noheader,nounits"))
+    except Unavailable as unseen:  # rows of the GPUs that it reaches may stand beside its words
+        words = " ".join(line for line in unseen.out.splitlines() if line.count(",") != len(fields) - 1)
+        raise Unavailable(words or str(unseen), unseen.code) from None
     for line in answer.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == len(fields):
@@ -214,7 +218,7 @@ def address(bus: str) -> str:
 
 def _gpu(index: int, element: ElementTree.Element) -> GpuReport:
     values = dict(_flat(element, ""))
-    bus = values.get("pci/pci_bus_id") or element.get("id") or ""
+    bus = element.get("id") or values.get("pci/pci_bus_id") or ""
     return GpuReport(index, address(bus), values, tuple(_processes(element)))
 
 

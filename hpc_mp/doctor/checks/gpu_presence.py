@@ -44,6 +44,7 @@ def count(driver: GpuDriver) -> Iterator[Finding]:
              "nvidia-smi": driver.listed, "/dev/nvidia*": sum(name[len("nvidia"):].isdigit() for name in driver.nodes)}
     counts = {side: number for side, number in sides.items() if number is not None}
     here = ", ".join(f"{side} {'says nothing' if number is None else number}" for side, number in sides.items())
+    here += f"; {driver.complaint}" if driver.listed is not None and driver.complaint else ""
     most = max(counts.values())
     if driver.kind and most < driver.kind.gpus:
         yield Finding("gpu-count", "error", "", f"{here}; {driver.kind.name} has {driver.kind.gpus}")
@@ -57,7 +58,7 @@ def count(driver: GpuDriver) -> Iterator[Finding]:
     elif driver.confined and len(driver.taken) == len(driver.on_bus) and driver.listed:
         yield Finding("gpu-count", "ok", "", f"{here}: this job or container may use {driver.listed} of {most}")
     elif driver.listed is None and len({counts["PCI bus"], counts["driver"]}) == 1:
-        raise Unavailable(driver.unlisted)
+        raise Unavailable(driver.complaint)
     else:
         yield Finding("gpu-count", "error", "", here)
 
