@@ -139,8 +139,8 @@ def test_every_kind_of_trouble_has_a_line() -> None:
 
 def test_connecting_again_is_no_trouble() -> None:
     lines = ["n1:1:2 [0] NCCL INFO Call to connect returned Connection refused, retrying",
-             "n1:1:2 [0] NCCL INFO socketPollConnect: connect to n2<4> returned Connection refused, retrying (1/34)",
-             "n1:1:2 [0] NCCL INFO Call to ibv_modify_qp failed with 110 Connection timed out "
+             "n1:1:2 [0] NCCL INFO socketPollConnect: connect to n2<4> returned Connection refused, retrying (1/34) after 1 s",
+             "n1:1:2 [0] NCCL INFO Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, "
              "retrying 1/3 after 100 msec of sleep"]
     assert parse(lines).troubles == ()
 
