@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -25,7 +26,7 @@ from hpc_mp.supervisor.begun import say_begun
 from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
-from hpc_mp.supervisor.log_patterns import HANG_ENDED, OTHERS_ENDED
+from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, unmet_mpi
 from hpc_mp.supervisor.signals import Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
@@ -34,6 +35,7 @@ from hpc_mp.supervisor.unended import UnendedTasks
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 LAST_S = 10.0  # before the end, at most half of the grace: ranks that go on are ended, so that what follows can be done
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
+MPI_SAYS = 1000  # lines of a node's log in which its MPI tells how it began
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
 
@@ -154,6 +156,8 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
         return None
     late = record.end is not None and time.time() >= _warned_from(record, record.end)
     warned = asked or late
+    if code == 0 and (alone := _met_nobody(attempt)) is not None:
+        return RootCause(Cause("user", alone), (), retry=False)
     if code == 0:
         return "stopped" if cancelled or (warned and spec.program.resumes) else "completed"  # many end well after SIGTERM
     killed = overdue and code in (-signal.SIGKILL, 128 + signal.SIGKILL)
@@ -167,6 +171,15 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
         f"{limit}its ranks went on in spite of SIG{spec.program.signal}")
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {why}; with program.resumes = true it would go on"), (),
                      retry=False)
+
+
+def _met_nobody(attempt: AttemptContext) -> str | None:
+    """Why the ranks of a program have computed each by itself, where their MPI says so."""
+    for host in attempt.record.hosts if len(attempt.placement.ranks) > 1 else ():
+        with suppress(OSError), open(attempt.run.node_log(host), encoding="utf-8", errors="replace") as log:
+            if (why := unmet_mpi((line.rstrip() for line in itertools.islice(log, MPI_SAYS)), ALONE)) is not None:
+                return f"each rank was alone: {why}"
+    return None
 
 
 def ends_by(spec: ProgramSpec) -> frozenset[int]:
