@@ -52,7 +52,7 @@ def check_model(
         if difference := first_difference(counters_of(Path(origin)).origin, {"model": now}):
             raise HpcMpError(f"checkpoint.resume = {origin}", str(difference), TAKE_WEIGHTS)
     if tokenizer is not None and find_spec("tokenizers") is not None:
-        from hpc_mp.train.checkpoint.tokenizer_agreement import agreeing_settings
+        from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 
         agreeing_settings(Path(tokenizer), config, [Path(name) for name in files])
     return [f"model.config.{key} = {config[key]} is beyond the vocabulary of {vocabulary}" for key in SPECIAL

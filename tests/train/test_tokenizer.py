@@ -21,9 +21,9 @@ from token_files import ODD, TEXT, gpt2_files, prepared, words, write, write_row
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job.tokenizer_files import find_tokenizer
-from hpc_mp.train.checkpoint.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.data import bpe, load_tokens
 from hpc_mp.train.data.tokenizer import Tokenizer, load
+from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 
 
 def test_given_before_pretrained_before_trained(tmp_path: Path) -> None:

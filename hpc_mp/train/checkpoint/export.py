@@ -30,8 +30,8 @@ from hpc_mp.rundir import RunDirectory, newest_complete, problem, sync, write_js
 from hpc_mp.rundir.checkpoint_index import CheckpointIndex, StoredTensor, read_indexes
 from hpc_mp.rundir.checkpoints import checkpoint_name, complete_steps, step_of
 from hpc_mp.train.checkpoint.shard_file import FORMATS, Damaged, LocalPart, ShardReader
-from hpc_mp.train.checkpoint.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.data.cache import SUMS
+from hpc_mp.train.data.tokenizer_agreement import agreeing_settings
 from hpc_mp.train.engine.section import hugging_face_config
 
 FILE_BYTES = 5_000_000_000  # weights per output file at most: huggingface_hub's default
