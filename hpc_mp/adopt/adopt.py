@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.adopt.account import Fate, LineFate, joined
-from hpc_mp.adopt.around import afterwards, around, called_by, is_simple, several, taken_out
+from hpc_mp.adopt.around import afterwards, around, before_it, called_by, is_simple, several, taken_out
 from hpc_mp.adopt.blanks import BLANK, marked, obvious, restored
 from hpc_mp.adopt.command import FIRST, ProgramStart, number_in, on_first, program_start, slurm_numbers, starts_ranks
 from hpc_mp.adopt.containers import StepContainer, step_container
@@ -20,7 +20,7 @@ from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
 from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches, in_background
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
-from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script
+from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script, stopping
 from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
 from hpc_mp.adopt.streams import is_fed, runs_once, with_results, with_stdin
 from hpc_mp.job import ProgramSpec
@@ -176,12 +176,12 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     inside = {**request.container.keys, **container.keys}
     if enters := container.enters or request.container.enters:
         start = replace(start, words=tuple(WordPiece("literal", text) for text in ("env", "-C", enters)) + start.words)
-    moved = (known.directories[at] is None or there is None) and not inside
+    stands = read_statements(before_it(line, launch)).statements if simple else source.statements[launch.statement:at + 1]
+    moved = (known.directories[at] is None or there is None or any(
+        call.command.name in known.movers for each in stands for call in each.calls)) and not inside
     shell_words = [piece.text for piece in start.words if piece.kind == "batch"]
-    run = () if simple else [frozenset(re.findall(r"[A-Za-z_]\w*", each.text)) & known.names
-                             for each in source.statements[launch.statement:at + 1]]
-    needs = Needs(frozenset().union(*run, *map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
-                  names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun)
+    needs = Needs(frozenset().union(*map(names_in, (*shell_words, *start.before))), bool(shell_words) or not simple,
+                  names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun, stands)
     if blank and BLANK in source.statements[launch.statement].text:
         start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
     found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
@@ -218,7 +218,7 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     goes_to = begins if moved else known.directories[at]
     keys["program.directory"] = goes_to if there is not None and goes_to is not None else str(script.directory)
     keys |= inside
-    lines = _with_step_sizes(lines, launches, launch, request)
+    lines = stopping(_with_step_sizes(lines, launches, launch, request))
     lines = [each if "<<" in each else re.sub(r"^#(?=SBATCH)", "# ", each, flags=re.MULTILINE) for each in lines]
     needs_shell = any(not _is_plain(line) for line in lines) or form.lines
     if bash_refusal("\n".join((*lines, *form.lines, ""))) is not None:

@@ -26,11 +26,16 @@ def is_simple(statement: Statement, launch: LaunchCall) -> bool:
     return not before or (before.endswith("&&") and "||" not in before)
 
 
+def before_it(statement: Statement, launch: LaunchCall) -> str:
+    """What a line has before the launch on it, to which the launch was joined by ``&&``."""
+    if is_fed(launch, statement):
+        return ""
+    return statement.text[:launch.call.start - statement.start].strip().removesuffix("&&").strip()
+
+
 def around(statement: Statement, launch: LaunchCall, start: ProgramStart) -> tuple[list[str], LineFate]:
     """What stands before a launch on its line, and what became of the line."""
-    call = launch.call
-    fed = is_fed(launch, statement)
-    left = "" if fed else statement.text[:call.start - statement.start].strip().removesuffix("&&").strip()
+    left = before_it(statement, launch)
     gone, elsewhere = left_out(statement, start, launch)
     why = [*start.how, *elsewhere]
     lost = [*start.lost, *gone]

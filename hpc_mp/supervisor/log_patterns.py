@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hpc_mp.cluster.node.xids import blamed
+from hpc_mp.cluster.node.xids import NEEDS, blamed
 from hpc_mp.rundir.failures import kind_of
 
 KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
@@ -155,7 +155,8 @@ def xid(line: str) -> str | None:
     found = next(iter(blamed([line])), None)
     if found is None:
         return None
-    return f"Xid {found.number} of GPU {found.bus} ({found.meaning}; it needs a {found.action})"
+    name = "" if found.number is None else f"Xid {found.number} of "
+    return f"{name}GPU {found.bus}".rstrip() + f" ({found.meaning}; it needs a {NEEDS[found.action]})"
 
 
 def sign(line: str) -> str | None:

@@ -29,6 +29,7 @@ PREFIXES = {"exec": ("-a",), "time": ("-f", "-o"), "nohup": (), "command": (), "
 SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh"})
 _LEFT_OF = {"&": "background", "&&": "tested", "||": "tested"}
 _CONDITIONS = frozenset({"if_statement", "elif_clause", "while_statement"})
+_PASSING = frozenset({"list", "pipeline", "redirected_statement"})  # their failure is that of a command in them
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Around:
     tested: bool = False
     captured: bool = False
     piped: tuple[str, ...] = ()
+    checked: bool = False
 
 
 @functools.cache
@@ -271,7 +273,9 @@ class NodeReader:
         if node.type in ("command_substitution", "process_substitution"):
             around = Around(captured=True)
         elif node.type == "negated_command":
-            around = replace(around, tested=True)
+            around = replace(around, tested=True, checked=True)
+        elif node.type not in _PASSING:
+            around = replace(around, checked=False)
         stages = [child for child in children if child.is_named] if node.type == "pipeline" else []
         for at, child in enumerate(children):
             held = around
@@ -279,7 +283,7 @@ class NodeReader:
             if mark == "background":
                 held = replace(held, background=True)
             elif mark == "tested" or (node.type in _CONDITIONS and node.field_name_for_child(at) == "condition"):
-                held = replace(held, tested=True)
+                held = replace(held, tested=True, checked=held.checked or children[at + 1].type != "&&")
             if child in stages:
                 later = stages[stages.index(child) + 1:]
                 held = replace(held, piped=tuple(map(self.first_name, later)) + around.piped)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Hit, Rule
+from hpc_mp.cluster.slurm.conf_file import read_conf
 from hpc_mp.cluster.slurm.limits import seconds
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.query import parse_gpus
@@ -35,7 +36,7 @@ def _memory(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _gres_file(facts: SlurmFacts) -> Iterator[Hit]:
     """In gres.conf a GPU needs File=, MultipleFiles= or AutoDetect=, of its own or as a line for all."""
-    lines = [line.partition("#")[0].strip().lower() for line in (facts.gres_conf or "").splitlines()]
+    lines = [line.text.strip().lower() for line in read_conf(facts.gres_conf or "")]
     if not facts.gpu_nodes or any(re.match(r"autodetect=(?!off)", line) for line in lines):
         return
     for line in lines:
