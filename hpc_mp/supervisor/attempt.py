@@ -224,7 +224,7 @@ def _act(attempt: AttemptContext, ending: Ending, decision: Decision, code: int,
             message, died.nodes_to_blame if died else (), action, time.time(), died.cause.rank if died else None,
             died.cause.node if died else None, _returned(attempt) if died else (), departed))
     if action in ("done", "fail"):
-        _conclude(attempt, record.attempt, ending)
+        _conclude(attempt, record.attempt, ending, departed)
     attempt.say(f"attempt {record.attempt} {'failed: ' if died else ''}{message.removesuffix('.')}; {why}")
     if action == "fail":
         return code if 0 < code < 256 else 1
@@ -296,10 +296,10 @@ def _returned(attempt: AttemptContext) -> tuple[str, ...]:
     return history.returned(history.history(attempt.run), attempt.record.hosts)
 
 
-def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending) -> None:
+def _conclude(supervised: SupervisedRun, attempt: int, ending: Ending, departed: str = "") -> None:
     """The verdict on the whole run, with its report, for whoever asks without Slurm; jobs queued behind it are withdrawn."""
     run, job_id = supervised.run, supervised.job_id
-    cause = ending.cause if isinstance(ending, RootCause) else None
+    cause = ending.cause if isinstance(ending, RootCause) else Cause("cancelled", departed) if departed else None
     state = "failed" if isinstance(ending, RootCause) else ending
     if isinstance(supervised.spec, ProgramSpec):
         say_ended(run, attempt, state)
