@@ -6,6 +6,10 @@ import hashlib
 import time
 from dataclasses import dataclass
 
+from hpc_mp.cluster.node.limits import read_cgroup
+from hpc_mp.cluster.node.parse import maybe
+from hpc_mp.cluster.node.source import NodeSource
+
 BLOCK = bytes(range(256)) * 1024  # 256 KiB
 PIECES = 4  # blocks of one piece of work: some milliseconds
 WINDOW_S = 0.3
@@ -19,11 +23,13 @@ class Computed:
         rate: pieces of work per second of wall time, in the best window: others who want the CPU too disturb it least.
         share: CPU time per wall time over all windows.
         digest: of the work, the same on every node; "" where two pieces of one node differ.
+        quota: processors' worth of time that the control groups of this process grant it; None: no limit.
     """
 
     rate: float
     share: float
     digest: str
+    quota: float | None = None
 
 
 def compute(seconds: float) -> Computed:
@@ -38,7 +44,8 @@ def compute(seconds: float) -> Computed:
             count += 1
         best = max(best, count / (time.monotonic() - now))
     share = (time.thread_time() - used) / (time.monotonic() - begin)
-    return Computed(best, share, digests.pop() if len(digests) == 1 else "")
+    group = maybe(read_cgroup, NodeSource())
+    return Computed(best, share, digests.pop() if len(digests) == 1 else "", group.grant.share if group else None)
 
 
 def _piece() -> str:

@@ -45,6 +45,7 @@ def lint_topology(text: str, path: Path) -> list[Finding]:
 
 def _facts(text: str, folder: Path) -> SlurmFacts:
     config: dict[str, str] = {}
+    defaults: dict[str, str] = {}  # of the partitions that follow
     nodes: list[Words] = []
     partitions: list[Words] = []
     for line in _lines(text):
@@ -53,8 +54,10 @@ def _facts(text: str, folder: Path) -> SlurmFacts:
         if first.casefold() == "nodename":
             nodes += [{**{_NAMES.get(key, key): value for key, value in words.items()}, "NodeName": name}
                       for name in _expanded(words[first]) if name != "DEFAULT"]
+        elif first.casefold() == "partitionname" and words[first] == "DEFAULT":
+            defaults |= words
         elif first.casefold() == "partitionname":
-            partitions.append(words)
+            partitions.append({**defaults, **words})
         else:
             config |= words
     beside = {name: _text(folder / name) for name in _BESIDE}
