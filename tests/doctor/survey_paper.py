@@ -72,7 +72,7 @@ class Paper:
                 share = min(share, self.faults.others.get(node, 1.0))
                 slow = self.faults.slow_cpu.get(node, 1.0)
                 trial[node] = Computed(1000 * share * slow, share, "bad" if node in self.faults.corrupt else "good",
-                                       self.faults.cpu.get(node))
+                                       0.0 if node in self.faults.others else 1.9)
         self.evidence.trials.append(trial)
         return trial
 

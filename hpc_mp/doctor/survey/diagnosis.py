@@ -212,7 +212,7 @@ def _listed(names: list[str]) -> str:
 SLOW_CPU, SUSPECT_CPU = 0.85, 0.9
 """Of what equal nodes compute in their best window; who is below the second is tested again, below the first may be slow."""
 STARVED = 0.9
-"""Of the time: a trial that got the CPU for less tells what else runs on the node, not how fast its CPU is."""
+"""Of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile."""
 CPU_TRIALS = 8
 """Nobody is called slow before so many trials, nor compared with nodes of fewer: others come and go on the same CPUs."""
 
@@ -246,16 +246,11 @@ def _slow(seen: SurveyEvidence) -> Iterable[Diagnosis]:
         like = [rates for other, rates in tested.items() if other not in suspects and seen.facts[other].model == model]
         ratio = max(own) / median(map(max, like)) if like else 1.0
         if ratio < SLOW_CPU and quantiles(own)[2] < median(quantiles(rates)[0] for rates in like):
-            trials = [trial[node] for trial in seen.trials if node in trial]
-            share, quota = max(trial.share for trial in trials), trials[-1].quota
+            most = max((trial[node] for trial in seen.trials if node in trial), key=lambda trial: trial.share)
+            starved = most.share < STARVED and most.idle < (1 - most.share) / 2
             words = (f"computes at {ratio:.0%} of its peers' speed, in the best of {len(own)} trials; "
-                     f"it got the CPU for {share:.0%} of the time at most")
-            if quota is not None and quota < 1:
-                words += f", and its control groups grant it {quota:.0%} of one"
-            elif share < STARVED:  # by what others run there
-                yield Diagnosis("node-busy", (seen.nodes[node],), False, words, ratio)
-                continue
-            yield Diagnosis("node-cpu", (seen.nodes[node],), True, words, ratio)
+                     f"it got the CPU for {most.share:.0%} of the time at most" + (", and none was idle" if starved else ""))
+            yield Diagnosis("node-busy" if starved else "node-cpu", (seen.nodes[node],), not starved, words, ratio)
 
 
 def _computed(seen: SurveyEvidence) -> dict[int, list[float]]:
