@@ -125,8 +125,8 @@ def test_lines_of_an_earlier_release_are_read(path: Path) -> None:
     *((f"{base}{mark}", True, False) for base in ("idle", "mixed", "allocated") for mark in "*~#!%@^"),
     *((f"{base}{mark}", True, True) for base in ("idle", "mixed", "allocated", "completing") for mark in ("", "-", "+")),
     ("planned", True, True), ("powered_down", True, False), ("POWERING_UP", True, False), ("reboot^", True, False),
-    *((state, False, False) for state in ("down", "down*", "down~", "drained", "draining@", "maint", "allocated$", "inval",
-                                          "future", "unk*", "failing")),
+    *((state, False, False) for state in ("down", "down*", "down~", "drained", "draining@", "drng", "maint", "allocated$",
+                                          "inval", "future", "unk*", "failing")),
 ])
 def test_only_nodes_that_can_start_a_step_now_are_ready(state: str, in_service: bool, ready: bool) -> None:
     found = node_states(ask=lambda argv: f"n1|{state}|none\n")["n1"]
