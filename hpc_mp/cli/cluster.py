@@ -65,7 +65,7 @@ def describe(as_json: bool) -> None:
 def _show(found: Description) -> None:
     console = Console(highlight=False, emoji=False)
     console.print(f"[bold]{escape(found.cluster)}[/], Slurm {escape(found.settings.get('SLURM_VERSION') or '?')}\n")
-    table = Table("partition", "state", "limit", "nodes", "states", "CPUs", "GB", "GRES", box=None, padding=(0, 2, 0, 0))
+    table = Table("partition", "state", "limit", "nodes", "states", "CPUs", "GiB", "GRES", box=None, padding=(0, 2, 0, 0))
     for partition in found.partitions:
         for row in _rows(partition):
             table.add_row(*map(escape, row))
@@ -93,7 +93,7 @@ def _show(found: Description) -> None:
 def _rows(partition: PartitionReport) -> list[tuple[str, ...]]:
     name = partition.name + ("*" if partition.default else "")
     rows = [(str(group.nodes), ", ".join(f"{count} {state.lower()}" for state, count in group.states.items()),
-             str(group.cpus or "?"), f"{group.memory / 1000:.0f}" if group.memory else "?", group.gres or "–")
+             str(group.cpus or "?"), f"{group.memory / 1024:.0f}" if group.memory else "?", group.gres or "–")
             for group in partition.groups]
     first = (name, partition.state.lower(), partition.max_time.lower())
     return [(*(first if number == 0 else ("", "", "")), *row) for number, row in enumerate(rows or [("0", "", "", "", "")])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import io
 import json
 import re
 import shlex
@@ -44,7 +45,7 @@ class Installed:
 
 
 def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, source: NodeSource | None = None) -> Installed:
-    """Write both files. A HealthCheckProgram that Slurm has already is chained, never replaced.
+    """Write both files, unless they are there already. A HealthCheckProgram that Slurm has is chained, never replaced.
 
     Raises:
         HpcMpError: the directory is on a network file system, or cannot be written.
@@ -68,15 +69,14 @@ def install(directory: Path, chain: str | None, drain: bool, ask: Runner = ask, 
 def pack(archive: Path) -> None:
     """One file that Python runs, with the catalogue of machines as JSON. The same sources and rows give the same bytes."""
     root = Path(hpc_mp.__file__).parent
-    new = archive.with_suffix(".new")
-    with zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as pack:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as pack:
         pack.writestr(zipfile.ZipInfo("__main__.py"), _MAIN)
         for file in packed():
             pack.writestr(zipfile.ZipInfo(f"hpc_mp/{file.relative_to(root)}"), file.read_bytes(), zipfile.ZIP_DEFLATED)
         rows = json.dumps(read_rows(own_files()))
         pack.writestr(zipfile.ZipInfo(f"hpc_mp/catalogue/{PACKED_ROWS}"), rows, zipfile.ZIP_DEFLATED)
-    new.chmod(0o644)
-    new.replace(archive)
+    _write(archive, content.getvalue(), 0o644)
 
 
 def packed() -> list[Path]:
@@ -127,7 +127,10 @@ def _refuse_shared(directory: Path, source: NodeSource) -> None:
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
+    """Nothing is touched where the file is as it should be: Slurm may be running it."""
+    if path.is_file() and path.read_bytes() == content and stat.S_IMODE(path.stat().st_mode) == mode:
+        return
     new = path.with_suffix(".new")
     new.write_bytes(content)
-    new.chmod(mode | stat.S_IRUSR)
+    new.chmod(mode)
     new.replace(path)

@@ -47,7 +47,7 @@ class VariableFacts:
         levels, words: names that took numbers once, and the words that stand for them.
         choices: by name, where NCCL knows a few words only.
         debug, harmful, info: by name.
-        vendors: values of NCCL_NET whose makers ask for some of the settings in ``debug``; ``allows`` are these.
+        vendors: ``clouds`` whose plug-ins ask for some of the settings in ``debug`` and ``legacy``; ``allows`` are these.
         clouds: whose network a setting is for, to ``NAME=VALUE`` as a regular expression.
         families: how names begin that matter here.
     """
@@ -66,7 +66,7 @@ class VariableFacts:
     debug: Mapping[str, Harm]
     harmful: Mapping[str, Harm]
     info: Mapping[str, Harm]
-    vendors: tuple[str, ...]
+    vendors: frozenset[str]
     allows: frozenset[str]
     clouds: Mapping[str, str]
     families: tuple[str, ...]
@@ -93,7 +93,7 @@ def facts() -> VariableFacts:
         levels=frozenset(nccl["levels"]["names"]), words=nccl["levels"]["words"],
         choices={name: AllowedWords(*row) for name, row in nccl["choices"].items()},
         debug=_harms(nccl["debug"]), harmful=_harms(other["harmful"]), info=_harms(other["info"]),
-        vendors=tuple(nccl["vendor"]["NCCL_NET"]), allows=frozenset(nccl["vendor"]["allows"]),
+        vendors=frozenset(nccl["vendor"]["clouds"]), allows=frozenset(nccl["vendor"]["allows"]),
         clouds=other["clouds"],
         families=tuple(other["families"]),
     )

@@ -42,7 +42,7 @@ def _removed(settings: Settings) -> Iterable[Hit]:
 
 
 def _legacy(settings: Settings) -> Iterable[Hit]:
-    return _listed(settings, facts().legacy)
+    return _listed(_unprescribed(settings), facts().legacy)
 
 
 def _no_name(settings: Settings) -> Iterable[Hit]:
@@ -68,11 +68,15 @@ def _numbered_level(settings: Settings) -> Iterable[Hit]:
 
 
 def _debug(settings: Settings) -> Iterable[Hit]:
-    known = facts()
-    vendor = any(each.name == "NCCL_NET" and each.value.startswith(known.vendors) for each in settings)
-    for each in settings:
-        if (harm := _harm(each, known.debug)) and not (vendor and each.name in known.allows):
+    for each in _unprescribed(settings):
+        if harm := _harm(each, facts().debug):
             yield Hit(each.line, f"{each.name}={each.value}", harm.does)
+
+
+def _unprescribed(settings: Settings) -> Settings:
+    """The settings without those that the maker of a plug-in beside them asks for."""
+    vendor = any(not facts().vendors.isdisjoint(clouds_of(each)) for each in settings)
+    return [each for each in settings if not (vendor and each.name in facts().allows)]
 
 
 def _harmful(settings: Settings) -> Iterable[Hit]:

@@ -244,3 +244,20 @@ def test_a_text_of_no_kind_is_refused_with_all_kinds() -> None:
         read("hello world\n", "x")
     with pytest.raises(HpcMpError, match="above itself"):
         read("SwitchName=a Switches=b\nSwitchName=b Switches=a Nodes=n\n", "x")
+
+
+@pytest.mark.parametrize(("text", "apart"), [
+    # the second example of Slurm's topology guide: every leaf is under four switches
+    ("".join(f"SwitchName=t{at} Switches=s[1-3]\n" for at in (4, 5, 6, 7)), ()),
+    ("SwitchName=t1 Switches=s[1-3]\nSwitchName=t2 Switches=s[1-2]", ()),
+    ("SwitchName=m1 Switches=s[1-2]\nSwitchName=m2 Switches=s3\n"
+     "SwitchName=t1 Switches=m[1-2]\nSwitchName=t2 Switches=m[1-2]", ()),
+    ("SwitchName=t1 Switches=s[1-2]\nSwitchName=t2 Switches=s[1-2]", ("s3", "t1")),
+    ("SwitchName=t1 Switches=s[1-2]\nSwitchName=t2 Switches=s[2-3]", ("t1", "t2")),  # s1 and s3 have nothing in common
+    ("", ("s1", "s2", "s3")),
+])
+def test_only_leaves_without_a_switch_in_common_are_apart(text: str, apart: tuple[str, ...]) -> None:
+    leaves = "".join(f"SwitchName=s{at} Nodes=n[{at}0-{at}9]\n" for at in (1, 2, 3))
+    known = read(leaves + text, "topology.conf", "slurm")
+    assert known.topologies[0].apart == apart
+    assert any("no switch is above" in note for note in known.notes) == bool(apart)

@@ -228,7 +228,14 @@ FAULTS: tuple[Fault, ...] = (
     Fault("clock-sync", "ndv5", {"chronyc -c tracking": None}, "unknown", "no program that keeps the clock"),
     Fault("firewall", "ndv5", {"/etc/ufw/ufw.conf": "ENABLED=yes"}, "warning", "ufw: is on"),
     Fault("firewall", "ndv5", process(70, "firewalld", "S", 1, 0), "warning", "firewalld: is on"),
-    Fault("firewall", "ndv5", {"nft list ruleset": ("policy accept", "policy drop")}, "warning", "inet filter input: drops"),
+    Fault("firewall", "ndv5", {"nft list ruleset": ("policy accept", "policy drop")}, "warning", "inet filter input: turns away"),
+    *(Fault("firewall", "ndv5", {"nft list ruleset": f"table ip filter {{\n\tchain INPUT {{\n\t\ttype filter hook input priority "
+            f"filter; policy accept;\n\t\tct state related,established counter packets 1 bytes 2 accept\n\t\tiifname \"lo\" "
+            f"accept\n\t\ttcp dport 22 counter packets 0 bytes 0 accept\n\t\t{rule}\n\t}}\n}}\n"}, "warning",
+            "ip filter INPUT: turns away arriving packets") for rule in (
+        "counter packets 0 bytes 0 reject with icmp type host-prohibited", "reject with icmpx admin-prohibited", "counter drop",
+        'log prefix "IN " level info drop', 'counter packets 0 bytes 0 xt target "REJECT"', 'drop comment "the rest"',
+        "counter packets 9 bytes 9 jump RH-INPUT\n\t}\n\tchain RH-INPUT {\n\t\ttcp dport 22 accept\n\t\treject")),
     Fault("firewall", "ndv5", {"nft list ruleset": 1}, "unknown", "nft exited with 1"),
     Fault("ethernet-link", "ethernet", {f"{NET}/eno2/operstate": "down"}, "warning", "eno2: down, 25 Gb/s; it had a link"),
     Fault("ethernet-link", "ethernet", {f"{NET}/eno2/duplex": "half"}, "warning", "half duplex"),

@@ -34,6 +34,8 @@ class Faults:
     hung: frozenset[int] = frozenset()
     cpu: Mapping[int, float] = field(default_factory=dict)
     cpu_slows_network: bool = False
+    slow_cpu: Mapping[int, float] = field(default_factory=dict)  # a cap on its power, or heat: it gets all of a slower CPU
+    others: Mapping[int, float] = field(default_factory=dict)  # the share of the CPU that what others run there leaves to a node
     busy: float = 1.0  # the least share of the CPU that foreign load leaves to a node in a window
     corrupt: frozenset[int] = frozenset()
     mtu: Mapping[int, int] = field(default_factory=dict)
@@ -67,7 +69,10 @@ class Paper:
         for node in nodes:
             if node not in self.faults.hung:
                 share = min(self.faults.cpu.get(node, 1.0), self.dice.uniform(self.faults.busy, 1.0))
-                trial[node] = Computed(1000 * share, share, "bad" if node in self.faults.corrupt else "good")
+                share = min(share, self.faults.others.get(node, 1.0))
+                slow = self.faults.slow_cpu.get(node, 1.0)
+                trial[node] = Computed(1000 * share * slow, share, "bad" if node in self.faults.corrupt else "good",
+                                       0.0 if node in self.faults.others else 1.9)
         self.evidence.trials.append(trial)
         return trial
 

@@ -167,3 +167,19 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(HpcMpError, match="cannot be written"):
         install(tmp_path / "file" / "x", None, False, absent)
+
+
+def test_files_that_are_as_they_should_be_are_not_written_anew(tmp_path: Path) -> None:
+    def seen() -> dict[str, tuple[int, int]]:
+        return {file.name: (file.stat().st_ino, file.stat().st_mtime_ns) for file in tmp_path.iterdir()}
+
+    install(tmp_path, None, False, absent)
+    first = seen()
+    install(tmp_path, None, False, absent)
+    assert seen() == first and len(first) == 2
+    install(tmp_path, None, True, absent)  # another script, the same archive
+    assert {name for name, was in first.items() if seen()[name] != was} == {SCRIPT}
+    (tmp_path / SCRIPT).chmod(0o644)
+    (tmp_path / ARCHIVE).write_bytes(b"cut off")
+    install(tmp_path, None, True, absent)
+    assert (tmp_path / SCRIPT).stat().st_mode & 0o777 == 0o755 and (tmp_path / ARCHIVE).stat().st_size > 100_000

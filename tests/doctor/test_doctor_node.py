@@ -129,6 +129,12 @@ def test_corrected_errors_and_a_missing_floppy_are_no_complaints(line: str) -> N
     # 2^64 less some pages
     ("limit-memlock", "ndv5", resource_limit("locked memory", 18446744073708503040, 18446744073708503040)),
     ("limit-memlock", "ndv5", resource_limit("locked memory", 1961032704 << 10, 1961032704 << 10)),  # all memory
+    *(("firewall", "ndv5", {"nft list ruleset": f"table inet filter {{\n\tchain input {{\n\t\ttype filter hook input priority 0; "
+       f"policy {policy};\n\t\tct state established accept\n\t\t{rule}\n\t}}\n}}\n"}) for policy, rule in (
+        ("accept", "tcp dport 111 drop"), ("accept", "ct state invalid drop"),
+        ("accept", "ip saddr 10.0.0.0/8 accept\n\t\treject"),
+        ("drop", 'iifname "ib0" counter packets 1 bytes 2 accept'), ("drop", "ip saddr { 10.0.0.0/8, 10.9.0.1 } accept"),
+        ("accept", "counter jump other\n\t}\n\tchain other {\n\t\tjump other"))),
     ("limit-memlock", "ndv5", resource_limit("locked memory", 9223372036854775807, 9223372036854775807)),
     ("disk-raid", "ndv5",
           {"/proc/mdstat": "md126 : active raid1 nvme1n1[1] nvme0n1[0]\n      1 blocks super external:/md127/0 [2/2] [UU]\n\n"

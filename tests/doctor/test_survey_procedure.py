@@ -8,6 +8,7 @@ import pytest
 from survey_paper import Faults, Paper
 
 from hpc_mp.doctor.localise import Localisation, Suspect
+from hpc_mp.doctor.survey.actions import drain_commands, to_avoid
 from hpc_mp.doctor.survey.diagnosis import diagnose
 from hpc_mp.doctor.survey.procedure import SurveyState, peers, rounds, survey
 
@@ -24,6 +25,7 @@ NAMED: dict[str, tuple[Faults, str, tuple[str, ...], tuple[str, ...]]] = {
     "throttled CPU": (Faults(cpu={1: 0.2}), "node-cpu", ("n1",), TWO),
     "throttled CPU that slows its transfers": (Faults(cpu={1: 0.2}, cpu_slows_network=True), "node-cpu", ("n1",), TWO),
     "throttled CPU among busy ones": (Faults(cpu={1: 0.1}, busy=0.25), "node-cpu", ("n1",), TWO),
+    "slow CPU": (Faults(slow_cpu={1: 0.6}), "node-cpu", ("n1",), TWO),
     "corrupt CPU": (Faults(corrupt=frozenset({0})), "node-corrupt", ("n0",), TWO),
     "wrong MTU": (Faults(mtu={2: 1400}), "node-mtu", ("n2",), TWO),
     "small MTU at a node's switch port": (Faults(hole=frozenset({(0, 1), (1, 2), (1, 3)})), "node-mtu", ("n1",), TWO),
@@ -53,6 +55,13 @@ def test_one_fault_is_named_with_its_kind(name: str, seed: int) -> None:
 def test_a_healthy_cluster_has_no_fault(count: int, faults: Faults) -> None:
     for seed in range(10):
         assert last(Paper(count, faults, (*THREE, "s3")[:count], seed)).diagnoses == ()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.7])
+def test_a_cpu_that_others_use_is_no_evidence_against_its_node(share: float) -> None:
+    (found,) = last(Paper(4, Faults(others={1: share}), TWO)).diagnoses
+    assert (found.code, found.members, found.certain) == ("node-busy", ("n1",), False) and "drain" not in found.remedy
+    assert to_avoid([found]) == {} and drain_commands([found]) == []
 
 
 def test_what_queues_drop_at_full_speed_is_tested_again_at_a_low_rate() -> None:

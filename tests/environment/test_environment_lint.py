@@ -76,6 +76,14 @@ CASES = [
     one("HM606", "NCCL_NVLS_ENABLE=0", "NCCL_NVLS_ENABLE=2"),
     one("HM606", "NCCL_PROTO=LL128", "NCCL_PROTO=Simple\nNCCL_NET=FasTrak", kind="p5"),
     one("HM606", "NCCL_IB_DISABLE=1", "NCCL_IB_DISABLE=0"),
+    # what Google's plug-ins ask for, whose guest configuration checker stops a job without it
+    *(one(code, f"{wanted}\nNCCL_NET_GDR_LEVEL=PIX", f"{wanted}\n{plugin}") for code, wanted in (
+        ("HM602", "NCCL_MIN_NCHANNELS=4"), ("HM606", "NCCL_ALGO=Ring,Tree"), ("HM606", "NCCL_BUFFSIZE=8388608"),
+        ("HM606", "NCCL_NVLS_ENABLE=0")) for plugin in (
+            "NCCL_FASTRAK_USE_SNAP=1", "NCCL_GPUDIRECTTCPX_CTRL_DEV=eth0", "NCCL_NET=gIB",
+            "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE=/var/lib/tcpxo/lib64/a3plus_guest_config.textproto",
+            "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE=/usr/local/gib/configs/guest_config.txtpb")),
+    one("HM604", "NCCL_SHIM=1", "NCCL_SHIMNET_SHIM_LAYERS=UNUSED"),
     one("HM607", "RDMAV_FORK_SAFE=1", "RDMAV_HUGEPAGES_SAFE=1"),
     one("HM607", "FI_EFA_USE_DEVICE_RDMA=1", "FI_EFA_USE_HUGE_PAGE=0", kind="p5"),
     one("HM607", "NCCL_DEBUG=TRACE", "NCCL_DEBUG=WARN"),

@@ -67,9 +67,13 @@ GOLDEN: dict[str, list[tuple[str, str, Any]]] = {
     "slingshot": [
         (JOB, "NCCL_NET", "AWS Libfabric"), (JOB, "NCCL_SOCKET_IFNAME", "hsn"), (JOB, "NCCL_CROSS_NIC", "1"),
         (OPTIONAL, "NCCL_NET_GDR_LEVEL", "PHB"), (JOB, "FI_CXI_DISABLE_HOST_REGISTER", "1"),
-        (JOB, "FI_MR_CACHE_MONITOR", "userfaultfd"), (OPTIONAL, "FI_MR_CACHE_MONITOR", "memhooks"),
-        (JOB, "FI_CXI_DEFAULT_CQ_SIZE", "131072"), (JOB, "FI_CXI_RX_MATCH_MODE", "software")],
-    "slingshot-amd": [(JOB, "NCCL_SOCKET_IFNAME", "hsn0"), (JOB, "NCCL_NET", "OFI"), (LEAVE, "NCCL_IB_HCA", "")],
+        (JOB, "FI_MR_CACHE_MONITOR", "userfaultfd"), (JOB, "FI_CXI_DEFAULT_CQ_SIZE", "131072"),
+        (JOB, "FI_CXI_RX_MATCH_MODE", "hybrid")],
+    "slingshot-amd": [
+        (JOB, "NCCL_SOCKET_IFNAME", "hsn0,hsn1,hsn2,hsn3"), (OPTIONAL, "NCCL_NET", "OFI"), (JOB, "NCCL_CROSS_NIC", "1"),
+        (JOB, "NCCL_NET_GDR_LEVEL", "PHB"), (JOB, "FI_MR_CACHE_MONITOR", "userfaultfd"),
+        (JOB, "FI_CXI_DISABLE_HOST_REGISTER", "1"), (JOB, "FI_CXI_DEFAULT_CQ_SIZE", "131072"),
+        (JOB, "FI_CXI_RX_MATCH_MODE", "hybrid"), (LEAVE, "NCCL_IB_HCA", "")],
     "infiniband": [(JOB, "NCCL_SOCKET_IFNAME", FOUND), (JOB, "NCCL_IB_HCA", FOUND), (OPTIONAL, "NCCL_IB_TIMEOUT", "22")],
     "roce": [(LEAVE, "NCCL_IB_GID_INDEX", ""), (OPTIONAL, "NCCL_IB_TC", "106"), (JOB, "NCCL_IB_QPS_PER_CONNECTION", "4"),
              (JOB, "NCCL_IB_SPLIT_DATA_ON_QPS", "0")],

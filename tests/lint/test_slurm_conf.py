@@ -21,6 +21,7 @@ from hpc_mp.cli.cluster import command
 from hpc_mp.cluster.slurm.records import read_config, read_records
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.lint.slurm_conf.config import SlurmFacts, ask_slurm
+from hpc_mp.lint.slurm_conf.files import lint_slurm_conf
 from hpc_mp.lint.slurm_conf.report import RULES, describe
 
 ANSWERS = Path(__file__).parents[1] / "golden" / "cluster"
@@ -187,9 +188,29 @@ def test_every_rule_finds_what_it_is_for_and_nothing_else(code: str) -> None:
     config(SelectType="select/linear") | each("nodes", Gres=""), config(TopologyPlugin="topology/flat"),
     config(TopologyPlugin="topology/flat") | {"measured": None},
     {"measured": measure(leaves(4))}, config(SlurmdTimeout="300 sec"), each("partitions", MaxTime="7-00:00:00"),
+    config(SelectTypeParameters="CR_CPU") | each("partitions", OverSubscribe="EXCLUSIVE"),
+    config(SelectTypeParameters="CR_Core") | each("partitions", SelectTypeParameters="CR_CORE_MEMORY"),
+    config(SelectType="select/linear", SelectTypeParameters="NONE") | each("nodes", Gres=""),
+    {"topologies": read_topologies(f"{TREE}SwitchName=t2 Switches=s[1-2]\nSwitchName=t3 Switches=s2\n"), "measured": None},
 ])
 def test_what_is_right_in_another_way_gets_no_word(changes: dict[str, Any]) -> None:
     assert codes(replace(RIGHT, **changes)) == set()
+
+
+@pytest.mark.parametrize("changes", [
+    each("partitions", OverSubscribe="YES:2"), first("partitions", OverSubscribe="EXCLUSIVE"),
+    each("partitions", ExclusiveUser="YES")])
+def test_memory_is_shared_where_one_partition_shares_nodes(changes: dict[str, Any]) -> None:
+    shared = {"partitions": (*RIGHT.partitions, {**RIGHT.partitions[0], "PartitionName": "second"})}
+    wrong = replace(RIGHT, **config(SelectTypeParameters="CR_CPU") | shared)
+    assert codes(replace(wrong, partitions=(*changes["partitions"], wrong.partitions[-1]))) == {"memory-shared"}
+
+
+@pytest.mark.parametrize(("default", "found"), [
+    ("PartitionName=DEFAULT OverSubscribe=EXCLUSIVE\n", False), ("PartitionName=DEFAULT Shared=Exclusive\n", False), ("", True)])
+def test_partitions_of_a_file_inherit_from_the_default_before_them(default: str, found: bool, tmp_path: Path) -> None:
+    text = f"SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\n{default}PartitionName=a Nodes=n1 Default=YES\n"
+    assert ("memory-shared" in {finding.code for finding in lint_slurm_conf(text, tmp_path / "slurm.conf")}) == found
 
 
 @pytest.mark.parametrize("changes", [

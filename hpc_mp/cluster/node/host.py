@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Firewall:
-    """``active``: firewalls that are on; ``closed``: chains for arriving packets that drop, Unavailable without root."""
+    """``active``: firewalls that are on; ``closed``: chains that turn away arriving packets, Unavailable without root."""
 
     active: tuple[str, ...]
     closed: tuple[str, ...] | Unavailable
@@ -85,18 +85,35 @@ def read_firewall(source: NodeSource) -> Firewall:
     return Firewall(tuple(active), closed)
 
 
+_COUNTED = r"(?:counter packets \d+ bytes \d+ |counter |log (?:prefix \"[^\"]*\" ?)?(?:level \w+ )?)*"
+_REFUSES = re.compile(rf"{_COUNTED}(?:drop|reject\b.*|xt target \"(?:REJECT|DROP)\".*)")  # whatever comes
+_FOLLOWS = re.compile(rf"{_COUNTED}(?:jump|goto) (\S+)")
+_SENDERS = r"(?:ip6? saddr (?:\S+|\{[^}]*\}) |iifname (?!\"lo\")\S+ )?"  # all, a network or an interface
+_LETS_IN = re.compile(rf"{_SENDERS}{_COUNTED}accept")
+
+
 def _chains(ruleset: str) -> list[tuple[str, str]]:
-    """(table, chain) of those for arriving packets that drop what no rule allows."""
-    found, table, chain = [], "", ""
-    for line in ruleset.splitlines():
+    """(table, chain) of those for arriving packets that turn away what no rule allows, and allow no network as a whole."""
+    rules: dict[tuple[str, str], list[str]] = {}
+    table, chain = "", ""
+    for line in map(str.strip, ruleset.splitlines()):
         words = line.split()
         if words[:1] == ["table"]:
             table = " ".join(words[1:-1])
         elif words[:1] == ["chain"]:
             chain = words[1]
-        elif re.search(r"hook input .*policy drop", line):
-            found.append((table, chain))
-    return found
+        else:
+            rules.setdefault((table, chain), []).append(re.sub(r" comment \".*\"$", "", line))
+
+    def refuses(place: tuple[str, str], depth: int = 8) -> bool:
+        for rule in rules.get(place, ()) if depth else ():
+            if _LETS_IN.fullmatch(rule):
+                return False
+            if _REFUSES.fullmatch(rule) or ((onward := _FOLLOWS.fullmatch(rule)) and refuses((place[0], onward[1]), depth - 1)):
+                return True
+        return any(re.search(r"hook input .*policy drop", rule) for rule in rules.get(place, ()))
+
+    return [place for place, lines in rules.items() if any("hook input " in line for line in lines) and refuses(place)]
 
 
 def _lookup(source: NodeSource, argv: tuple[str, ...], first: int = 0) -> tuple[str, ...]:

@@ -168,6 +168,19 @@ class Topology:
         below = {child for switch in self.switches for child in switch.children}
         return tuple(switch.name for switch in self.switches if switch.name not in below)
 
+    @property
+    def apart(self) -> tuple[str, ...]:
+        """Switches with nothing above them that part the leaves: no one of them is above all that another is above."""
+        children = {switch.name: switch.children for switch in self.switches}
+        kept: dict[frozenset[str], str] = {}
+        for top in self.tops:
+            below = {top}
+            while grown := {child for name in below for child in children.get(name, ())} - below:
+                below |= grown
+            kept.setdefault(frozenset(name for name in below if not children.get(name)), top)
+        apart = tuple(top for leaves, top in kept.items() if not any(leaves < others for others in kept))
+        return apart if len(apart) > 1 else ()
+
 
 def chosen(topologies: Iterable[Topology]) -> Topology:
     """The cluster's default topology, else the first, else one that knows nothing."""

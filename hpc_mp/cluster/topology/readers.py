@@ -67,9 +67,9 @@ def amiss(topology: Topology) -> Iterator[str]:
 
 
 def _apart(topology: Topology) -> str | None:
-    if topology.kind != "tree" or len(topology.tops) < 2:
+    if topology.kind != "tree" or not topology.apart:
         return None
-    return f"no switch is above {compress(topology.tops)}: Slurm starts no job across them"
+    return f"no switch is above {compress(topology.apart)}: Slurm starts no job across them"
 
 
 def _slurm(text: str, origin: str) -> TopologyReading:

@@ -54,9 +54,9 @@ def firewall(found: Firewall) -> Iterator[Finding]:
             raise found.closed
         return
     for chain in found.closed:
-        yield Finding("firewall", "warning", chain, "drops arriving packets that no rule allows")
+        yield Finding("firewall", "warning", chain, "turns away arriving packets that no rule allows")
     if not found.active and not found.closed:
-        yield Finding("firewall", "ok", "", "no firewall drops what arrives")
+        yield Finding("firewall", "ok", "", "no firewall turns away what arrives")
 
 
 def carrier(interfaces: tuple[NetworkInterface, ...]) -> Iterator[Finding]:
@@ -108,7 +108,7 @@ CHECKS: tuple[Check[Any], ...] = (
           "start chronyd or systemd-timesyncd; Slurm refuses credentials when clocks differ by minutes"),
     Check("firewall", read_firewall, firewall,
           "`/etc/ufw/ufw.conf`, firewalld's process, `nft list ruleset`",
-          "warning: a firewall is on",
+          "warning: a firewall is on, or a chain drops or rejects what no rule allows",
           "open all ports between the nodes of the cluster"),
     Check("ethernet-link", read_interfaces, carrier,
           "`/sys/class/net/*/{operstate,duplex,flags,carrier_up_count}`",

@@ -51,6 +51,7 @@ REMEDIES = {
     "node-loss": "drain it; replace its cable or transceiver, and look at its switch port's error counters",
     "node-mtu": "set the interface's MTU to that of the others",
     "node-cpu": "drain it; look for a CPU quota, a power cap, heat, and processes that others have left behind",
+    "node-busy": "look what else runs there, and survey it again when nothing does: this tells nothing of its CPU",
     "node-corrupt": "drain it at once: its results cannot be trusted; test its CPU and memory",
     "rail-slow": "look at this network card's cable, PCIe width and switch port",
     "uplink-slow": "look for a broken or missing cable between this leaf switch and the spine",
@@ -210,6 +211,8 @@ def _listed(names: list[str]) -> str:
 
 SLOW_CPU, SUSPECT_CPU = 0.85, 0.9
 """Of what equal nodes compute in their best window; who is below the second is tested again, below the first may be slow."""
+STARVED = 0.9
+"""Of the time: a trial that got the CPU for less tells what else runs there, unless CPUs stood idle meanwhile."""
 CPU_TRIALS = 8
 """Nobody is called slow before so many trials, nor compared with nodes of fewer: others come and go on the same CPUs."""
 
@@ -243,10 +246,11 @@ def _slow(seen: SurveyEvidence) -> Iterable[Diagnosis]:
         like = [rates for other, rates in tested.items() if other not in suspects and seen.facts[other].model == model]
         ratio = max(own) / median(map(max, like)) if like else 1.0
         if ratio < SLOW_CPU and quantiles(own)[2] < median(quantiles(rates)[0] for rates in like):
-            share = max(trial[node].share for trial in seen.trials if node in trial)
+            most = max((trial[node] for trial in seen.trials if node in trial), key=lambda trial: trial.share)
+            starved = most.share < STARVED and most.idle < (1 - most.share) / 2
             words = (f"computes at {ratio:.0%} of its peers' speed, in the best of {len(own)} trials; "
-                     f"it got the CPU for {share:.0%} of the time at most")
-            yield Diagnosis("node-cpu", (seen.nodes[node],), True, words, ratio)
+                     f"it got the CPU for {most.share:.0%} of the time at most" + (", and none was idle" if starved else ""))
+            yield Diagnosis("node-busy" if starved else "node-cpu", (seen.nodes[node],), not starved, words, ratio)
 
 
 def _computed(seen: SurveyEvidence) -> dict[int, list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import median, mode
 
 from hpc_mp.base.findings import Finding
@@ -79,7 +79,8 @@ class Measurements:
         """The nodes work at the same time."""
         answers = self.order({"do": "compute", "ranks": [self.ranks[node] for node in nodes], "seconds": seconds}, nodes,
                               5 * seconds + 5.0)
-        trial = {node: Computed(answer["rate"], answer["share"], answer["digest"]) for node, answer in answers.items()}
+        names = [each.name for each in fields(Computed)]
+        trial = {node: Computed(**{name: answer[name] for name in names}) for node, answer in answers.items()}
         self.evidence.trials.append(trial)
         return trial
 

@@ -29,8 +29,16 @@ def _select(facts: SlurmFacts) -> Iterator[Hit]:
 
 
 def _memory(facts: SlurmFacts) -> Iterator[Hit]:
-    if "SelectTypeParameters" in facts.config and "memory" not in facts.says("SelectTypeParameters").lower():
+    whole = facts.says("SelectType").lower() == "select/linear" or (facts.partitions and all(map(_alone, facts.partitions)))
+    if "SelectTypeParameters" in facts.config and "memory" not in facts.says("SelectTypeParameters").lower() and not whole:
         yield Hit(subject=f"SelectTypeParameters={facts.says('SelectTypeParameters') or '(none)'}")
+
+
+def _alone(partition: Words) -> bool:
+    """Return True if jobs of this partition share no node, or are given memory by its own SelectTypeParameters."""
+    words = {key.lower(): value.lower() for key, value in partition.items()}
+    exclusive = words.get("oversubscribe", words.get("shared", "")) == "exclusive"
+    return exclusive or "memory" in words.get("selecttypeparameters", "")
 
 
 def _gres_file(facts: SlurmFacts) -> Iterator[Hit]:
@@ -189,8 +197,8 @@ def _outside(facts: SlurmFacts) -> Iterator[Hit]:
 
 def _rootless(facts: SlurmFacts) -> Iterator[Hit]:
     topology = chosen(facts.topologies or ())
-    if topology.kind == "tree" and len(topology.tops) > 1:
-        yield Hit(subject=f"no switch is above {', '.join(topology.tops[:8])}")
+    if topology.kind == "tree" and topology.apart:
+        yield Hit(subject=f"no switch is above {', '.join(topology.apart[:8])}")
 
 
 def _no_accounting(facts: SlurmFacts) -> Iterator[Hit]:
