@@ -175,16 +175,16 @@ def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)
     for (kind, host, hca), group in groups.items():
         first, row = group[0], trouble_rows()[kind]
-        severity = row.severity
-        if row.fabrics and truth.networks:
+        severity: Severity = row["severity"]
+        if row["fabrics"] and truth.networks:
             fast = any(not _is_socket(name) for name in truth.networks)
-            if fast or (machine.fabric and machine.fabric not in row.fabrics):
+            if fast or (machine.fabric and machine.fabric not in row["fabrics"]):
                 continue
             severity = severity if machine.fabric else "warning"
-        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row.means
+        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row["means"]
         words = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
-        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row.cure)
+        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row["cure"])
 
 
 def _algorithms(truth: NcclTruth) -> Iterator[Finding]:
