@@ -19,7 +19,7 @@ CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
-LOOKS = ("which", "type", "command", "echo", "man")  # commands that name another and do not start it
+NAMING = ("which", "type", "command", "echo", "man")  # commands that name another and do not start it
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
@@ -75,7 +75,7 @@ def _mpi_in_step(script: Script) -> Iterable[Hit]:
         inside = command.task or command.name in MPI
         found = command.words[:1] if command.name in MPI and command.task else [
             word for before, word in itertools.pairwise(command.words) if word.base in MPI and not before.text.startswith("-")
-            and before.base not in LOOKS] if inside and any(word.base in CONTAINERS for word in command.words) else []
+            and before.base not in NAMING] if inside and any(word.base in CONTAINERS for word in command.words) else []
         yield from (Hit(word.line, word.base) for word in found[:1])
 
 
