@@ -76,7 +76,7 @@ def unmet_mpi(lines: Iterable[str], words: re.Pattern[str] = UNMET_MPI) -> str |
     said = re.sub(r"^ *\d+: ", "", found or "").strip()
     return None if found is None else (
         f'its MPI does not know what started the ranks ({said}). Set slurm.mpi = "pmix" for Open MPI, "pmi2" for MPICH and Intel '
-        'MPI, or "mpirun", which is the MPI\'s own; `srun --mpi=list` shows what this Slurm has')
+        'MPI, or "mpirun" with the mpirun of that MPI on PATH; `srun --mpi=list` shows what this Slurm has')
 
 
 def task_ends(lines: Iterable[str]) -> Iterator[TaskEnd]:

@@ -32,7 +32,7 @@ CASES = {
                                               "Socket in 1 process; the machine has InfiniBand (NCCL_IB_DISABLE=1 is set)")}),
     "one-rank-no-gdr": (IB, {"nccl-gdr": ("error", "mlx5_ib0, mlx5_ib1", "GPUDirect impossible for 8 of 8 adapters")}),
     "ib-four-adapters": (IB, {"nccl-nics": ("warning", "hpc-pg0-0001",
-                                            "found 4 adapters, the machine has 8 ports up (NCCL_IB_HCA=")}),
+                                            "found 4 adapters; the machine has 8 ports up (NCCL_IB_HCA=")}),
     "shm-inside": (IB, {"nccl-inside": ("warning", "ranks 0→1",
                                         "32 via SHM: the GPUs are joined by NVSwitches and do not use them")}),
     "ib-cut": (IB, {"nccl-start": ("warning", "hpc-pg0-0002", "1 of 16 ranks never completed their start: 13")}),
@@ -173,6 +173,8 @@ def test_adapters_are_counted_merged_or_not(using: str) -> None:
     told = parse(lines)
     assert sorted(told.adapters["n3"]) == [f"mlx5_{number}:1/RoCE" for number in range(4)]
     assert [each.severity for each in judge(told, Machine("roce", 4)) if each.code == "nccl-nics"] == ["ok"]
+    (other,) = [each for each in judge(told, IB) if each.code == "nccl-nics"]
+    assert "found 0 adapters of InfiniBand, and 4 others; the machine has 8 ports up" in other.message
 
 
 def test_old_numbers_of_algorithms() -> None:

@@ -23,7 +23,7 @@ _COMMENT = re.compile(r"((?<!\\)(?:\\\\)*)#.*")
 
 
 @dataclass(frozen=True, slots=True)
-class ConfLine:
+class ConfigLine:
     """One line, with those that are joined to it.
 
     Attributes:
@@ -48,7 +48,7 @@ class ConfLine:
         return {key.casefold(): value for key, value in self.pairs}
 
 
-def read_conf(text: str, file: Path | None = None) -> tuple[ConfLine, ...]:
+def read_conf(text: str, file: Path | None = None) -> tuple[ConfigLine, ...]:
     """The lines of a file that are not empty, those of included files in the place of the line that includes them.
 
     Args:
@@ -57,7 +57,7 @@ def read_conf(text: str, file: Path | None = None) -> tuple[ConfLine, ...]:
     return tuple(_lines(text, file, ()))
 
 
-def read_beside(path: Path) -> tuple[ConfLine, ...] | None:
+def read_beside(path: Path) -> tuple[ConfigLine, ...] | None:
     """The lines of a file; None where it cannot be read."""
     try:
         return read_conf(path.read_text(encoding="utf-8", errors="replace"), path)
@@ -65,7 +65,7 @@ def read_beside(path: Path) -> tuple[ConfLine, ...] | None:
         return None
 
 
-def first_pairs(lines: Iterable[ConfLine]) -> dict[str, str]:
+def first_pairs(lines: Iterable[ConfigLine]) -> dict[str, str]:
     """The first pair of each line; of several with one key the last counts."""
     return dict(line.pairs[0] for line in lines if line.pairs)
 
@@ -83,7 +83,7 @@ def conf_keys(name: str) -> Mapping[str, tuple[str, str]]:
     return {key.casefold(): (key, releases) for key, releases in (dict.fromkeys(rows.pop("all"), "") | rows).items()}
 
 
-def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[ConfLine]:
+def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[ConfigLine]:
     cluster = ""
     for number, line in _joined(text):
         if (included := _INCLUDE.match(line)) is None:
@@ -92,7 +92,7 @@ def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[Co
                 pairs.append((found[1], found[3] if found[2] is None else found[2]))
                 end = found.end()
             cluster = next((value for key, value in pairs if key.casefold() == "clustername"), cluster)
-            yield ConfLine(number, line, file, tuple(pairs), line[end:].strip())
+            yield ConfigLine(number, line, file, tuple(pairs), line[end:].strip())
             continue
         name, rest = included[1].replace("%c", cluster.lower()), included[2].strip()
         path = None if file is None else (*above, file)[0].parent / name
@@ -101,7 +101,7 @@ def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[Co
         except OSError:
             inner = None
         if inner is None or rest:
-            yield ConfLine(number, line, file, rest=rest, unread="" if rest else name)
+            yield ConfigLine(number, line, file, rest=rest, unread="" if rest else name)
         elif file is not None:
             yield from _lines(inner, path, (*above, file))
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.text import did_you_mean
-from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_table, read_conf
+from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_table, read_conf
 from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.topology.model import Switch, SwitchTree, Topology, chosen
 
@@ -80,7 +80,7 @@ class _Line:
     sizes: tuple[int, ...]
 
 
-def _of_lines(text: Iterable[ConfLine]) -> Topology:
+def _of_lines(text: Iterable[ConfigLine]) -> Topology:
     lines = list(map(_line, text))
     of = {kind: tuple(line.switch for line in lines if line.kind == kind) for kind in NAMES}
     if of["switchname"] and of["blockname"]:
@@ -103,7 +103,7 @@ def _without_repeats(switches: Sequence[Switch]) -> tuple[Switch, ...]:
                  for switch in switches)
 
 
-def _line(line: ConfLine) -> _Line:
+def _line(line: ConfigLine) -> _Line:
     where = f"line {line.number} of the topology, {' '.join(line.text.split())[:SHOWN]!r}"
     if line.unread:
         raise HpcMpError(where, "names another file, which is not read", "put that file's lines in its place")

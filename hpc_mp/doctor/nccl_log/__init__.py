@@ -8,19 +8,5 @@ from hpc_mp.doctor.nccl_log.parse import parse
 from hpc_mp.doctor.nccl_log.ports import PortBytes, judge_ports, read_port_bytes
 from hpc_mp.doctor.nccl_log.truth import NcclChannel, NcclTruth, Trouble
 
-__all__ = [
-           "PROGRAMS",
-           "Machine",
-           "NcclChannel",
-           "NcclTruth",
-           "PortBytes",
-           "Trouble",
-           "judge",
-           "judge_ports",
-           "logged",
-           "machine_of",
-           "parse",
-           "read_port_bytes",
-           "refused",
-           "taken",
-]
+__all__ = ["PROGRAMS", "Machine", "NcclChannel", "NcclTruth", "PortBytes", "Trouble", "judge", "judge_ports", "logged",
+           "machine_of", "parse", "read_port_bytes", "refused", "taken"]

@@ -128,16 +128,18 @@ def _nics(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
     if machine.nics is None or not truth.networks or all(_is_socket(name) for name in truth.networks):
         return
     kind = {"infiniband": "/IB", "roce": "/RoCE", "efa": ""}.get(machine.fabric, "")
-    found = {host: sum(name.endswith(kind) for name in names) for host, names in truth.adapters.items() if names}
+    found = {host: (sum(name.endswith(kind) for name in names), len(names)) for host, names in truth.adapters.items() if names}
     if truth.provider and truth.provider[1] is not None:
-        found = {"every host": truth.provider[1]}
-    few = {count: sorted(host for host in found if found[host] == count) for count in set(found.values()) if count < machine.nics}
-    for count, hosts in sorted(few.items()):
-        yield Finding("nccl-nics", "warning", _few(hosts), f"NCCL found {count} adapters, the machine has {machine.nics} ports up"
-                      f"{_set(truth)}", "look at NCCL_IB_HCA, at the ports' state, and at the devices of the container or job")
+        found = {"every host": (truth.provider[1], truth.provider[1])}
+    few = {each: sorted(host for host in found if found[host] == each) for each in found.values() if each[0] < machine.nics}
+    for (count, of_all), hosts in sorted(few.items()):
+        others = f" of {_FABRICS[machine.fabric]}, and {of_all - count} others" if of_all > count and machine.fabric else ""
+        words = f"NCCL found {count} adapters{others}; the machine has {machine.nics} ports up{_set(truth)}"
+        yield Finding("nccl-nics", "warning", _few(hosts), words,
+                      "look at NCCL_IB_HCA, at the ports' state, and at the devices of the container or job")
     if found and not few:
-        used = {channel.device for channel in truth.channels if truth.between_nodes(channel)}
-        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(found.values())} adapters per node, and uses {len(used)} devices")
+        used = len({channel.device for channel in truth.channels if truth.between_nodes(channel)})
+        yield Finding("nccl-nics", "ok", "", f"NCCL found {min(found.values())[0]} adapters per node, and uses {used} devices")
 
 
 def _inside(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
@@ -175,16 +177,16 @@ def _troubles(truth: NcclTruth, machine: Machine) -> Iterator[Finding]:
         groups.setdefault((trouble.kind, trouble.host, trouble.hca), []).append(trouble)
     for (kind, host, hca), group in groups.items():
         first, row = group[0], trouble_rows()[kind]
-        severity = row.severity
-        if row.fabrics and truth.networks:
+        severity: Severity = row["severity"]
+        if row["fabrics"] and truth.networks:
             fast = any(not _is_socket(name) for name in truth.networks)
-            if fast or (machine.fabric and machine.fabric not in row.fabrics):
+            if fast or (machine.fabric and machine.fabric not in row["fabrics"]):
                 continue
             severity = severity if machine.fabric else "warning"
-        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row.means
+        meaning = _STATUSES.get(first.code or 0, "") if kind == "completion" else row["means"]
         words = f"{meaning}: {first.words}" if meaning else first.words
         times = f"; {len(group)} such lines" if len(group) > 1 else ""
-        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row.cure)
+        yield Finding(f"nccl-{kind}", severity, f"{host} {hca}".strip(), words + times, row["cure"])
 
 
 def _algorithms(truth: NcclTruth) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_keys, first_pairs
+from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, first_pairs
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import Version
@@ -29,9 +29,9 @@ class ConfFiles:
     """
 
     path: Path
-    lines: tuple[ConfLine, ...]
-    gres: tuple[ConfLine, ...] | None = None
-    cgroup: tuple[ConfLine, ...] | None = None
+    lines: tuple[ConfigLine, ...]
+    gres: tuple[ConfigLine, ...] | None = None
+    cgroup: tuple[ConfigLine, ...] | None = None
     release: Version | None = None
 
     @property
@@ -45,12 +45,12 @@ class ConfFiles:
         return {keys.get(key.casefold(), (key, ""))[0]: value for key, value in first_pairs(self.lines).items()}
 
     @cached_property
-    def node_lines(self) -> tuple[tuple[ConfLine, tuple[str, ...], Words], ...]:
+    def node_lines(self) -> tuple[tuple[ConfigLine, tuple[str, ...], Words], ...]:
         """Lines of nodes, the names in them, and their fields with those of the DEFAULT lines before them."""
         return tuple((line, expanded(fields["NodeName"]), fields) for line, fields in self._records("NodeName"))
 
     @cached_property
-    def partition_lines(self) -> tuple[tuple[ConfLine, Words], ...]:
+    def partition_lines(self) -> tuple[tuple[ConfigLine, Words], ...]:
         """Lines of partitions, likewise; ``Nodes`` names each node, also where it says ALL or a set of nodes."""
         everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
         sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
@@ -65,7 +65,7 @@ class ConfFiles:
         return tuple(found)
 
     @cached_property
-    def gres_lines(self) -> tuple[tuple[ConfLine, Words, frozenset[str] | None], ...]:
+    def gres_lines(self) -> tuple[tuple[ConfigLine, Words, frozenset[str] | None], ...]:
         """Lines of gres.conf, their fields by small letters, and the nodes that they hold for; None: all."""
         return tuple((line, line.fields, frozenset(expanded(line.fields["nodename"])) if "nodename" in line.fields else None)
                      for line in self.gres or ())
@@ -78,7 +78,7 @@ class ConfFiles:
         return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),
                           tuple(fields for _, fields in self.partition_lines), nodes, gres_conf=text_of(self.gres))
 
-    def _records(self, kind: str) -> Iterator[tuple[ConfLine, dict[str, str]]]:
+    def _records(self, kind: str) -> Iterator[tuple[ConfigLine, dict[str, str]]]:
         keys, default = conf_keys(kind), dict[str, str]()
         for line in self.lines:
             if line.pairs and line.pairs[0][0].casefold() == kind.casefold():

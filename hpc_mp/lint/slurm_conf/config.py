@@ -11,7 +11,7 @@ from typing import Literal
 from hpc_mp.base.command import CommandFailed, Runner, ask
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.cluster.bandwidth import LinkRates, noted
-from hpc_mp.cluster.slurm.conf_file import ConfLine, first_pairs, read_beside
+from hpc_mp.cluster.slurm.conf_file import ConfigLine, first_pairs, read_beside
 from hpc_mp.cluster.slurm.records import Words, show_config, show_records, show_topology
 from hpc_mp.cluster.topology import SwitchTree, Topology, read_topologies
 from hpc_mp.cluster.topology.model import chosen
@@ -95,7 +95,7 @@ def ask_slurm(ask: Runner = ask) -> SlurmFacts:
                       noted(settings.config.get("ClusterName")), tuple(unseen))
 
 
-def text_of(lines: Sequence[ConfLine] | None) -> str | None:
+def text_of(lines: Sequence[ConfigLine] | None) -> str | None:
     """A file with what it includes; None where there is no file."""
     return None if lines is None else "\n".join(line.text for line in lines)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.slurm.conf_file import ConfLine, read_beside, read_conf
+from hpc_mp.cluster.slurm.conf_file import ConfigLine, read_beside, read_conf
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.readers import amiss
@@ -51,7 +51,7 @@ def _placed(finding: Finding, files: ConfFiles) -> Finding:
     about, _, rest = finding.subject.partition(": ")
     if about in ("gres.conf", "cgroup.conf"):
         return replace(finding, file=str(files.path.parent / about), subject=rest)
-    places: dict[str, ConfLine] = {line.pairs[0][0].casefold(): line for line in files.lines if line.pairs}
+    places: dict[str, ConfigLine] = {line.pairs[0][0].casefold(): line for line in files.lines if line.pairs}
     places |= {node: line for line, nodes, _ in files.node_lines for node in nodes}
     places |= {fields["PartitionName"]: line for line, fields in files.partition_lines}
     key = re.match(r"(\w+)=", finding.subject)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hpc_mp.base.findings import Hit, Rule, Severity
 from hpc_mp.base.text import did_you_mean, several
-from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_keys, conf_table
+from hpc_mp.cluster.slurm.conf_file import ConfigLine, conf_keys, conf_table
 from hpc_mp.cluster.slurm.query import parse_gres
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import exists
@@ -19,11 +19,11 @@ _SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with 
 _SHARED = ("mps", "shard")  # several of them on one device
 
 
-def _hit(line: ConfLine, subject: str, it: str = "", advice: str = "") -> Hit:
+def _hit(line: ConfigLine, subject: str, it: str = "", advice: str = "") -> Hit:
     return Hit(line.number, it, advice, str(line.file) if line.file else None, subject)
 
 
-def _tables(files: ConfFiles) -> Iterator[tuple[ConfLine, str, list[str]]]:
+def _tables(files: ConfFiles) -> Iterator[tuple[ConfigLine, str, list[str]]]:
     """Each line with the table of its keys and the keys in it; lines of nodes and their like twice."""
     for line in files.lines:
         keys = [key for key, _ in line.pairs]
@@ -151,9 +151,9 @@ def _wrong(records: Sequence[Words], asked: int) -> str:
     return f"{several(twice)} twice" if twice and not too_many else ""
 
 
-def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfLine, Words]]]:
+def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfigLine, Words]]]:
     """The lines of gres.conf that hold for a node, by the name of what they describe."""
-    found: dict[str, list[tuple[ConfLine, Words]]] = {}
+    found: dict[str, list[tuple[ConfigLine, Words]]] = {}
     for line, record, nodes in files.gres_lines:
         if "name" in record and (nodes is None or node in nodes):
             found.setdefault(record["name"].casefold(), []).append((line, record))
@@ -189,7 +189,7 @@ def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
 # --- topology.conf ---------------------------------------------------------------------------------------------------
 
 
-def topology_hits(lines: Iterable[ConfLine]) -> Iterator[tuple[Severity, str, ConfLine]]:
+def topology_hits(lines: Iterable[ConfigLine]) -> Iterator[tuple[Severity, str, ConfigLine]]:
     """(severity, what is wrong, line) of a topology.conf, where its reader takes what Slurm refuses in a file."""
     shown = {key.casefold() for key in conf_table("topology")["shown"]}
     for line in lines:

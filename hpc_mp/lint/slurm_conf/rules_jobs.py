@@ -130,8 +130,7 @@ RULES: tuple[Rule[SlurmFacts], ...] = (
          f"after scancel or preemption a large checkpoint may not be finished (ranks want {GRACE_S} s); `hpc-mp cancel` "
          "waits by itself",
          _ADMIN + f"KillWait={GRACE_S}"),
-    Rule("slurmd-timeout", "warning", _late,
-         "a dead node is noticed late or never: the job holds all others until then",
+    Rule("slurmd-timeout", "warning", _late, "a dead node is noticed late or never: the job holds all others until then",
          _ADMIN + "SlurmdTimeout=300 or less; hpc-mp's own heartbeat (job.heartbeat_timeout) ends such a job before"),
     Rule("unkillable", "info", _unkillable,
          "a rank that dies slowly, in a GPU's driver or a file server, has Slurm drain its node (\"Kill task failed\")",

@@ -66,10 +66,7 @@ RULES: tuple[Rule[Script], ...] = (
          "CUDA_VISIBLE_DEVICES has no effect on steps with GPUs: Slurm sets it anew for each task.",
          "Leave it out; ask for GPUs with --gpus-per-node."),
     Rule(LOOPBACK.code, LOOPBACK.severity, _loopback, LOOPBACK.message, LOOPBACK.fix),
-    Rule("HM612", "warning", _not_exported,
-         "{it} is set but not exported: no program sees it.",
-         "export {it}=…"),
-    Rule("HM613", "warning", _for_sbatch,
-         "{it} is read by sbatch when a job is submitted: in the script it does nothing.",
+    Rule("HM612", "warning", _not_exported, "{it} is set but not exported: no program sees it.", "export {it}=…"),
+    Rule("HM613", "warning", _for_sbatch, "{it} is read by sbatch when a job is submitted: in the script it does nothing.",
          "Write it as a directive."),
 )

@@ -180,8 +180,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM401", "warning", _fixed_port,
          "Port {it} is fixed: jobs that share a node collide on it, and a requeued job with its own past.",
          "export MASTER_PORT=$((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))"),
-    Rule("HM402", "error", _port_per_rank,
-         "Every task draws a port of its own: they never meet.",
+    Rule("HM402", "error", _port_per_rank, "Every task draws a port of its own: they never meet.",
          "Choose the port in the job script, before srun."),
     Rule("HM403", "error", _no_endpoint,
          "torchrun over several nodes without --rdzv-endpoint or --master-addr: every node waits at 127.0.0.1 for "
@@ -190,11 +189,9 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM404", "warning", _hostname_i,
          "{it} from hostname -i: on many systems that is 127.0.1.1, where no other node can connect.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM405", "error", _own_address,
-         "Every task sets {it} to its own host: nodes never meet.",
+    Rule("HM405", "error", _own_address, "Every task sets {it} to its own host: nodes never meet.",
          'Set it in the job script: {it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM406", "error", _localhost,
-         "{it} is {advice} in a job of several nodes: each talks to itself.",
+    Rule("HM406", "error", _localhost, "{it} is {advice} in a job of several nodes: each talks to itself.",
          'MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM407", "warning", _fallback_to_localhost,
          "{it} falls back to {advice}: when the real address is missing, ranks wait for each other in vain instead "
@@ -203,8 +200,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM408", "warning", _launch_node,
          "{it} from SLURM_LAUNCH_NODE_IPADDR: that is where srun was called, and it is not set in the job script.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
-    Rule("HM409", "error", _unexpanded_nodelist,
-         "{it} is a list such as node[01-04], not a host name.",
+    Rule("HM409", "error", _unexpanded_nodelist, "{it} is a list such as node[01-04], not a host name.",
          '{it}=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)'),
     Rule("HM410", "warning", _inert_node_rank,
          "--node-rank does nothing under --rdzv-backend={it}: torchrun numbers nodes as they arrive, so ranks need "
@@ -223,8 +219,7 @@ RULES: tuple[Rule[Script], ...] = (
          "A requeued job keeps its number, and with it this port: ranks left on a node that was cut off may still "
          "hold it.",
          "Let the attempt count: $((10000 + (SLURM_JOB_ID + 7919 * ${SLURM_RESTART_COUNT:-0}) % 20000))."),
-    Rule("HM415", "warning", _scontrol_in_a_container,
-         "scontrol inside a container: it has no Slurm client.",
+    Rule("HM415", "warning", _scontrol_in_a_container, "scontrol inside a container: it has no Slurm client.",
          "Ask in the job script, before srun, and hand the answer on with export."),
     Rule("HM416", "info", _long_name,
          "{it} is the long name of a host: torchrun compares it with the short one, and may find no host that is meant.",

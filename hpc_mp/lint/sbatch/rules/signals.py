@@ -76,15 +76,13 @@ def _shell_in_between(script: Script) -> Iterable[Hit]:
 
 
 RULES: tuple[Rule[Script], ...] = (
-    Rule("HM331", "warning", _reaches_nobody,
-         "--signal without B: goes to steps, and this script has none: {it} reaches nobody.",
+    Rule("HM331", "warning", _reaches_nobody, "--signal without B: goes to steps, and this script has none: {it} reaches nobody.",
          "Start the program with srun."),
     Rule("HM332", "warning", _kills_the_shell,
          "--signal=B:{it} goes to the job's shell, which has no trap for it: the signal ends the job instead of "
          "warning it.",
          "Leave B: out so that ranks hear it, or set a trap and run srun … & wait."),
-    Rule("HM333", "warning", _trap_too_late,
-         "The trap for {it} runs only when this command has ended: bash waits for it first.",
+    Rule("HM333", "warning", _trap_too_late, "The trap for {it} runs only when this command has ended: bash waits for it first.",
          "Run it in the background and wait for it: COMMAND & wait $!"),
     Rule("HM334", "warning", _trap_in_vain,
          "--signal without B: goes to steps only: this trap for {it} never runs at the time limit.",

@@ -19,7 +19,7 @@ CPU_VARIABLES = ("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK")
 GPU_FLAGS = frozenset({"--nv", "--nvccli", "--rocm"})
 _GPUS = {"gpus-per-node": r"(?:[a-zA-Z]\w*:)?(\d+)", "gres": r"(?:gres/)?gpu:(?:[a-zA-Z]\w*:)?(\d+)"}
 CONTAINERS = ("apptainer", "singularity", "enroot", "podman", "docker", "shifter", "sarus", "ch-run")
-LOOKS = ("which", "type", "command", "echo", "man")  # commands that name another and do not start it
+NAMING = ("which", "type", "command", "echo", "man")  # commands that name another and do not start it
 MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "orterun")
 
 
@@ -75,7 +75,7 @@ def _mpi_in_step(script: Script) -> Iterable[Hit]:
         inside = command.task or command.name in MPI
         found = command.words[:1] if command.name in MPI and command.task else [
             word for before, word in itertools.pairwise(command.words) if word.base in MPI and not before.text.startswith("-")
-            and before.base not in LOOKS] if inside and any(word.base in CONTAINERS for word in command.words) else []
+            and before.base not in NAMING] if inside and any(word.base in CONTAINERS for word in command.words) else []
         yield from (Hit(word.line, word.base) for word in found[:1])
 
 
@@ -227,21 +227,17 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM303", "warning", _export_none,
          "#SBATCH --export=NONE holds for srun too: tasks start without PATH and fail (execve: no such file).",
          "srun --export=ALL …, or unset SLURM_EXPORT_ENV before it."),
-    Rule("HM304", "warning", _step_export_list,
-         "{it} drops every other variable for the tasks, PATH among them.",
+    Rule("HM304", "warning", _step_export_list, "{it} drops every other variable for the tasks, PATH among them.",
          "Write --export=ALL,… instead."),
     Rule("HM305", "error", _left_behind,
-         "{it} runs in the background and nothing waits for it: the script ends, and Slurm kills it.",
-         "Add wait at the end."),
-    Rule("HM306", "warning", _mpi_in_step,
-         "{it} inside srun: every task starts all ranks again, or none at all.",
+         "{it} runs in the background and nothing waits for it: the script ends, and Slurm kills it.", "Add wait at the end."),
+    Rule("HM306", "warning", _mpi_in_step, "{it} inside srun: every task starts all ranks again, or none at all.",
          "Let one of them start the ranks: srun --mpi=pmix PROGRAM, or {it} without srun."),
     Rule("HM321", "warning", _one_after_another,
          "Another program follows in the same task, whatever {it} ends with: a task that fails goes on alone, and the exit code "
          "is that of the last program.",
          "Join them with && in place of ;, or begin with set -e; or give each an srun of its own."),
-    Rule("HM307", "warning", _step_in_step,
-         "srun inside a task: the inner step waits for resources that the outer one holds.",
+    Rule("HM307", "warning", _step_in_step, "srun inside a task: the inner step waits for resources that the outer one holds.",
          "Start the steps from the job script, or give the inner one --overlap."),
     Rule("HM308", "warning", _launchers_times_tasks,
          "torchrun starts the processes of a node by itself, and srun starts it {it} times per node: they fight for "
@@ -251,8 +247,7 @@ RULES: tuple[Rule[Script], ...] = (
          "torchrun runs on the first of {it} nodes only: the script is executed once. It waits for the others until "
          "it times out.",
          "srun --ntasks-per-node=1 torchrun …"),
-    Rule("HM310", "warning", _one_of_many,
-         "The job asks for {it} tasks, but without srun the program runs once.",
+    Rule("HM310", "warning", _one_of_many, "The job asks for {it} tasks, but without srun the program runs once.",
          "srun python …, or ask for one task."),
     Rule("HM311", "warning", _nested_sbatch,
          "{it} inside a job hands its SLURM_* variables on: memory and CPU requests then contradict the new "
@@ -274,8 +269,7 @@ RULES: tuple[Rule[Script], ...] = (
     Rule("HM318", "warning", _unused_component,
          "The job has {it} components, but no srun names them: a step runs in the first one only.",
          "srun --het-group=0 … : --het-group=1 …"),
-    Rule("HM319", "warning", _container_without_gpus,
-         "{it} without --nv: the program sees no GPU in the container.",
+    Rule("HM319", "warning", _container_without_gpus, "{it} without --nv: the program sees no GPU in the container.",
          "{it} exec --nv …, or --rocm on AMD."),
     Rule("HM320", "error", _more_than_the_job,
          "The step asks for {it}, and the job has {advice}: srun gives up before it starts anything.",
