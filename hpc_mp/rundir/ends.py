@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,65 @@ from hpc_mp.base.exit_codes import NAMES, ending
 from hpc_mp.rundir.attempt import AttemptReader, last_words
 from hpc_mp.rundir.failures import KINDS, TIMED_OUT, RankFailure, kind_of, kind_of_end
 from hpc_mp.rundir.stacks import before_abort, before_dump, crash_place, numbers
-from hpc_mp.rundir.tracebacks import PythonError, last_error
-from hpc_mp.rundir.watchdogs import LauncherBlame, blamed_by_launcher, thrown
+from hpc_mp.rundir.tracebacks import ROOT, PythonError, last_error
+from hpc_mp.rundir.watchdogs import thrown
 
 SHELL = 128  # a shell ends with this and the signal of what it has started
+NO_WORDS = (-signal.SIGKILL, SHELL + signal.SIGKILL)  # ends before which a process says nothing of them
 CRASHES = (-signal.SIGABRT, -signal.SIGSEGV)
 AT_ITS_EXIT = 6  # lines behind a traceback after which a crash is one of what Python tears down
+BY_LAUNCHER = 100  # lines from the end on in which a launcher tells of what it had started
 OF_ONE_THAT_LIVES = 3  # lines behind a traceback for which a rank is taken to have failed that has not ended
+# In which words launchers tell of a process of theirs that has ended badly: torchrun's table and its log, accelerate's and
+# others' subprocess, torch's spawn, DeepSpeed's launcher, Open MPI's mpirun, Hydra's, srun.
+LAUNCHER_WORDS = tuple(map(re.compile, (
+    r"rank +: (?P<rank>\d+) \(local_rank: \d+\)\n\s*exitcode +: (?P<code>-?\d+) ",
+    r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: \d+\) of binary",
+    r"CalledProcessError: Command .* died with <Signals\.\w+: (?P<signal>\d+)>",
+    r"ProcessExitedException: process (?P<local>\d+) terminated with (signal SIG(?P<name>\w+)|exit code (?P<code>\d+))",
+    r"sigkill_handler\] (?:.*--local_rank=(?P<local>\d+))?.* exits with return code = (?P<code>-?\d+)",
+    r"process rank (?P<rank>\d+) with PID \d+ on node \S+ exited on signal (?P<signal>\d+)",
+    r"RANK (?P<rank>\d+) PID \d+ RUNNING AT .*\n=?\s*(EXIT CODE: (?P<code>\d+)|KILLED BY SIGNAL: (?P<signal>\d+))",
+    r"srun: error: \S+: tasks? (?P<rank>\d+)\S*: (?P<words>[A-Z][a-z ]+[a-z])( \(core dumped\))?(\n|$)",
+)))
+# Of whom a rank says that it has waited for it: of the one that is to tell NCCL's id, or that has not come to a barrier.
+MISSED = re.compile(r"\[(?P<by>\d+)\] is setting up NCCL communicator and retr\w+ ncclUniqueId from \[(?P<rank>\d+)\]|"
+                    r"Ranks? (?P<late>\d+) failed to pass monitoredBarrier")
+SIGNALS = {words: number for number in signal.Signals if (words := signal.strsignal(number))}
+
+
+@dataclass(frozen=True, slots=True)
+class LauncherBlame:
+    """The process that a launcher has seen end first; ``code`` as ``subprocess`` gives it.
+
+    Attributes:
+        rank: its number in the world of the launcher, if that says it; ``local``: on its node.
+    """
+
+    code: int
+    rank: int | None = None
+    local: int | None = None
+
+    def __str__(self) -> str:
+        name = f"its rank {self.rank}" if self.rank is not None else (
+            "a process that it had started" if self.local is None else f"its local rank {self.local}")
+        return f"lost {name}, which {ending(self.code)}"
+
+
+def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
+    """Of what a launcher says of processes that have failed, the first of them; None where it says nothing."""
+    last = lines[-BY_LAUNCHER:]
+    root = next((number for number in reversed(range(len(last))) if ROOT.match(last[number])), 0)
+    text = "\n".join(last[root:])
+    found = next(filter(None, (words.search(text) for words in LAUNCHER_WORDS)), None)
+    if found is None:
+        return None
+    said = {name: value for name, value in found.groupdict().items() if value is not None}
+    killed = said.get("signal") or SIGNALS.get(said.get("words", "")) or signal.Signals.__members__.get(f"SIG{said.get('name')}")
+    if killed is None and "code" not in said:
+        return None
+    rank, local = (int(said[name]) if name in said else None for name in ("rank", "local"))
+    return LauncherBlame(-int(killed) if killed is not None else int(said["code"]), rank, local)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +98,11 @@ def words_of_end(lines: Sequence[str], code: int, *, program: bool = False, of_n
     """
     said = before_abort(lines) if not program else before_dump(lines) if code < 0 else list(lines)
     error = _error(said, code, program, of_node)
+    blamed = blamed_by_launcher(lines) if program and code > 0 else None
+    if blamed is not None and (error is None or blamed.code in NO_WORDS):
+        return WordsOfEnd(kind_of_end(blamed.code, program=True), str(blamed), inner=blamed.rank if of_node else None)
     if error is not None:
         return _of_error(error, of_node)
-    blamed = blamed_by_launcher(lines) if of_node else None
-    if blamed is not None:
-        return _of_blamed(blamed)
     inner = SHELL - code
     if program and -inner in NAMES and code > SHELL:
         how, kind = f"{ending(code)}: what it had started {ending(inner)}", kind_of_end(inner, program)
@@ -80,11 +133,14 @@ def awaited_in_vain(complaints: Mapping[int, str], ranks: Collection[int]) -> tu
         complaints: what each rank says that has lost others, or has waited for them for too long.
         ranks: all of them.
     """
-    others = [rank for rank in ranks if rank not in complaints]
+    others = {rank for rank in ranks if rank not in complaints}
     waited = [rank for rank in sorted(complaints) if TIMED_OUT.search(complaints[rank])]  # the rest has lost those, mostly
-    if len(others) != 1 or not waited:
+    named = {int(found["rank"] or found["late"]) for rank in waited for found in [MISSED.search(complaints[rank])]
+             if found is not None and found["by"] in (None, str(rank))} & others  # numbers of a smaller group are others'
+    missing = others if len(others) == 1 else named
+    if len(missing) != 1 or not waited:
         return None
-    return others[0], f"{numbers(waited)} gave up waiting for it: {complaints[waited[0]]}"
+    return next(iter(missing)), f"{numbers(waited)} gave up waiting for it: {complaints[waited[0]]}"
 
 
 def unsaid_end(
@@ -122,9 +178,3 @@ def _error(said: Sequence[str], code: int, program: bool, of_node: bool) -> Pyth
 def _of_error(error: PythonError, of_node: bool) -> WordsOfEnd:
     kind, words = error.kind or "error", error.words if of_node else str(error)
     return WordsOfEnd(kind, words if KINDS[kind].text else f"failed: {words}", error.traceback, error.rank if of_node else None)
-
-
-def _of_blamed(blamed: LauncherBlame) -> WordsOfEnd:
-    """The rank that a launcher has seen end first, without an exception."""
-    return WordsOfEnd(kind_of_end(blamed.code, program=True), f"lost its rank {blamed.rank}, which {ending(blamed.code)}",
-                      inner=blamed.rank)

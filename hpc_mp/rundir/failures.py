@@ -70,7 +70,9 @@ BY_A_LIMIT = frozenset({-24, -25})  # on CPU time and file size: it would be met
 BY_ITSELF = frozenset({-4, -6, -8, -11})  # what code does to itself: ILL, ABRT, FPE, SEGV
 
 # (kind, what a text looks like that speaks of it). The first that fits counts. Lines of slurmstepd: Slurm 22.05's sources and
-# recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL, gloo and torch: their sources.
+# recorded ends of jobs; of the kernel: mm/oom_kill.c; of CUDA: cudaGetErrorString; of NCCL, gloo and torch: their sources. The
+# numbers are Linux's errno, as Python, HDF5 and Rust write them: their words are in the language of the user.
+_ERRNO = r"(?:\[Errno |errno ?= ?|\(os error )(?:%s)\b"
 TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) for kind, text in (
     ("network", r"ibv_reg_mr\w* failed"),  # says "Cannot allocate memory", and means the limit on locked memory
     ("memory", r"exceeded (virtual )?memory limit \(\d+ > \d+\), being killed"),
@@ -78,26 +80,48 @@ TEXTS: tuple[tuple[str, re.Pattern[str]], ...] = tuple((kind, re.compile(text)) 
     ("memory", r"Detected \d+ oom[-_]kill event"),
     ("memory", r"Out of memory: Kill|Memory cgroup out of memory|invoked oom-killer|oom-kill:constraint"),
     ("memory", r"memory\.events oom_kill [1-9]"),
-    ("memory", r"(?<!\w)(torch\.|torch\.cuda\.)?OutOfMemoryError\b|CUDA out of memory|Cuda failure.*out of memory"),
-    ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array)?MemoryError\b|std::bad_alloc|(can't|[Cc]annot) allocate memory|not enough memory"),
-    ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost"),
+    ("memory", r"(?<!\w)(torch\.|torch\.cuda\.)?OutOfMemoryError\b|"
+               r"(?i:\b(cuda|hip|rocm|xpu|npu|mps)\w*\b.{0,60}\bout of memory\b)"),
+    ("memory", r"\w_STATUS_ALLOC_FAILED|(CUDA|HIP)_?(ERROR_OUT_OF_MEMORY|ErrorOutOfMemory)|cudaErrorMemoryAllocation|"
+               r"RESOURCE_EXHAUSTED: (Out of memory|Failed to allocate)|OOM when allocating"),
+    ("memory", r"(?<!\w)(numpy\S*\.)?_?(Array|Arrow)?MemoryError\b|bad_alloc\b|(can't|[Cc]annot) allocate memory|"
+               r"not enough memory|memory allocation of \d+ bytes failed|" + _ERRNO % "12"),
+    ("hardware", r"uncorrectable (ECC|NVLink) error|Uncorrectable ECC|fallen off the bus|GPU is lost|NVML: Driver/library"),
     ("hardware", r"GPU recovery action changed .* to 0x\w+ \((?!None)"),  # Xid 154
-    ("hardware", r"no CUDA-capable device is detected|No CUDA GPUs are available|is/are busy or unavailable|"
-                 r"CUDA error: unknown error"),
+    ("hardware", r"no (CUDA|ROCm)-capable device is detected|No (CUDA|HIP) GPUs are available|busy or unavailable|"
+                 r"(CUDA|HIP) error: unknown error|CUDA unknown error|CUDA driver initialization failed|"
+                 r"Found no NVIDIA driver|over nvlink or a hardware error"),
+    ("hardware", r"(?i:cuda|gpu).*\bError:? \(?80[23]\b|system not yet initialized|unsupported display driver / cuda driver|"
+                 r"SYSTEM_NOT_READY|SystemNotReady|SYSTEM_DRIVER_MISMATCH|SystemDriverMismatch"),
     ("hardware", r"\bSXid\b.*\bFatal\b|Machine check events|\[Hardware Error\]"),
     ("space", r"No space left on device|Disk quota exceeded|failed to extend /dev/shm|out of shared memory|"
-              r"insufficient shared memory"),
-    ("storage", r"Stale (NFS )?file handle|\[Errno 5\]|\bInput/output error|Structure needs cleaning|Remote I/O error"),
+              r"insufficient shared memory|creating shared memory segment /dev/shm|" + _ERRNO % "28|122"),
+    ("storage", r"Stale (NFS )?file handle|\bInput/output error|Structure needs cleaning|Remote I/O error|"
+                r"Cannot send after (transport endpoint|socket) shutdown|"
+                r"PytorchStreamWriter failed|inline_container\.cc.*unexpected pos"),
+    ("storage", r"^(?!.*(\b(slurmstepd|srun)\S*: |Dist\w+Error|/gloo/)).*"
+                r"(Transport endpoint is not connected|Read-only file system)"),  # what Slurm tries in vain ends nothing
+    ("storage", _ERRNO % r"5|30|37|70|74|107|108|116|117|121|5[12]\d"),  # beyond 511: NFS's own, which Linux has no words for
+    ("storage", _ERRNO % r"10[0-4]|11[0-3]" + r"[^:(]*: b?['\"]"),  # a connection's errno, of a named file
     ("signal", r"DataLoader worker \(pid.*\) is killed by signal: Killed"),
-    ("network", r"urlopen error|HTTPS?ConnectionPool|Max retries exceeded with url|failure in name resolution"),
-    ("network", r"EADDRINUSE|[Aa]ddress already in use"),  # another attempt meets at another port
+    ("network", r"urlopen error|HTTPS?ConnectionPool|Max retries exceeded with url|failure in name resolution|"
+                r"Name or service not known|No address associated with hostname|Remote end closed connection|"
+                r"[Cc]heck your (internet )?connection|[Cc]ouldn't connect to|(429 Client|50\d Server) Error|\bUNAVAILABLE\b"),
+    ("network", r"EADDRINUSE|[Aa]ddress already in use|Cannot assign requested address"),  # the next one has another port
+    ("network", r"No route to host|Network is (unreachable|down)|Host is down|connection abort|Connection aborted|"
+                + _ERRNO % r"99|10[0-3]|110|112|113"),
     ("network", r"Got completion from peer \S+ with status="),
     ("network", r"ncclSystemError|unhandled system error|ibv_\w+ failed"),
-    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients|wait timeout after \d+ ?ms"),
-    ("peer", r"Watchdog caught collective operation timeout|Timed out waiting|Application timeout caused pair closure"),
+    ("peer", r"client socket has (failed|timed out)|Timed out after \d+ seconds waiting for clients|[Ww]ait timeout|"
+             r"Socket Timeout|Timeout waiting for key|initializing process group in store.based barrier|Rendezvous\w*Error\b|"
+             r"connect to the store|Did the remote server shutdown|[Ss]top_waiting response"),
+    ("peer", r"Watchdog caught collective operation timeout|Timed out waiting|Application timeout caused pair closure|"
+             r"ProcessGroup\w+ is aborted due to timeout|Barrier timed out|DEADLINE_EXCEEDED"),
     ("peer", r"connectFullMesh failed|failed to pass monitoredBarrier|Rank \d+ successfully reached monitoredBarrier"),
-    ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (closed|reset) by peer"),
-    ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|Read error"),
+    ("peer", r"ncclRemoteError|remote process exited|NCCL communicator was aborted|Connection (was )?(closed|reset) by (remote )?"
+             r"peer|MPI_ERR_PROC_\w+|" + _ERRNO % "32|104|111"),
+    ("peer", r"Broken pipe|Socket closed|failed to recv, got 0 bytes|Connection refused|(Read|Write) error \["),
+    ("network", r"Dist(Network|Store)Error"),  # whatever else torch has met on its way to the store
 ))
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0e-\x1b\x7f]")

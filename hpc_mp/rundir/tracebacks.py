@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from hpc_mp.rundir.attempt import WORRIED, last_words
 from hpc_mp.rundir.failures import kind_of
 
 HEAD = re.compile(r"Traceback \(most recent call last\)(?::$| ─)")  # the second is rich's
@@ -20,7 +21,10 @@ NAMED_SO = re.compile(r"[\w.<>]*(Error|Exception|Interrupt|Exit|Warning)(?::|$)"
 MEMBER = re.compile(r"\s+\| (?P<said>\S.*)$")  # of what an exception group writes
 RANK = re.compile(r"\[rank(\d+)\]: ?")  # what torch writes before every line of a traceback once ranks have met
 INSIDE = re.compile(r"[\s>│╭╰]")  # how a line within a traceback begins
-OF_LAUNCHER = re.compile(r"torch\.distributed\.elastic\.multiprocessing\.(errors\.ChildFailedError|api\.SignalException)\b")
+OF_LAUNCHER = re.compile(r"([\w.]+\.)?(ChildFailedError|SignalException)\b")  # says nothing that its table does not
+OF_CHILD = re.compile(r"([\w.]+\.)?(CalledProcessError|ProcessExitedException|ProcessExecutionError|ErrorReturnCode_\d+|"
+                      r"UnexpectedExit)\b")  # a child has ended badly, which may have said of what
+TAG = re.compile(r"(?:\[default\d+\]: ?|\[[\d,]+\]<std\w+>: ?|\d+: )+")  # before lines, of torchrun, mpirun and srun
 BLAMED = re.compile(r"\s*rank +: (\d+) \(local_rank: \d+\)")  # by torchrun, in the words of its ChildFailedError
 ROOT = re.compile(r"\s*Root Cause \(first observed failure\)")
 CHAINED = re.compile(r"(During handling of the above exception, another exception occurred|"
@@ -33,6 +37,7 @@ OF_NCCL_LAST = re.compile(r"^Last error:\s*\n\s*(\S.*)$", re.MULTILINE)
 LONGEST = 200  # lines of a traceback that are kept
 MOST = 300  # characters of what an exception says
 STRAY = 5  # lines of others that may be between those of a traceback
+ORDERS = OWN, BESIDE_IT, OF_ANOTHER, TORN_DOWN = range(4)  # of tracebacks: the higher the less it says of a program's end
 # Lines behind an exception of which it may still be the reason: of Python's own exit code, and of another one or none.
 BEHIND, BEHIND_OTHERS = 150, 25
 
@@ -68,8 +73,7 @@ class PythonError:
 
 @dataclass(frozen=True, slots=True)
 class TracebackBlock:
-    """One traceback among lines: those from ``begin`` to ``end``, the line of the exception; ``order``: the higher the less it
-    says of a program's end."""
+    """One traceback among lines: those from ``begin`` to ``end``, the line of the exception; ``order``: one of ``ORDERS``."""
 
     begin: int
     end: int
@@ -84,13 +88,16 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     Args:
         code: with which it has ended; Python's own for an exception is 1.
     """
+    lines = [TAG.sub("", line, count=1) if TAG.match(line) else line for line in lines]
     marks = [RANK.match(line) for line in lines]
     plain = [line[mark.end():] if mark else line for mark, line in zip(marks, lines, strict=True)]
-    reach = BEHIND if code == 1 else BEHIND_OTHERS
     found = list(_blocks(plain))
-    near = [block for block in found if len(plain) - block.end <= reach]
+    near = [block for block in found if len(plain) - block.end <= (BEHIND if code == 1 else BEHIND_OTHERS)]
+    alone = all(block.order >= OF_ANOTHER for block in near)
+    if alone and code == 1 and not WORRIED.search(last_words(plain[:_of_launcher(plain, near)])):
+        near = found  # what the program had printed and not yet written comes behind it, and may be long
     chosen = _of_ranks(near, marks, plain) or next(
-        (block for order in (0, 1, 2) for block in reversed(near) if block.order == order), None)
+        (block for order in ORDERS for block in reversed(near) if block.order == order), None)
     if chosen is None:
         return None
     mark = marks[chosen.end] or next(filter(None, map(BLAMED.match, plain[chosen.begin:])), None)
@@ -105,6 +112,13 @@ def last_error(lines: Sequence[str], code: int = 1) -> PythonError | None:
     if len(kept) > LONGEST:
         kept = [*kept[:20], "…", *kept[20 - LONGEST:]]
     return PythonError(text, _place(frames), "\n".join(kept), int(mark[1]) if mark else None, kind, len(plain) - 1 - chosen.end)
+
+
+def _of_launcher(lines: Sequence[str], blocks: Sequence[TracebackBlock]) -> int:
+    """The line from which on only launchers speak, with the first of the last ``blocks``."""
+    end = next((number for number, line in enumerate(lines) if OF_LAUNCHER.match(line)), len(lines))
+    heads = [number for number, line in enumerate(lines[:end]) if HEAD.search(line)] if end < len(lines) else []
+    return min([*heads[-1:], *(block.begin for block in blocks), len(lines)])
 
 
 def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | None],
@@ -122,6 +136,16 @@ def _of_ranks(blocks: Sequence[TracebackBlock], marks: Sequence[re.Match[str] | 
 
 def _blocks(lines: Sequence[str]) -> Iterator[TracebackBlock]:
     """All tracebacks, also those that have lost their beginning, or never had the heading (a SyntaxError)."""
+    last: TracebackBlock | None = None
+    for block in _unchained(lines):
+        if last is not None and last.order == OF_ANOTHER and any(map(CHAINED.match, lines[last.end:block.begin + 1])):
+            block = replace(block, order=OF_ANOTHER)  # a wrapper's words of what its child has failed of
+        last = block
+        yield block
+
+
+def _unchained(lines: Sequence[str]) -> Iterator[TracebackBlock]:
+    """The same, each by itself."""
     begin: int | None = None  # of the one that is open
     stray, group = 0, False
     for number, line in enumerate(lines):
@@ -136,7 +160,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[TracebackBlock]:
         elif begin is None or not line or INSIDE.match(line):
             continue
         elif ERROR.match(line) and not OF_LAUNCHER.match(line) and (HEAD.search(lines[begin]) or NAMED_SO.match(line)):
-            yield TracebackBlock(begin, number, _said(lines, number), _order(lines, begin))
+            order = OF_ANOTHER if OF_CHILD.match(line) else _order(lines, begin)
+            yield TracebackBlock(begin, number, _said(lines, number), order)
             begin = None
         elif OF_LAUNCHER.match(line) or stray == STRAY or not HEAD.search(lines[begin]):
             begin = None
@@ -168,9 +193,9 @@ def _cut(line: str) -> str:
 
 
 def _order(lines: Sequence[str], begin: int) -> int:
-    """0: of the program itself; 1: of a thread or a process of it; 2: of what was torn down, which ends nothing."""
+    """Of the program itself, of a thread or a process of it, or of what was torn down, which ends nothing."""
     before = lines[max(0, begin - 2):begin]
-    return 2 if any(map(IGNORED.match, before)) else 1 if any(map(BESIDE.search, before)) else 0
+    return TORN_DOWN if any(map(IGNORED.match, before)) else BESIDE_IT if any(map(BESIDE.search, before)) else OWN
 
 
 def _kind(block: TracebackBlock, lines: Sequence[str]) -> str | None:

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from hpc_mp.rundir.stacks import numbers
 
 LINE = re.compile(r"Watchdog caught collective operation timeout: WorkNCCL\(SeqNum=(\d+), OpType=(\w+).*?Timeout\(ms\)=(\d+)")
-CHILD = re.compile(r"\s+rank +: (?P<rank>\d+) \(local_rank: \d+\)")  # of torchrun's ChildFailedError
-CHILD_CODE = re.compile(r"\s+exitcode +: (?P<code>-?\d+) ")
-ROOT = "Root Cause (first observed failure):"
 THROWN = re.compile(r"terminate called (?:after throwing|recursively)")
 WHAT = re.compile(r"\s*what\(\):\s*(.*)$")
 
@@ -49,15 +46,16 @@ def collective_timeout(lines: Mapping[int, Sequence[str]], ranks: int) -> Collec
     if not said:
         return None
     waits = {rank: (match[1], match[2]) for rank, match in said.items()}
-    most, count = Counter(waits.values()).most_common(1)[0]
+    counts = Counter(waits.values())
+    most, count = counts.most_common(1)[0]
     silent = [rank for rank in range(ranks) if rank not in waits]
     others = [rank for rank, where in waits.items() if where != most]
-    apart = [*silent, *others]
-    named = apart[0] if len(apart) == 1 and count > 1 else None
+    named = silent[0] if len(silent) == 1 else others[0] if not silent and len(others) == 1 and count > 1 else None
     seconds = int(said[next(rank for rank in waits if waits[rank] == most)][3]) / 1000
     elsewhere = f", it in {waits[named][1]} ({waits[named][0]})" if named in waits else ""
-    return CollectiveTimeout(tuple(rank for rank in waits if rank != named), named,
-                             f"{seconds:g} s in {most[1]} ({most[0]}){elsewhere}")
+    waited = tuple(rank for rank in waits if rank != named)
+    places = ", ".join(f"{operation} ({number})" for number, operation in dict.fromkeys(waits[rank] for rank in waited))
+    return CollectiveTimeout(waited, named, f"{seconds:g} s in {places}{elsewhere}")
 
 
 def thrown(lines: Sequence[str]) -> str:
@@ -66,21 +64,3 @@ def thrown(lines: Sequence[str]) -> str:
     if begin is None:
         return next((found[0] for found in map(LINE.search, reversed(lines)) if found), "")
     return next((match[1] for match in map(WHAT.match, lines[begin + 1:begin + 6]) if match), "")
-
-
-@dataclass(frozen=True, slots=True)
-class LauncherBlame:
-    """The rank of a node that its launcher has seen end first; ``code`` as ``subprocess`` gives it."""
-
-    rank: int
-    code: int
-
-
-def blamed_by_launcher(lines: Sequence[str]) -> LauncherBlame | None:
-    """Of the last table that torchrun writes of ranks that have failed, the first of them; None where there is none."""
-    begin = next((number for number in reversed(range(len(lines))) if lines[number].strip().startswith(ROOT)), None)
-    if begin is None:
-        return None
-    rank = next(filter(None, map(CHILD.match, lines[begin:])), None)
-    code = next(filter(None, map(CHILD_CODE.match, lines[begin:])), None)
-    return LauncherBlame(int(rank["rank"]), int(code["code"])) if rank and code else None

@@ -175,7 +175,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
             watch: ProgramWatch | None) -> Ending:
     again = code == 0 and interrupted(attempt)
     if isinstance(attempt.spec, ProgramSpec):
-        hang = watch.hang() if watch is not None else None
+        well = code == 0 and not attempt.by_mpirun  # what was silent is a process that a rank has left behind
+        hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or (code != 0 and not cancelled and node_lost(attempt.run, script))
         overdue, told = watch is not None and watch.overdue, watch is not None and watch.told()

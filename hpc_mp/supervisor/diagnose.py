@@ -18,11 +18,12 @@ from hpc_mp.base.text import memory_size
 from hpc_mp.rundir.failures import KINDS, coordinates, one_line, precedence, root_cause, sentence, who
 from hpc_mp.rundir.outcome import Cause
 from hpc_mp.supervisor.evidence import Evidence
-from hpc_mp.supervisor.log_patterns import NO_DEVICE
+from hpc_mp.supervisor.log_patterns import NO_DEVICE, NO_USE
 from hpc_mp.supervisor.symptoms import (
     LAST_LINES,
     Symptom,
     awaited_in_vain_by_all,
+    ended_by_mpi,
     found_in,
     given_up_inside,
     last_error_line,
@@ -92,7 +93,7 @@ class RootCause:
 
 def classify(evidence: Evidence) -> RootCause:
     """The failure that explains all that was found."""
-    symptoms = found_in(evidence) or [step_cancelled(evidence) or last_error_line(evidence) or Symptom(
+    symptoms = found_in(evidence) or ended_by_mpi(evidence) or [step_cancelled(evidence) or last_error_line(evidence) or Symptom(
         "unknown", f"{ending(evidence.code)}, and {srun_complaint(evidence)}")]
     if all(symptom.kind == "peer" for symptom in symptoms):
         symptoms += vanished(evidence)
@@ -103,7 +104,7 @@ def classify(evidence: Evidence) -> RootCause:
         first = next((symptom for symptom in symptoms if symptom.own and symptom.kind == "crash"), first)
     if KINDS[first.kind].echo:
         first = _awaited(evidence, first)
-    if first.own and NO_DEVICE.search(first.text) and _everywhere(NO_DEVICE, evidence):
+    if first.own and (NO_DEVICE if len(evidence.hosts) == 1 else NO_USE).search(first.text) and _everywhere(NO_USE, evidence):
         first = replace(first, kind="error")  # of the job's GPUs, of which no machine gives it any
     return _root_cause(_located(first, symptoms, evidence), symptoms, evidence)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,6 +60,8 @@ class Evidence:
         program: whether ranks are somebody's program, whose words may speak of anything.
         by_mpirun: whether mpirun starts the ranks, each with a log of its own, in a task of srun on every node.
         of_node: whether each of them is the one command of a node, which numbers its ranks itself.
+        by_mpi: whether Slurm's PMIx or PMI tells the ranks who they are: it ends the step when one of them does.
+        job: Slurm's number of it, and ``user`` that of whose it is.
     """
 
     code: int = 1
@@ -82,6 +84,9 @@ class Evidence:
     axes: bool = False
     of_node: bool = False
     by_mpirun: bool = False
+    by_mpi: bool = False
+    job: str | None = None
+    user: int | None = None
 
     def ranks_on(self, host: str | None) -> list[int]:
         """Those that the placement puts there, by local rank."""
@@ -201,6 +206,9 @@ def gather(attempt: AttemptContext, code: int, script: ScriptLog | None = None, 
         axes=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.axes is not None,
         of_node=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "node",
         by_mpirun=attempt.by_mpirun,
+        by_mpi=isinstance(attempt.spec, ProgramSpec) and attempt.spec.program.start == "mpi" and not attempt.by_mpirun,
+        job=attempt.job_id,
+        user=os.getuid(),
     )
 
 
@@ -219,13 +227,16 @@ def _by_rank(run: RunDirectory, placement: Placement, hosts: Sequence[str]) -> d
 
 
 def _with_the_drowned(run: RunDirectory, srun: Sequence[str], logs: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-    """The same with the last lines of the tasks that ended first, where the last ones of their node are all of others."""
+    """The same with the last lines of the tasks that ended first, where those of their node are mostly of others."""
     first = next((end for end in task_ends(srun) if end.code != 0), None)
     if first is None or first.host not in logs:
         return logs
-    spoke = {int(label[1]) for label in map(LABEL.match, logs[first.host]) if label}
-    more = [line for task in first.tasks if task not in spoke for line in _lines_of_task(run.node_log(first.host), task)]
-    return {**logs, first.host: (*more, *logs[first.host])}
+    lines, path = logs[first.host], run.node_log(first.host)
+    spoke = Counter(int(label[1]) for label in map(LABEL.match, lines) if label)
+    drowned = {task: more for task in first.tasks if spoke[task] < DEEP_LINES
+               and len(more := _lines_of_task(path, task)) > spoke[task]}
+    kept = (line for line in lines if not ((label := LABEL.match(line)) and int(label[1]) in drowned))
+    return {**logs, first.host: (*(line for more in drowned.values() for line in more), *kept)}
 
 
 def _lines_of_task(path: Path, task: int) -> list[str]:

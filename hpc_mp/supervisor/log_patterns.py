@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from hpc_mp.cluster.node.xids import NEEDS, blamed
 from hpc_mp.rundir.failures import kind_of
 
-KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)")
+# What the kernel says of a process that it has killed for lack of memory; the cgroup and the user in newer ones only.
+KILLED_PID = re.compile(r"Kill(?:ed)? process (\d+)|\boom-kill:.*\bpid=(\d+)")
+KILLED_IN_JOB = re.compile(r"\btask_memcg=\S*/job_(\d+)\b")
+KILLED_USER = re.compile(r"\boom-kill:.*\buid=(\d+)|\bUID:(\d+)\b")
 
 # The last words of an interpreter, or of what was to start it, that found something missing; and of any Python error.
 NOT_INSTALLED = re.compile(r"(ModuleNotFoundError|\S*python\S*): No module named \S+$")
 PYTHON_ERROR = re.compile(r"(\w+\.)*\w*(Error|Exception)(: .*)?$|Fatal Python error: ")
-NO_DEVICE = re.compile(r"no CUDA-capable device is detected|No CUDA GPUs are available")
+NO_DEVICE = re.compile(r"no (CUDA|ROCm)-capable device is detected|No (CUDA|HIP) GPUs are available|Found no NVIDIA driver")
+NO_USE = re.compile(NO_DEVICE.pattern + "|busy or unavailable|system not yet initialized|unsupported display driver")
 CANNOT_START = frozenset({126, 127})  # of shells and env: a program that is no program, or is not there
 
 # slurmstepd's reason why a whole job was ended.

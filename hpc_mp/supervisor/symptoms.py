@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -29,7 +29,9 @@ from hpc_mp.supervisor.log_patterns import (
     CANNOT_START,
     IMPROPER,
     JOB_CANCELLED,
+    KILLED_IN_JOB,
     KILLED_PID,
+    KILLED_USER,
     MPI_PLUGIN,
     NODE_FAILURE,
     NOT_INSTALLED,
@@ -58,7 +60,8 @@ NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another
               "administrators for its library")
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
-LAST_LINES = 100  # of a node's log in which a program's words are about its end
+SIGKILLED = re.compile(r"SIGKILL|signal: Killed|ran out of memory|Out Of Memory")
+LAST_LINES = 1000  # of a rank's log in which a program's words are about its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,9 +186,20 @@ def _end_of_node(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
     elif end.code < 0:
         yield Symptom(kind_of_end(end.code, evidence.program), ending(end.code), end.host)
     elif end.code > 0 and end.code != STOPPED and not evidence.failures:
+        yield from _exceptions(evidence)
         said = last_words([line for line in evidence.srun if not SLURMS.match(line)])
         words = f"; its last words: {said}" if said else ""
         yield Symptom("launcher", f"{ending(end.code)}, which is mpirun's{words}", end.host)
+
+
+def _exceptions(evidence: Evidence) -> Iterator[Symptom]:
+    """Of ranks that mpirun has ended before they could end of them by themselves."""
+    for place in evidence.places.values():
+        host = evidence.hosts[place.node]
+        lines = evidence.said_by(host, place.rank)  # each rank has a log of its own then
+        if last_error(lines) is not None:
+            found = words_of_end(lines, 1, program=True)
+            yield Symptom(found.kind, found.text, host, place.rank, own=True)
 
 
 def _end(end: TaskEnd, evidence: Evidence) -> Iterator[Symptom]:
@@ -249,9 +263,32 @@ def _said(evidence: Evidence) -> Iterator[Symptom]:
             yield _line(kind, line, None, evidence)
     for host, lines in chain(evidence.logs.items(), evidence.kernel.items()):
         theirs = evidence.program and lines is evidence.logs.get(host)  # a program says what it likes; how it ended, _end knows
+        strangers = () if theirs else _strangers(host, lines, evidence)
         for line in lines:
-            if not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
+            if line not in strangers and not (theirs and "slurmstepd" not in line) and (kind := sign(line)) is not None:
                 yield _line(kind, line, host, evidence)
+
+
+def _strangers(host: str, lines: Sequence[str], evidence: Evidence) -> Collection[str]:
+    """Lines of a kernel that tell of a process which is none of the job's: it had another job or another user, or no rank there
+    has been killed. A kernel tells of each in several lines, of which one has the cgroup."""
+    killed = {line: int(found[1] or found[2]) for line in lines if (found := KILLED_PID.search(line))}
+    ours: dict[int, bool] = {}
+    for line, pid in killed.items():
+        job, user = KILLED_IN_JOB.search(line), KILLED_USER.search(line)
+        if (host, pid) in evidence.pids or job is not None:
+            ours[pid] = job is None or job[1] == evidence.job
+        elif user is not None and evidence.user is not None and int(user[1] or user[2]) != evidence.user:
+            ours.setdefault(pid, False)
+    if any(pid not in ours for pid in killed.values()) and not _was_killed(host, evidence):
+        ours = {**dict.fromkeys(killed.values(), False), **ours}
+    return [line for line in lines if not ours.get(killed.get(line, 0), True) or ("invoked oom-killer" in line and killed)]
+
+
+def _was_killed(host: str, evidence: Evidence) -> bool:
+    """Whether a process of the job has ended there as the kernel ends one for lack of memory."""
+    ends = [*_srun(evidence), *_records(evidence)]
+    return any(symptom.host == host and SIGKILLED.search(symptom.text) for symptom in ends)
 
 
 def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom:
@@ -263,7 +300,7 @@ def _line(kind: str, line: str, host: str | None, evidence: Evidence) -> Symptom
         task = evidence.largest
     rank = evidence.rank_of(host, task)
     if (pid := KILLED_PID.search(text)) and host is not None:
-        rank = evidence.pids.get((host, int(pid[1])))
+        rank = evidence.pids.get((host, int(pid[1] or pid[2])))
     return Symptom(kind, known or text, host, rank, task)
 
 
@@ -317,6 +354,22 @@ def _missing(evidence: Evidence) -> Iterator[Symptom]:
 def _bring(text: str) -> str:
     """What brings a thing that all nodes lack."""
     return CONTAINERS_REMEDY if re.search(r"(apptainer|singularity): (command )?not found", text) else REMEDY
+
+
+def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
+    """The ranks that have brought PMIx or PMI to end their step, which it does by SIGKILL before srun is told of any end."""
+    ends = list(all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
+    if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does for somebody
+        return []
+    own = [symptom for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
+    telling = [symptom for symptom in own if symptom.kind != "exit"] or own[:1]
+    killed = next((end for end in ends if end.code == -signal.SIGKILL), None)
+    if telling or killed is None:
+        return telling
+    text = f"{ending(-signal.SIGKILL)}, and MPI ended the others"
+    if len(killed.tasks) > 1:
+        return [Symptom("signal", f"lost one of its ranks, which {text}", killed.host, own=True)]
+    return [Symptom("signal", text, killed.host, evidence.rank_of(killed.host, killed.tasks[0]), own=True)]
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:

@@ -27,6 +27,12 @@ with open(f"said-{comm.rank}", "w") as file:
     json.dump([sys.argv[1:], comm.size, comm.allreduce(comm.rank), os.environ["SLURMD_NODENAME"], dict(os.environ)], file)
 if "die" in sys.argv and comm.rank == 2:
     os.kill(os.getpid(), signal.SIGSEGV)
+if "raise" in sys.argv and comm.rank == 2:
+    raise ValueError("boom")
+if "abort" in sys.argv and comm.rank == 2:
+    comm.Abort(7)
+if "kill" in sys.argv and comm.rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
 if "asked" in sys.argv:
     asked = []
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(1))
@@ -72,8 +78,10 @@ def here(lab: Lab) -> Iterator[Path]:
 
 
 def words_of(*arguments: str, options: tuple[str, ...] = ()) -> list[str]:
+    module = ("-m", "mpi4py") if "raise" in arguments else ()  # by itself Python would wait in MPI_Finalize
     return [sys.executable, "-m", "hpc_mp", "run", "--on", "slurm", "--nodes", "2", "--ranks-per-node", "2", "--wait", "--set",
-            "program.start=mpi", "--set", "environment.health=false", *options, "--", sys.executable, "program.py", *arguments]
+            "program.start=mpi", "--set", "environment.health=false", *options, "--", sys.executable, *module, "program.py",
+            *arguments]
 
 
 def environ_of(here: Path, directory: str | None) -> dict[str, str]:
@@ -117,6 +125,30 @@ def test_the_rank_that_dies_is_named(lab: Lab, here: Path, pmix: None) -> None:
     found = run(lab, here, "die")
     cause = verdict(found).cause  # type: ignore[union-attr]
     assert cause is not None and (cause.kind, cause.rank, cause.node) == ("crash", 2, "n2"), cause
+
+
+# (how rank 2 ends, kind, words): of a kill PMIx does not tell which rank of the node it was.
+ALONE = [("raise", "error", "rank 2 on n2 failed: ValueError: boom (program.py:"),
+         ("abort", "exit", "rank 2 on n2 ended with exit code 7"), ("kill", "signal", "was killed by SIGKILL")]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("way", "kind", "words"), ALONE)
+def test_the_rank_of_which_pmix_has_ended_the_others(lab: Lab, here: Path, pmix: None, way: str, kind: str, words: str) -> None:
+    cause = verdict(run(lab, here, way, options=("--set", "slurm.retries=0"))).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.node) == (kind, "n2") and words in cause.message, cause
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
+@by_mpirun
+@pytest.mark.parametrize(("way", "kind", "words"), ALONE)
+def test_the_rank_of_which_mpirun_has_ended_the_others(lab: Lab, here: Path, directory: str, way: str, kind: str,
+                                                       words: str) -> None:
+    found = run(lab, here, way, directory=directory, options=("--set", "slurm.retries=0"))
+    cause = verdict(found).cause  # type: ignore[union-attr]
+    assert cause is not None and (cause.kind, cause.node) == (kind, "n2") and words in cause.message, cause
 
 
 @pytest.mark.prove

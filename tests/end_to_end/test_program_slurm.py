@@ -134,6 +134,18 @@ ENDS = {
 
 @pytest.mark.prove
 @pytest.mark.timeout(300)
+def test_what_a_rank_leaves_behind_is_no_hang(lab: Lab, here: Path) -> None:
+    command = program(here, """
+        import subprocess
+        if rank == 1:
+            subprocess.Popen(["sleep", "90"], start_new_session=True)
+        """)
+    done, found = run(lab, here, command, "--set", "program.silent_limit=8")
+    assert done.returncode == 0 and verdict(found).state == "completed", logs(found)  # type: ignore[union-attr]
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ENDS)
 def test_the_cause_of_an_end(lab: Lab, here: Path, name: str) -> None:
     own, others, kind, rank, words, attempts = ENDS[name]

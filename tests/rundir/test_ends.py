@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,144 @@ def test_of_a_program(name: str) -> None:
     assert found.kind == kind and text in found.text, found
 
 
+# Last lines of exceptions, as Python, torch, CUDA, NCCL, gloo, XLA and file systems word them.
+TEXTS = {
+    "storage": """
+        OSError: [Errno 108] Cannot send after transport endpoint shutdown: '/lustre/step_100.pt'
+        OSError: [Errno 107] Transport endpoint is not connected: '/mnt/beegfs'
+        OSError: [Errno 30] Read-only file system: '/scratch/x'
+        OSError: [Errno 5] Eingabe-/Ausgabefehler: '/data/x'
+        OSError: [Errno 70] Communication error on send: '/gpfs/x'
+        OSError: [Errno 117] Structure needs cleaning
+        OSError: [Errno 37] No locks available
+        OSError: [Errno 521] Unknown error 521: '/nfs/x'
+        OSError: [Errno 112] Host is down: '/mnt/smb/x'
+        TimeoutError: [Errno 110] Connection timed out: '/lustre/data.bin'
+        safetensors_rust.SafetensorError: Error while deserializing header: I/O error: stale (os error 116)
+        OSError: Can't read data (file read failed: time = x, errno = 108, error message = 'Cannot send after')
+        RuntimeError: [enforce fail at inline_container.cc:595] . unexpected pos 704 vs 598""",
+    "space": """
+        OSError: [Errno 28] No space left on device
+        OSError: [Errno 122] Disk quota exceeded: '/home/x'
+        safetensors_rust.SafetensorError: Error while serializing: I/O error: full (os error 28)""",
+    "hardware": """
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run a function? Error 802: system not yet initialized
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver / cuda driver
+        RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable
+        torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
+        RuntimeError: HIP error: uncorrectable ECC error encountered
+        RuntimeError: CUDA error: uncorrectable ECC error encountered
+        RuntimeError: No HIP GPUs are available
+        RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error
+        RuntimeError: CUDA driver error: CUDA_ERROR_SYSTEM_NOT_READY""",
+    "memory": """
+        RuntimeError: CUDA error: out of memory
+        torch.AcceleratorError: CUDA error: out of memory
+        torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB
+        RuntimeError: HIP out of memory. Tried to allocate 2.00 GiB
+        RuntimeError: CUDA driver error: out of memory
+        RuntimeError: cuda runtime error (2) : out of memory at THCStorage.cu:58
+        RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`
+        RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED
+        jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 1 bytes.
+        pyarrow.lib.ArrowMemoryError: malloc of size 1 failed
+        OSError: [Errno 12] Nicht genügend Hauptspeicher verfügbar""",
+    "network": """
+        OSError: [Errno 113] No route to host
+        OSError: [Errno 101] Network is unreachable
+        TimeoutError: [Errno 110] Connection timed out
+        socket.gaierror: [Errno -2] Name or service not known
+        OSError: We couldn't connect to 'https://huggingface.co' to load the files
+        requests.exceptions.HTTPError: 503 Server Error: Service Unavailable for url: https://x
+        torch.distributed.DistNetworkError: The client socket cannot be initialized to connect to [n1]:29500 (errno: 97)
+        OSError: [Errno 99] Cannot assign requested address""",
+    "peer": """
+        torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError
+        torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.
+        torch.distributed.DistStoreError: Socket Timeout
+        RuntimeError: Socket Timeout
+        RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0], error: Timeout waiting for key: x
+        RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1
+        torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/2 clients joined.
+        torch.distributed.DistNetworkError: Connection was likely closed. Did the remote server shutdown or crash?
+        torch.distributed.DistNetworkError: failed to recv, got 0 bytes
+        ConnectionResetError: [Errno 104] Connection reset by peer
+        RuntimeError: [/x/gloo/transport/tcp/pair.cc:553] Read error [10.0.0.1]:1: Connection reset by peer
+        ConnectionRefusedError: [Errno 111] Connect call failed ('10.0.0.1', 29500)
+        RuntimeError: ProcessGroupNCCL is aborted due to timeout
+        mpi4py.MPI.Exception: MPI_ERR_PROC_FAILED: Process Failure""",
+    "error": """
+        ValueError: Read error in config
+        ValueError: out of memory budget option
+        FileNotFoundError: [Errno 2] No such file or directory: '/data/5/108'
+        RuntimeError: CUDA error: an illegal memory access was encountered
+        KeyError: 'Network'""",
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text.strip()) for kind, texts in TEXTS.items()
+                                            for text in texts.strip().splitlines()])
+def test_what_an_exception_speaks_of(kind: str, text: str) -> None:
+    found = words_of_end([*BOOM[:3], text], 1, program=True)
+    assert found.kind == kind and text[:60] in found.text
+
+
+CALLED = [HEAD, '  File "/opt/lib/python3.11/site-packages/accelerate/commands/launch.py", line 785, in simple_launcher',
+          "    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)",
+          "subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1."]
+KILLED = [*CALLED[:3], "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>."]
+WRAPPER = [*DIRECT, HEAD, '  File "/home/ann/run.py", line 4, in <module>', "RuntimeError: training failed"]
+PEER = [HEAD, AT, GONE]
+BURST = [f"step {n}" for n in range(300)]
+# What stands behind the words of the program, in those of its launcher: (lines, code, kind, text)
+LAUNCHED = {
+    "subprocess, accelerate": ([*BOOM, *CALLED], 1, "error", "ValueError: boom (train.py:7)"),
+    "its own wrapper": ([*BOOM, *CALLED, *WRAPPER], 1, "error", "ValueError: boom (train.py:7)"),
+    "a program that is not ours to see": (CALLED, 1, "error", "CalledProcessError: Command"),
+    "a program without a traceback, in a wrapper": ([*CALLED, *WRAPPER], 1, "error", "RuntimeError: training failed"),
+    "a killed child": (KILLED, 1, "signal", "lost a process that it had started, which was killed by SIGKILL"),
+    "a killed child, after a caught exception": ([*BOOM, "tries again", *KILLED], 1, "signal", "was killed by SIGKILL"),
+    "a burst": ([*BOOM, *BURST], 1, "error", "ValueError: boom (train.py:7)"),
+    "a burst, subprocess": ([*BOOM, *BURST, *CALLED], 1, "error", "ValueError: boom (train.py:7)"),
+    "a burst, torchrun": ([*BOOM, *BURST, *(line.format(code=1) for line in TABLE)], 1, "error", "ValueError: boom (train.py:7)"),
+    "words of another error behind a burst": ([*BOOM, *BURST, "error: no such option"], 1, "exit", "no such option"),
+    "rich's torchrun": ([*BOOM, RICH[0], "╰───╯", "ChildFailedError:", *TABLE[3:]], 1, "error", "ValueError: boom (train.py:7)"),
+    "torchrun, a kill": ([line.format(code=-9) for line in TABLE], 1, "signal", "lost its rank 3, which was killed by SIGKILL"),
+    "torchrun, a kill and its echo": ([*PEER, *(line.format(code=-9) for line in TABLE)], 1, "signal", "lost its rank 3, which"),
+    "torchrun's log": (["E1126 api.py:869] failed (exitcode: -9) local_rank: 1 (pid: 7302) of binary: /opt/bin/python"], 1,
+                       "signal", "lost its local rank 1, which was killed by SIGKILL"),
+    "torchrun --tee": ([f"[default1]:[rank1]: {line}" for line in BOOM], 1, "error", "ValueError: boom (train.py:7)"),
+    "DeepSpeed": ([*BOOM, "[2026-11-26] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 7301",
+                   "[2026-11-26] [ERROR] [launch.py:325:sigkill_handler] ['x.py', '--local_rank=1'] exits with return code = 1"],
+                  1, "error", "ValueError: boom (train.py:7)"),
+    "DeepSpeed, a kill": (["[ERROR] [launch.py:325:sigkill_handler] ['python', '-u', 'x.py', '--local_rank=1'] exits with return "
+                           "code = -9"], 247, "signal", "lost its local rank 1, which was killed by SIGKILL"),
+    "colossalai": ([*BOOM, *(line.format(code=1) for line in TABLE), "Error: failed to run torchrun --nproc_per_node=2 train.py "
+                    "on 127.0.0.1, is localhost: True, exception: Encountered a bad command exit code!"], 1, "error",
+                   "ValueError: boom (train.py:7)"),
+    "torch's spawn": ([HEAD, "torch.multiprocessing.spawn.ProcessRaisedException: ", "", "-- Process 1 terminated with the "
+                       "following error:", *BOOM], 1, "error", "ValueError: boom (train.py:7)"),
+    "torch's spawn, a kill": ([HEAD, AT, "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal "
+                               "SIGKILL"], 1, "signal", "lost its local rank 1, which was killed by SIGKILL"),
+    "mpirun": ([f"[1,2]<stderr>: {line}" for line in BOOM], 1, "error", "ValueError: boom (train.py:7)"),
+    "mpirun, a crash": (["prterun noticed that process rank 1 with PID 0 on node n1 exited on signal 11 (Segmentation fault)."],
+                        139, "crash", "lost its rank 1, which was killed by SIGSEGV"),
+    "Hydra": (["=   RANK 2 PID 77 RUNNING AT n1", "=   KILLED BY SIGNAL: 9 (Killed)"], 9, "signal", "lost its rank 2, which was"),
+    "srun in a script": ([*(f"1: {line}" for line in BOOM), "srun: error: n1: task 1: Exited with exit code 1"], 1, "error",
+                         "ValueError: boom (train.py:7)"),
+    "srun in a script, a kill": (["srun: error: n1: task 1: Killed"], 137, "signal", "lost its rank 1, which was killed by"),
+    "conda run": ([*BOOM, "ERROR conda.cli.main_run:execute(125): `conda run python train.py` failed. (See above for error)"], 1,
+                  "error", "ValueError: boom (train.py:7)"),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHED)
+def test_of_a_program_behind_a_launcher(name: str) -> None:
+    lines, code, kind, text = LAUNCHED[name]
+    found = words_of_end(lines, code, program=True)
+    assert found.kind == kind and text in found.text, found
+
+
 @pytest.mark.parametrize(("code", "kind", "text"), [("-9", "signal", "lost its rank 3, which was killed by SIGKILL"),
                                                     ("-11", "crash", "lost its rank 3, which was killed by SIGSEGV"),
                                                     ("4", "exit", "lost its rank 3, which ended with exit code 4")])
@@ -141,19 +280,23 @@ def test_what_a_rank_has_failed_of_that_lives_on(lines: list[str], kind: str | N
     assert (found and found.kind) == kind and (found is None or "it had not ended when the others were ended" in found.text)
 
 
+UNIQUE = ("torch.distributed.DistBackendError: [{}] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via "
+          "c10d key-value store by key '0', but store->get('0') got error: Socket Timeout")
 WAITED = "RuntimeError: Timed out waiting 6000ms for recv operation to complete"
 
 
 @pytest.mark.parametrize(("complaints", "rank"), [
     ({0: WAITED, 1: WAITED, 3: WAITED}, 2), ({0: GONE, 1: WAITED, 3: GONE}, 2), ({0: GONE, 1: GONE, 3: GONE}, None),
     ({0: "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms", 1: GONE, 3: GONE}, 2),
-    ({0: WAITED, 1: WAITED}, None), (dict.fromkeys(range(4), WAITED), None), ({}, None),
+    ({0: WAITED, 1: WAITED}, None), ({1: UNIQUE.format(1), 3: UNIQUE.format(3)}, 0), ({1: UNIQUE.format(0)}, None),
+    ({0: "RuntimeError: [Rank 0]: Ranks 2 failed to pass monitoredBarrier in 5000 ms, a timeout"}, 2),
+    (dict.fromkeys(range(4), WAITED), None), ({}, None),
 ])
 def test_for_whom_all_others_have_waited(complaints: dict[int, str], rank: int | None) -> None:
     found = awaited_in_vain(complaints, range(4))
     assert (found and found[0]) == rank
     if found is not None:
-        assert "gave up waiting for it: RuntimeError: " in found[1] and found[1].startswith("rank")
+        assert re.search(r"gave up waiting for it: (torch\.\S+|Runtime)Error: ", found[1]) and found[1].startswith("rank")
 
 
 @pytest.mark.parametrize(("lines", "words"), [

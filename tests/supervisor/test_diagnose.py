@@ -277,6 +277,74 @@ ENDINGS = [
      "rank 5 on n3 made no progress: ranks 0-4, 6, 7 gave up waiting for it: RuntimeError: Timed out waiting 6000ms"),
     ("nothing", JOB, "unknown", (), "the job ended with exit code 143, and nothing says why"),
 ]
+# Recorded with PMIx of Slurm 22.05 and mpi4py: rank 2 of four on two nodes ended alone, and PMIx had the others killed.
+MPI = replace(JOB, program=True, by_mpi=True, srun=(
+    "srun: Complete StepId=2.0+0 received", "srun: Job step aborted: Waiting up to 7 seconds for job step to finish.",
+    "srun: error: n2: task 3: Exited with exit code 1", "srun: error: n2: task 2: Killed", "srun: error: n1: tasks 0-1: Killed"),
+    logs={"n1": ("0: slurmstepd-n1: error: *** STEP 2.1 ON n1 CANCELLED AT 2026-11-26T12:06:20 ***",)})
+OF_TASK_3 = tuple(line.replace("5:", "3:", 1) for line in BOOM[1:-1])
+# Words of a kernel that several jobs share: newer ones write the first line of these before the last.
+KILL = "[99.2] Out of memory: Killed process {0} (python) total-vm:1kB, UID:{1} pgtables:1kB"
+IN_JOB = ("[99.2] oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,oom_memcg=/slurm/uid_7/job_{1},"
+          "task_memcg=/slurm/uid_7/job_{1}/step_0/task_0,task=python,pid={0},uid=7")
+INVOKED = "[99.1] python invoked oom-killer: gfp_mask=0x1100cca"
+
+
+def beside_boom(*kernel_words: str, end: str = "Exited with exit code 1", log_: tuple[str, ...] = BOOM) -> Evidence:
+    """Rank 5 of a program of user 7, in job 42, fails on a node whose kernel has killed something."""
+    return replace(srun(f"srun: error: n3: task 5: {end}"), program=True, logs={"n3": log_}, kernel={"n3": kernel_words},
+                   job="42", user=7)
+
+
+SHARED = [
+    ("another user's process killed", beside_boom(INVOKED, KILL.format(11, 8)), "error", (), "boom (train.py:7)"),
+    ("another job's", beside_boom(IN_JOB.format(11, 41), KILL.format(11, 7)), "error", (), "boom (train.py:7)"),
+    ("somebody's, when no rank was killed", beside_boom(KILL.format(11, 7)), "error", (), "boom (train.py:7)"),
+    ("an old kernel's words of somebody", beside_boom("[9.1] Out of memory: Kill process 11 (java) score 9"), "error", (),
+     "boom"),
+    ("another user's, and a rank that was killed", beside_boom(KILL.format(11, 8), end="Killed", log_=()), "signal", (),
+     "rank 5 on n3 was killed by SIGKILL"),
+    ("another job's, and a rank that was killed", beside_boom(IN_JOB.format(11, 4), KILL.format(11, 7), end="Killed", log_=()),
+     "signal", (), "rank 5 on n3 was killed by SIGKILL"),
+    ("a rank's", beside_boom(KILL.format(11, 7), end="Killed", log_=()), "memory", (), "rank 5 on n3 ran out of memory"),
+    ("a loader's process of the job", beside_boom(IN_JOB.format(11, 42), KILL.format(11, 7)), "memory", (), "n3"),
+    ("the cgroup's count of the job", beside_boom("memory.events oom_kill 1"), "memory", (), "n3"),
+    ("of two the job's", beside_boom(INVOKED, IN_JOB.format(11, 41), KILL.format(11, 7), IN_JOB.format(12, 42)), "memory", (),
+     "pid=12"),
+    ("MPI, an exception", replace(MPI, logs={**MPI.logs, "n2": OF_TASK_3}), "error", (),
+     "rank 3 on n2 failed: ValueError: boom (train.py:7)"),
+    ("MPI, an exception, and one who noticed before", replace(MPI, srun=(
+        *MPI.srun[:2], "srun: error: n1: task 0: Exited with exit code 14", *MPI.srun[2:4]), logs={"n2": OF_TASK_3}),
+     "error", (), "rank 3 on n2 failed: ValueError: boom (train.py:7)"),
+    ("MPI_Abort", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: task 3: Exited with exit code 7", MPI.srun[4]), logs={
+        "n2": ("3: application called MPI_Abort(MPI_COMM_WORLD, 7) - process 3",)}), "exit", (),
+     "rank 3 on n2 ended with exit code 7; its last words: application called MPI_Abort"),
+    ("MPI, a kill", replace(MPI, srun=(*MPI.srun[:2], *MPI.srun[3:])), "signal", (),
+     "rank 2 on n2 was killed by SIGKILL (the system ran out of memory, or somebody killed it), and MPI ended the others"),
+    ("MPI, a kill, told with another", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: tasks 2-3: Killed", MPI.srun[4])),
+     "signal", (), "node n2 (ranks 2, 3) lost one of its ranks, which was killed by SIGKILL"),
+    ("MPI, a step that somebody ended", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: tasks 2-3: Terminated")), "cancelled",
+     (), "somebody has ended its step"),
+    ("MPI, memory", replace(MPI, logs={"n2": (*OF_TASK_3[:-1], "3: MemoryError")}), "memory", (),
+     "rank 3 on n2 ran out of memory"),
+    ("mpirun's code, and the exception of a rank that it has ended", replace(
+        JOB, program=True, by_mpirun=True, srun=("srun: error: n1: task 0: Exited with exit code 1",), logs={"n2": OF_TASK_3}),
+     "error", (), "rank 3 on n2 failed: ValueError: boom (train.py:7)"),
+    ("GPUs that no host can use", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
+        **{host: (f"{2 * i}: RuntimeError: Error 803: system has unsupported display driver",) for i, host in enumerate(HOSTS)},
+        "n3": (*BOOM[:-2], "5: RuntimeError: Error 803: system has unsupported display driver / cuda driver combination")}),
+     "error", (), "Error 803"),
+    ("GPUs that one host cannot use", replace(srun("srun: error: n3: task 5: Exited with exit code 1"), program=True, logs={
+        "n3": (*BOOM[:-2], "5: RuntimeError: Error 802: system not yet initialized")}), "hardware", ("n3",), "Error 802"),
+    ("a watchdog before the stacks of all threads", replace(JOB, program=True, srun=("srun: error: n1: task 0: Aborted",), logs={
+        host: [f"{task}: {line}" for task in tasks for line in (*watchdog_said(task), *300 * ("frame #1: clone",))]
+        for host, tasks in (("n1", (0, 1)), ("n2", (2, 3)), ("n3", (4,)), ("n4", (6, 7)))}), "hang", (),
+     "rank 5 on n3 made no progress: ranks 0-4, 6, 7 waited for it"),
+    ("who alone waits for NCCL's id", replace(JOB, program=True, srun=("srun: error: n1: task 1: Exited with exit code 1",),
+     logs={"n1": (*(line.replace("5:", "1:", 1) for line in BOOM[1:5]), "1: torch.distributed.DistBackendError: [1] is setting "
+                  "up NCCL communicator and retrieving ncclUniqueId from [0], but store->get('0') got error: Socket Timeout")}),
+     "hang", (), "rank 0 on n1 made no progress: rank 1 gave up waiting for it"),
+]
 # The same, where a line of a log is all that there is: any finding goes before it.
 LAST_RESORT = [
     ("a Python error of nobody's", replace(JOB, logs={"n2": ("2: warming up", "3: ImportError: cannot import name 'x' from 'y'",
@@ -295,7 +363,7 @@ RETRIED = {"hardware", "storage", "node", "unfit", "signal", "ended", "cancelled
 
 
 @pytest.mark.parametrize(("evidence", "kind", "nodes", "words"), [
-    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *LAST_RESORT)
+    pytest.param(*rest, id=name) for name, *rest in (*ENDINGS, *SHARED, *LAST_RESORT)
 ])
 def test_endings(evidence: Evidence, kind: str, nodes: tuple[str, ...], words: str) -> None:
     found = classify(evidence)
@@ -412,11 +480,13 @@ def test_gather(tmp_path: Path) -> None:
     assert asked == ["sinfo", "sacct"]
 
 
-def test_a_rank_that_another_one_has_drowned(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", [(), ("bye",)])
+def test_a_rank_that_another_one_has_drowned(last: tuple[str, ...], tmp_path: Path) -> None:
     run = create_run(tmp_path, "job")
     with open(run.node_log("n3"), "w") as log:
         log.write("".join(f"{line}\n" for line in BOOM))
         log.writelines(f"4: {'x' * 1000}\n" for _ in range(2000))
+        log.writelines(f"5: {word}\n" for word in last)
     run.srun_log.write_text("".join(f"{line}\n" for line in ("srun: error: n3: task 5: Exited with exit code 1", *ENDS_OTHERS)))
 
     def silent(argv: tuple[str, ...]) -> str:
