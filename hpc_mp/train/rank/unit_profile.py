@@ -50,8 +50,8 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
         sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.sections[stage].units.values())
                  for stage in range(len(STAGES))]
-    embedding, block, head = (UnitProfile(median(took), *each, _spread(took))
-                              for took, *each in zip(seconds, kept, sizes, strict=True))
+    embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
+                              for took, activations, parameters in zip(seconds, kept, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head)
 
 
