@@ -19,6 +19,7 @@ from hpc_mp.adopt.given import of_slurm, with_variables
 from hpc_mp.adopt.keys import ENV_TABLES, job_tree, machine_keys
 from hpc_mp.adopt.known import what_is_known
 from hpc_mp.adopt.launches import MPI, LaunchCall, choose, find_launches, in_background
+from hpc_mp.adopt.nodes import on_every_node
 from hpc_mp.adopt.request import ELEMENT, Request, job_name, read_request
 from hpc_mp.adopt.setup import DIRECTORY, JOB, command_form, epilogue, of_modules, preface, seen_by_a_script, stopping
 from hpc_mp.adopt.steps import Disposition, Needs, argument_read, dispositions, is_for_ranks_alone, names_in, with_inherited
@@ -150,6 +151,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if launch is None or None in unreadable or (launch.statement in unreadable and not blank):
         return _of_another(script, request, begins, file, arguments,
                            unreadable="which bash cannot read: mend it (bash -n FILE)" if unreadable else "")
+    if (together := on_every_node(launch, launches, source, request)) is not None:
+        launch, launches = together.launch, tuple(each for each in launches if each not in together.others)
     callers = called_by(source, launch)
     at = callers[-1][0] if callers else launch.statement
     fixed = known.fixed[at]
@@ -162,6 +165,11 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
     if alone and not request.container.keys and not any(each.srun or each.texts[0] in MPI for each in launches) \
             and (way := several(source, launch, launches, callers)):
         return _of_another(script, request, begins, file, arguments, because=f": it starts its programs {way}")
+    if together is not None:
+        start = replace(start, how=(*start.how, "the steps of one node each are one step on all nodes"), lost=(*start.lost, *(
+            f"{each} in its words differs from node to node: say it by $NODE_RANK or in the program" for each in (
+                *(f"${name}" for name in together.differs),
+                *(word.text for word in start.words if word.kind == "batch" and re.search(r"(?<!\\)\$NODE_RANK", word.text))))))
     if not start.results:
         start = with_stdin(start, launch, line, fixed)
     steps, by_ssh = _served(source, launches, launch)
@@ -184,7 +192,8 @@ def _of_shell(script: Script, request: Request, begins: str, file: Path, argumen
                   names_in(source.text[launch.call.start:launch.call.end]), names_in(_own_words(launch)), launch.srun, stands)
     if blank and BLANK in source.statements[launch.statement].text:
         start = replace(start, lost=(*start.lost, "a name in < > has to be filled in"))
-    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable)
+    found = dispositions(source, launch.statement if simple else min(at, launch.statement), known, needs, unreadable,
+                         {each.statement for each in together.others} if together else ())
     form = command_form(start, moved, made=not simple)
     lines = [each.text for each in found if each.text is not None]
     fates = [_fate(each) for each in found]

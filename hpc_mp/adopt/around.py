@@ -20,15 +20,15 @@ _PLAIN_AROUND = frozenset({"redirected_statement", "pipeline", "list", "negated_
 
 def is_simple(statement: Statement, launch: LaunchCall) -> bool:
     """Whether nothing stands around the launch but redirections, a pipe behind it, and ``… &&`` before it."""
-    if set(launch.call.inside) - _PLAIN_AROUND:
-        return False
+    if launch.together or set(launch.call.inside) - _PLAIN_AROUND:
+        return launch.together
     before = statement.text[:launch.call.start - statement.start].strip()
     return not before or (before.endswith("&&") and "||" not in before)
 
 
 def before_it(statement: Statement, launch: LaunchCall) -> str:
     """What a line has before the launch on it, to which the launch was joined by ``&&``."""
-    if is_fed(launch, statement):
+    if launch.together or is_fed(launch, statement):
         return ""
     return statement.text[:launch.call.start - statement.start].strip().removesuffix("&&").strip()
 

@@ -20,7 +20,7 @@ from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.programs import IDENTITY
 from hpc_mp.lint.sbatch.statements import CallSite, Source, Statement
 
-Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "code"]
+Kind = Literal["print", "assign", "shell", "directory", "environment", "trap", "resubmit", "unreadable", "together", "code"]
 PRINTS = frozenset({
     "echo", "printf", "date", "hostname", "pwd", "whoami", "env", "printenv", "nvidia-smi", "which", "lscpu", "free", "uname",
     "squeue", "sinfo", "ls", "df", "id", "true", ":", "clear", "rocm-smi", "tree", "uptime", "nproc", "type", "sacct", "sstat",
@@ -264,15 +264,17 @@ class Needs:
 
 
 def dispositions(source: Source, launch: int, known: KnownShell, needs: Needs,
-                 unreadable: Collection[int | None] = ()) -> list[Disposition]:
+                 unreadable: Collection[int | None] = (), together: Collection[int] = ()) -> list[Disposition]:
     """What becomes of the statements before the number ``launch``.
 
     Args:
         unreadable: numbers of those that bash cannot read.
+        together: numbers of those that start the program on another node.
     """
     statements = source.statements[:launch]
     keyed = {number: each for number, each in environment_keys(statements, known).items() if number not in unreadable}
-    kinds: list[Kind] = ["unreadable" if number in unreadable else kind_of(each) for number, each in enumerate(statements)]
+    kinds: list[Kind] = ["unreadable" if number in unreadable else "together" if number in together else kind_of(each)
+                         for number, each in enumerate(statements)]
     stays = {number for number, kind in enumerate(kinds) if kind in ("code", "environment") and number not in keyed}
     needed = set(needs.names)
     stays |= {number for number, each in enumerate(statements)
@@ -378,6 +380,8 @@ def _disposition(number: int, statement: Statement, kind: Kind, keyed: Mapping[i
         case "unreadable":
             return Disposition(statement, Fate.LOST, "", "bash cannot read it: a name in < > has to be filled in, or "
                                                          "something is not closed")
+        case "together":
+            return Disposition(statement, Fate.REPLACED, "program.command", "its node is one of those of the one step")
         case "resubmit":
             return Disposition(statement, Fate.LOST, "", "a job hands in no jobs here: slurm.chain, slurm.depends and "
                                "program.resumes do that")

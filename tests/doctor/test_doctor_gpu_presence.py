@@ -81,7 +81,8 @@ CASES = (
          "GPU 0"),
     Case("gpu-answers", "p5", smi("p5", 3, {"gpu_power_readings/power_draw": "[Unknown Error]"}), "error", "power_draw", "GPU 3"),
     *(Case("gpu-answers", "ndv4", smi("ndv4", 3, dict.fromkeys(
-        ("temperature/gpu_temp", "utilization/gpu_util", "remapped_rows/remapped_row_pending", "ecc_mode/current_ecc"), words)),
+        ("temperature/gpu_temp", "utilization/gpu_util", "remapped_rows/remapped_row_pending", "ecc_mode/current_ecc",
+         "vbios_version", "clocks_event_reasons/clocks_event_reason_hw_slowdown"), words)),
         "error", f"the driver answers: {words}, for ", "GPU 3") for words in (
             "ERR!", "Unknown Error", "GPU requires reset", "GPU is lost", "GPU is lost.  Reboot the system to recover this GPU")),
     Case("gpu-recovery", "gb200", smi("gb200", 3, {"gpu_recovery_action": "Node Reboot"}), "error",
@@ -110,9 +111,9 @@ def test_amd_gpus_are_recognised() -> None:
 def test_a_job_that_may_use_two_of_eight_gpus_has_not_lost_six() -> None:
     inside = {"/proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0",
               LIST: "".join(answer("p5", LIST).splitlines(keepends=True)[:2])}
-    found = of(findings(broken("p5", inside)), "gpu-count")
-    assert [finding.severity for finding in found] == ["ok"]
-    assert "may use 2 of 8" in found[0].message
+    found = findings(broken("p5", inside | {SMI: seven("p5")}))
+    assert [finding.severity for finding in of(found, "gpu-count") + of(found, "gpu-smi")] == ["ok", "ok"]
+    assert "may use 2 of 8" in of(found, "gpu-count")[0].message
 
 
 def test_a_hanging_driver_is_incomplete_within_the_deadline() -> None:

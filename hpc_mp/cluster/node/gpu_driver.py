@@ -32,12 +32,14 @@ class SmiAnswer:
         words: what it, or the attempt to start it, said of a failure, beside an answer too.
         smi: its answer; None where it gave none. A machine without any NVIDIA GPU counts as an answer with no GPUs.
         uptime: seconds since boot; None where the kernel does not show it.
+        confined: a job's or container's cgroup may hide GPUs that are attached.
     """
 
     code: int | None
     words: str
     smi: SmiReport | None
     uptime: float | None = None
+    confined: bool = False
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ def ask_smi(source: NodeSource) -> SmiAnswer:
         answer, failed = unseen.out, unseen
     document, around = split_smi(answer)
     if failed is not None and not document:
-        return SmiAnswer(failed.code, str(failed), None)
+        return SmiAnswer(failed.code, " ".join(str(failed).splitlines()), None)
     up = maybe(source.text, "/proc/uptime")
-    return SmiAnswer(failed.code if failed else 0, around, parse_smi(document or answer), float(up.split()[0]) if up else None)
+    return SmiAnswer(failed.code if failed else 0, around, parse_smi(document or answer), float(up.split()[0]) if up else None,
+                     _confined(source))
 
 
 def read_models(source: NodeSource) -> tuple[GpuModel, ...]:
@@ -110,7 +113,7 @@ def read_driver(source: NodeSource) -> GpuDriver:
                                 if (found := _LIBRARY.search(path))})),
         kind=None if any(gpu.vendor == "amd" for gpu in read_gpus(source)) else read_machine_type(source),
         nvswitches=count_nvswitches(source),
-        confined=bool(_JOB.search(maybe(source.text, "/proc/self/cgroup") or "")),
+        confined=_confined(source),
     )
 
 
@@ -125,6 +128,10 @@ def _list(source: NodeSource) -> tuple[int | None, str]:
         return len(re.findall(r"^GPU \d+:", source.answer(LIST), re.MULTILINE)), ""
     except Unavailable as unseen:
         return None, str(unseen)
+
+
+def _confined(source: NodeSource) -> bool:
+    return bool(_JOB.search(maybe(source.text, "/proc/self/cgroup") or ""))
 
 
 def _on_bus(source: NodeSource) -> tuple[str, ...]:

@@ -68,71 +68,51 @@ class SXidLine:
 
 
 _NVLINK5 = range(144, 151)
-_ROWS: tuple[tuple[Action, str, Iterable[int]], ...] = (
-    ("program", "the GPU stopped processing for a program", (8,)),
-    ("program", "invalid or corrupted stream of commands", (11, 25, 32)),
-    ("program", "graphics engine exception, such as an index out of bounds", (13,)),
-    ("program", "access to GPU memory that is not the program's", (31,)),
-    ("program", "firmware error that the driver survived", (37, 38)),
-    ("program", "copy engine exception", (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136))),
-    ("program", "the GPU stopped a program that misbehaved", (43,)),
-    ("program", "graphics engine fault during a context switch", (44,)),
-    ("program", "clean-up after another error, or a killed program", (45,)),
-    ("program", "exception of an engine for video, pictures or optical flow",
-     (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139)),
-    ("program", "illegal access by the driver", (66, 67)),
-    ("program", "graphics engine class error", (69,)),
-    ("program", "corrupted data sent to the GPU", (80,)),
-    ("program", "access over NVLink to memory that is not the program's", (108, 137)),
-    ("program", "CUDA fast path error", (141,)),
-    ("none", "test message", (14, 106, 107)),
-    ("none", "limit of writes to the infoROM", (93,)),
-    ("none", "error of the deep learning accelerator", (152, 153)),
-    ("none", "change of the recovery action", (154,)),
-    ("none", "a channel was retired, or could not be", (160, 161)),
-    ("none", "power smoothing was switched on or off", (162, 163)),
-    ("watch", "a row of GPU memory is marked for remapping", (63,)),
-    ("watch", "many single bit errors of GPU memory", (92,)),
-    ("watch", "memory error contained to one program", (94,)),
-    ("watch", "corrected errors of the link between GPU and CPU", (121,)),
-    ("watch", "a part of the GPU could not be retired for lack of spares", (157,)),
-    ("watch", "the hardware for power smoothing is worn out, or nearly so", (164, 165)),
-    ("watch", "detail of an uncorrectable memory error (Xid 48)", (171, 172)),
-    ("support", "display engine error", (16, 19, 56)),
-    ("support", "error or timeout of the interface to GPU memory", (26, 57, 58)),
-    ("support", "error of the GPU's micro-controller", (59, 61, 169)),
-    ("support", "exception of a video encoder", (47, 65, 73, 142)),
-    ("support", "a virtual GPU does not start: host and guest need drivers that fit", (78,)),
-    ("support", "error of encrypted NVLink traffic (confidential computing)", (166, 170)),
-    ("support", "fatal timeout on PCI Express", (167,)),
-    ("seat", "auxiliary power is not connected to the GPU board", (54,)),
-    ("reset", "the GPU stopped processing", (46,)),
-    ("reset", "double bit error of GPU memory", (48,)),
-    ("reset", "the GPU's micro-controller halted", (62,)),
-    ("reset", "NVLink error", (74,)),
-    ("reset", "memory error not contained", (95,)),
-    ("reset", "context switch timeout", (109,)),
-    ("reset", "security fault", (110,)),
-    ("reset", "the GPU's system processor does not answer", (119,)),
-    ("reset", "error of the GPU's system processor", (120,)),
-    ("reset", "training of an NVLink failed", (136,)),
-    ("reset", "memory error that was not recovered", (140,)),
-    ("reset", "the GPU could not be initialised", (143,)),
-    *(("reset", f"NVLink error ({unit})", (number,))
-      for number, unit in zip(_NVLINK5, ("SAW", "RLW", "TLW", "TREX", "NVLPW", "NETIR", "MSE"), strict=True)),
-    ("reset", "an NVLink was taken down by software", (155,)),
-    ("reset", "a part of the GPU is to be retired", (156,)),
-    ("reset", "fatal timeout of the GPU", (158,)),
-    ("reset", "error of the coherent link between GPU and CPU", (159,)),
-    ("reboot", "the GPU has fallen off the bus", (79,)),
-    ("reboot", "renewal of an encryption key failed", (151,)),
-    ("reboot", "memory errors leave the GPU less memory", (168,)),
-    ("replace", "remapping a row of GPU memory failed", (64,)),
-)
+_ROWS: dict[Action, dict[tuple[int, ...], str]] = {
+    "program": {
+        (8,): "the GPU stopped processing for a program", (11, 25, 32): "invalid or corrupted stream of commands",
+        (13,): "graphics engine exception, such as an index out of bounds", (37, 38): "firmware error that the driver survived",
+        (31,): "access to GPU memory that is not the program's", (43,): "the GPU stopped a program that misbehaved",
+        (39, 40, 41, 70, 71, 72, 75, 76, 77, 85, *range(126, 136)): "copy engine exception", (69,): "graphics engine class error",
+        (44,): "graphics engine fault during a context switch", (45,): "clean-up after another error, or a killed program",
+        (60, 68, 82, 83, 84, 86, 88, 89, *range(96, 106), 139): "exception of an engine for video, pictures or optical flow",
+        (66, 67): "illegal access by the driver", (80,): "corrupted data sent to the GPU", (141,): "CUDA fast path error",
+        (108, 137): "access over NVLink to memory that is not the program's"},
+    "none": {
+        (14, 106, 107): "test message", (93,): "limit of writes to the infoROM", (154,): "change of the recovery action",
+        (152, 153): "error of the deep learning accelerator", (160, 161): "a channel was retired, or could not be",
+        (162, 163): "power smoothing was switched on or off"},
+    "watch": {
+        (63,): "a row of GPU memory is marked for remapping", (92,): "many single bit errors of GPU memory",
+        (94,): "memory error contained to one program", (121,): "corrected errors of the link between GPU and CPU",
+        (157,): "a part of the GPU could not be retired for lack of spares",
+        (164, 165): "the hardware for power smoothing is worn out, or nearly so",
+        (171, 172): "detail of an uncorrectable memory error (Xid 48)"},
+    "support": {
+        (16, 19, 56): "display engine error", (26, 57, 58): "error or timeout of the interface to GPU memory",
+        (59, 61, 169): "error of the GPU's micro-controller", (47, 65, 73, 142): "exception of a video encoder",
+        (78,): "a virtual GPU does not start: host and guest need drivers that fit", (167,): "fatal timeout on PCI Express",
+        (166, 170): "error of encrypted NVLink traffic (confidential computing)"},
+    "seat": {(54,): "auxiliary power is not connected to the GPU board"},
+    "reset": {
+        (46,): "the GPU stopped processing", (48,): "double bit error of GPU memory", (62,): "the GPU's micro-controller halted",
+        (74,): "NVLink error", (95,): "memory error not contained", (109,): "context switch timeout", (110,): "security fault",
+        (119,): "the GPU's system processor does not answer", (120,): "error of the GPU's system processor",
+        (136,): "training of an NVLink failed", (140,): "memory error that was not recovered",
+        (143,): "the GPU could not be initialised", (155,): "an NVLink was taken down by software",
+        (156,): "a part of the GPU is to be retired", (158,): "fatal timeout of the GPU",
+        (144,): "NVLink error (SAW)", (145,): "NVLink error (RLW)", (146,): "NVLink error (TLW)", (147,): "NVLink error (TREX)",
+        (148,): "NVLink error (NVLPW)", (149,): "NVLink error (NETIR)", (150,): "NVLink error (MSE)",
+        (159,): "error of the coherent link between GPU and CPU"},
+    "reboot": {
+        (79,): "the GPU has fallen off the bus", (151,): "renewal of an encryption key failed",
+        (168,): "memory errors leave the GPU less memory"},
+    "replace": {(64,): "remapping a row of GPU memory failed"},
+}
 _LAST = 172  # of the catalogue
 _UNUSED, _OTHER = Xid("unused on GPUs of today", "support"), Xid("not in NVIDIA's catalogue", "unknown")
 XIDS: dict[int, Xid] = dict.fromkeys(range(1, _LAST + 1), _UNUSED) | {
-    number: Xid(meaning, action) for action, meaning, numbers in _ROWS for number in numbers}
+    number: Xid(meaning, action) for action, rows in _ROWS.items() for numbers, meaning in rows.items() for number in numbers}
 
 _BUS = r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.\d)?"
 _XID = re.compile(rf"NVRM: Xid \((?:PCI:)?{_BUS}(?: GPU-I:[^)]*)?\): (\d+)(.*)")  # with the MIG instance, if it has one

@@ -54,7 +54,7 @@ def read_conf(text: str, file: Path | None = None) -> tuple[ConfLine, ...]:
     Args:
         file: where the text lies, from where included files are looked for; None: they are not read.
     """
-    return tuple(_lines(text, file, file and file.parent, ()))
+    return tuple(_lines(text, file, ()))
 
 
 def read_beside(path: Path) -> tuple[ConfLine, ...] | None:
@@ -71,57 +71,48 @@ def first_pairs(lines: Iterable[ConfLine]) -> dict[str, str]:
 
 
 @cache
-def conf_table() -> Mapping[str, Any]:
-    """What Slurm's releases know: ``slurm/conf-keys.toml``."""
-    return tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))
+def conf_table(name: str) -> Mapping[str, Any]:
+    """A table of ``slurm/conf-keys.toml``: what Slurm's releases know."""
+    return tomllib.loads(asset(TABLE).read_text(encoding="utf-8"))[name]  # type: ignore[no-any-return]
 
 
 @cache
-def conf_keys(table: str) -> Mapping[str, tuple[str, str]]:
+def conf_keys(name: str) -> Mapping[str, tuple[str, str]]:
     """The keys of one table by their small letters: as manuals write them, and the releases that know them."""
-    rows = {key: "" for key in conf_table()[table]["all"]} | {key: releases for key, releases in conf_table()[table].items()
-                                                              if key != "all"}
-    return {key.casefold(): (key, releases) for key, releases in rows.items()}
+    rows = dict(conf_table(name))
+    return {key.casefold(): (key, releases) for key, releases in (dict.fromkeys(rows.pop("all"), "") | rows).items()}
 
 
-def _lines(text: str, file: Path | None, folder: Path | None, above: tuple[Path | None, ...]) -> Iterator[ConfLine]:
+def _lines(text: str, file: Path | None, above: tuple[Path, ...]) -> Iterator[ConfLine]:
     cluster = ""
     for number, line in _joined(text):
         if (included := _INCLUDE.match(line)) is None:
-            pairs, rest = _pairs(line)
+            pairs, end = [], 0
+            while found := _PAIR.match(line, end):
+                pairs.append((found[1], found[3] if found[2] is None else found[2]))
+                end = found.end()
             cluster = next((value for key, value in pairs if key.casefold() == "clustername"), cluster)
-            yield ConfLine(number, line, file, pairs, rest)
+            yield ConfLine(number, line, file, tuple(pairs), line[end:].strip())
             continue
         name, rest = included[1].replace("%c", cluster.lower()), included[2].strip()
-        path = folder and folder / name
+        path = None if file is None else (*above, file)[0].parent / name
         try:
             inner = None if path is None or path in (file, *above) else path.read_text(encoding="utf-8", errors="replace")
         except OSError:
             inner = None
         if inner is None or rest:
             yield ConfLine(number, line, file, rest=rest, unread="" if rest else name)
-        if inner is not None:
-            yield from _lines(inner, path, folder, (file, *above))
+        elif file is not None:
+            yield from _lines(inner, path, (*above, file))
 
 
 def _joined(text: str) -> Iterator[tuple[int, str]]:
     held, first = "", 1
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate((*text.split("\n"), ""), 1):
         plain = _COMMENT.sub(r"\1", line).rstrip()
-        goes_on = (len(plain) - len(plain.rstrip("\\"))) % 2 == 1
-        held += plain.removesuffix("\\") if goes_on else plain
-        if goes_on:
-            continue
-        if held.strip():
-            yield first, re.sub(r"\\(.)", r"\1", held)
-        held, first = "", number + 1
-    if held.strip():
-        yield first, held
-
-
-def _pairs(line: str) -> tuple[tuple[tuple[str, str], ...], str]:
-    pairs, at = [], 0
-    while found := _PAIR.match(line, at):
-        pairs.append((found[1], found[3] if found[2] is None else found[2]))
-        at = found.end()
-    return tuple(pairs), line[at:].strip()
+        goes_on = (len(plain) - len(plain.rstrip("\\"))) % 2
+        held += plain[:-1] if goes_on else plain
+        if not goes_on:
+            if held.strip():
+                yield first, re.sub(r"\\(.)", r"\1", held)
+            held, first = "", number + 1

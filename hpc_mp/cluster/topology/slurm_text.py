@@ -115,7 +115,7 @@ def _line(line: ConfLine) -> _Line:
     unlike = line.rest or not all(value and "=" not in value for value in fields.values())
     if unlike or wrong or kind not in (*NAMES, "blocksizes"):
         raise HpcMpError(where, "does not read SwitchName=…, BlockName=…, RingName=… or BlockSizes=…", REMEDY)
-    keys = {key.casefold(): key for several in conf_table()["topology"].values() for key in several}
+    keys = {key.casefold(): key for several in conf_table("topology").values() for key in several}
     if strange := [key for key, _ in line.pairs[1:] if key.casefold() not in keys]:
         raise HpcMpError(where, f"has the key {strange[0]}, which Slurm does not know",
                          did_you_mean(strange[0], keys.values(), f"write one of {', '.join(keys.values())}"))

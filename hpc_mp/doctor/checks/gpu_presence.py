@@ -66,12 +66,13 @@ def smi(asked: SmiAnswer) -> Iterator[Finding]:
     code = asked.code or next((code for words, code in AROUND.items() if words in asked.words), 0)
     described = len(asked.smi.gpus) if asked.smi is not None else 0
     attached = (asked.smi.attached if asked.smi is not None else None) or described
+    lost = f"{attached} GPUs are attached, {described} of them described" if attached > described and not asked.confined else ""
     if asked.smi is None or (code and attached):
         severity, meaning, remedy = _exit(replace(asked, code=code or asked.code))
-        yield Finding("gpu-smi", severity, "", ": ".join(filter(None, (asked.words, meaning))), remedy)
-    if attached > described:
-        yield Finding("gpu-smi", "error", "", f"{attached} GPUs are attached, {described} of them described", EXITS[15][2])
-    elif asked.smi is not None and described and not code:
+        yield Finding("gpu-smi", severity, "", ": ".join(filter(None, (asked.words, meaning, lost))), remedy)
+    elif lost:
+        yield Finding("gpu-smi", "error", "", lost, EXITS[15][2])
+    elif described:
         yield Finding("gpu-smi", "ok", "", f"nvidia-smi answers; driver {asked.smi.driver}")
 
 
@@ -108,8 +109,8 @@ def excluded(driver: GpuDriver) -> Iterator[Finding]:
 
 
 def alike(asked: SmiAnswer) -> Iterator[Finding]:
-    """One slow GPU slows all: those of a node should be of one kind."""
-    gpus = seen(asked).gpus
+    """One slow GPU slows all: those of a node should be of one kind. Those that the driver cannot read are not compared."""
+    gpus = [gpu for gpu in seen(asked).gpus if not gpu.failed()]
     differ = False
     for what, path in ALIKE.items():
         words = [gpu.says(path) or "nothing" for gpu in gpus]

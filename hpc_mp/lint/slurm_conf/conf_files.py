@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_keys, first_pairs, read_beside, read_conf
+from hpc_mp.cluster.slurm.conf_file import ConfLine, conf_keys, first_pairs
 from hpc_mp.cluster.slurm.nodelist import compress, expand
 from hpc_mp.cluster.slurm.records import Words
 from hpc_mp.cluster.slurm.releases import Version
@@ -52,21 +52,14 @@ class ConfFiles:
     @cached_property
     def partition_lines(self) -> tuple[tuple[ConfLine, Words], ...]:
         """Lines of partitions, likewise; ``Nodes`` names each node, also where it says ALL or a set of nodes."""
-        everyone = tuple(node for _, nodes, _ in self.node_lines for node in nodes)
-        sets = {each["NodeSet"]: each for _, each in self._records("NodeSet")}
-
-        def members(nodes: str) -> Iterable[str]:
-            for name in everyone if nodes.upper() == "ALL" else expanded(nodes):
-                if name not in sets or name in everyone:
-                    yield name
-                    continue
-                yield from expanded(sets[name].get("Nodes", ""))
-                yield from (node for _, nodes, fields in self.node_lines for node in nodes
-                            if sets[name].get("Features") in fields.get("Features", "").split(","))
-
+        everyone = {node: fields for _, nodes, fields in self.node_lines for node in nodes}
+        sets = {fields["NodeSet"]: [*expanded(fields.get("Nodes", "")), *(
+            node for node, of in everyone.items() if fields.get("Features") in of.get("Features", "").split(","))]
+            for _, fields in self._records("NodeSet")}
         found = []
         for line, fields in self._records("PartitionName"):
-            nodes = tuple(dict.fromkeys(members(fields.get("Nodes", ""))))
+            named = everyone if fields.get("Nodes", "").upper() == "ALL" else expanded(fields.get("Nodes", ""))
+            nodes = dict.fromkeys(node for name in named for node in ([name] if name in everyone else sets.get(name, [name])))
             shown = {key: _SHOWN.get(value.upper(), value.upper()) if key in _WORDS else value for key, value in fields.items()}
             found.append((line, {**shown, "Nodes": compress(nodes), "TotalNodes": str(len(nodes))}))
         return tuple(found)
@@ -83,10 +76,9 @@ class ConfFiles:
         nodes = tuple({**fields, **({"CPUTot": str(processors(fields)[1])} if {"CPUs", "Sockets"} & fields.keys() else {}),
                        "NodeName": node} for _, names, fields in self.node_lines for node in names)
         return SlurmFacts(self.settings, None if self.cgroup is None else first_pairs(self.cgroup),
-                          tuple(fields for _, fields in self.partition_lines), nodes,
-                          gres_conf=text_of(self.gres))
+                          tuple(fields for _, fields in self.partition_lines), nodes, gres_conf=text_of(self.gres))
 
-    def _records(self, kind: str) -> Iterable[tuple[ConfLine, dict[str, str]]]:
+    def _records(self, kind: str) -> Iterator[tuple[ConfLine, dict[str, str]]]:
         keys, default = conf_keys(kind), dict[str, str]()
         for line in self.lines:
             if line.pairs and line.pairs[0][0].casefold() == kind.casefold():
@@ -105,18 +97,11 @@ def processors(fields: Words) -> tuple[frozenset[int], int]:
     """
     cores, threads, boards = (number(fields, key) or 1 for key in ("CoresPerSocket", "ThreadsPerCore", "Boards"))
     said, per_board, sockets = (number(fields, key) for key in ("CPUs", "SocketsPerBoard", "Sockets"))
-    if per_board is not None:
-        sockets = boards * per_board
-    if sockets is None:
-        sockets = said // (cores * threads) if said and said % (cores * threads) == 0 else boards
+    if per_board is not None or sockets is None:
+        inferred = said // (cores * threads) if said and said % (cores * threads) == 0 else boards
+        sockets = inferred if per_board is None else boards * per_board
     fitting = frozenset({sockets, sockets * cores, sockets * cores * threads})
     return fitting, said if said in fitting else max(fitting)
-
-
-def read_files(text: str, path: Path, release: Version | None = None) -> ConfFiles:
-    """slurm.conf, whose text this is, and the files beside it."""
-    gres, cgroup = (read_beside(path.parent / name) for name in ("gres.conf", "cgroup.conf"))
-    return ConfFiles(path, read_conf(text, path), gres, cgroup, release)
 
 
 def expanded(nodelist: str) -> tuple[str, ...]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.findings import Finding
-from hpc_mp.cluster.slurm.conf_file import ConfLine, read_conf
+from hpc_mp.cluster.slurm.conf_file import ConfLine, read_beside, read_conf
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.topology import read_topologies
 from hpc_mp.cluster.topology.readers import amiss
 from hpc_mp.lint.slurm_conf import rules_files
-from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, read_files
+from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded
 from hpc_mp.lint.slurm_conf.config import SlurmFacts
 from hpc_mp.lint.slurm_conf.report import RULES
 
@@ -23,7 +23,8 @@ _SWITCHES = "Name each node under one switch, and each switch in a line of its o
 def lint_slurm_conf(text: str, path: Path, release: Version | None = None) -> list[Finding]:
     """What Slurm refuses, and what ``cluster describe`` finds wrong, as far as the files say it: what they leave out is not held
     against them."""
-    files = read_files(text, path, release)
+    gres, cgroup = (read_beside(path.parent / name) for name in ("gres.conf", "cgroup.conf"))
+    files = ConfFiles(path, read_conf(text, path), gres, cgroup, release)
     facts = files.facts
     return [*(finding for rule in rules_files.RULES for finding in rule.apply(files, str(path))),
             *(_placed(finding, files) for rule in RULES for finding in rule.apply(facts, str(path)))]

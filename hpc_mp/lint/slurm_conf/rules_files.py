@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from hpc_mp.base.findings import Hit, Rule, Severity
 from hpc_mp.base.text import did_you_mean, several
@@ -14,8 +14,8 @@ from hpc_mp.cluster.slurm.releases import exists
 from hpc_mp.cluster.topology.reading import listed
 from hpc_mp.lint.slurm_conf.conf_files import ConfFiles, expanded, processors
 
-_LINES = ("NodeName", "PartitionName", "NodeSet", "DownNodes")  # of slurm.conf, with fields behind their names
-_WHOLE = ("FrontendName", "PowerAction", "SlurmctldHost")  # other lines that may hold several keys
+_LINES = {kind.casefold(): kind for kind in ("NodeName", "PartitionName", "NodeSet", "DownNodes")}  # with fields of their own
+_SEVERAL = ("frontendname", "poweraction", "slurmctldhost")  # other lines with several keys
 _SHARED = ("mps", "shard")  # several of them on one device
 
 
@@ -23,25 +23,21 @@ def _hit(line: ConfLine, subject: str, it: str = "", advice: str = "") -> Hit:
     return Hit(line.number, it, advice, str(line.file) if line.file else None, subject)
 
 
-def _tables(files: ConfFiles) -> Iterator[tuple[ConfLine, str, Sequence[str]]]:
-    """Each line with the table of its keys and the keys in it."""
+def _tables(files: ConfFiles) -> Iterator[tuple[ConfLine, str, list[str]]]:
+    """Each line with the table of its keys and the keys in it; lines of nodes and their like twice."""
     for line in files.lines:
         keys = [key for key, _ in line.pairs]
-        kind = next((kind for kind in _LINES if keys and keys[0].casefold() == kind.casefold()), "")
         yield line, "setting", keys[:1]
-        if kind:
+        if keys and (kind := _LINES.get(keys[0].casefold())):
             yield line, kind, keys[1:]
     for table, lines in (("gres", files.gres), ("cgroup", files.cgroup)):
         yield from ((line, table, [key for key, _ in line.pairs]) for line in lines or ())
 
 
 def _unread(files: ConfFiles) -> Iterator[Hit]:
-    many = {name.casefold() for name in (*_LINES, *_WHOLE)}
     for line, table, keys in _tables(files):
-        rest = line.rest
-        if table in ("setting", "cgroup") and len(line.pairs) > 1 and keys[0].casefold() not in many:
-            rest = rest or "=".join(line.pairs[1])
-        if rest and table not in _LINES:
+        alone = table in ("setting", "cgroup") and len(line.pairs) > 1 and keys[0].casefold() not in (*_LINES, *_SEVERAL)
+        if table in ("setting", "gres", "cgroup") and (rest := line.rest or ("=".join(line.pairs[1]) if alone else "")):
             yield _hit(line, rest[:80])
 
 
@@ -49,46 +45,39 @@ def _not_included(files: ConfFiles) -> Iterator[Hit]:
     yield from (_hit(line, f"Include {line.unread}") for line, _, _ in _tables(files) if line.unread)
 
 
-def _keys(files: ConfFiles, of_some: bool) -> Iterator[Hit]:
-    """Keys that the release at hand, or all of them, do not know; ``of_some``: those that some releases do not know."""
+def _unknown_keys(files: ConfFiles) -> Iterator[Hit]:
     for line, table, keys in _tables(files):
         known = conf_keys(table)
         for key in keys:
-            releases = known[key.casefold()][1] if key.casefold() in known else None
-            gone = releases is None or (files.release is not None and not exists(releases, files.release))
-            if of_some and releases and files.release is None:
-                yield _hit(line, key, _refusing(releases))
-            elif gone and not of_some:
-                hint = did_you_mean(key, (name for name, _ in known.values())) if releases is None else ""
-                yield _hit(line, key, "", hint or "leave it out")
+            if key.casefold() not in known:
+                yield _hit(line, key, "", did_you_mean(key, (name for name, _ in known.values())) or "leave it out")
+            elif files.release and not exists(known[key.casefold()][1], files.release):
+                yield _hit(line, key, "", "leave it out")
+
+
+def _of_some_releases(files: ConfFiles) -> Iterator[Hit]:
+    for line, table, keys in _tables(files) if files.release is None else ():
+        known = conf_keys(table)
+        yield from (_hit(line, key, _refusing(releases)) for key in keys if (releases := known.get(key.casefold(), ("", ""))[1]))
+    for values, releases in conf_table("values").items():
+        pairs = [pair.split("=") for pair in values.split()]
+        given = [line for line in files.lines for key, value in pairs if line.fields.get(key.casefold(), "").casefold() == value]
+        if all(files.settings.get(key, "").casefold() == value for key, value in pairs) and not (
+                files.release and exists(releases, files.release)):
+            yield _hit(given[-1], values, _refusing(releases))
+    if files.whole and files.node_lines and not files.partition_lines and (files.release or (22, 5)) <= (22, 5):
+        yield Hit(it="Slurm before 23.02", subject="no PartitionName")
 
 
 def _refusing(releases: str) -> str:
     since, _, until = releases.partition("-")
-    return " and ".join((*([f"Slurm before {since}"] if since else ()), *([f"Slurm from {until} on"] if until else ())))
-
-
-def _unknown_keys(files: ConfFiles) -> Iterator[Hit]:
-    yield from _keys(files, of_some=False)
-
-
-def _of_some_releases(files: ConfFiles) -> Iterator[Hit]:
-    yield from _keys(files, of_some=True)
-    for values, releases in conf_table()["values"].items():
-        pairs = [pair.split("=") for pair in values.split()]
-        given = [line for line in files.lines for key, value in pairs
-                 if line.fields.get(key.casefold(), "").casefold() == value and files.settings.get(key, "").casefold() == value]
-        if len(given) >= len(pairs) and not (files.release and exists(releases, files.release)):
-            yield _hit(given[-1], values, _refusing(releases))
-    if files.whole and files.node_lines and not files.partition_lines and not (files.release and files.release > (22, 5)):
-        yield Hit(it="Slurm before 23.02", subject="no PartitionName")
+    return "Slurm " + " and ".join((*([f"before {since}"] if since else ()), *([f"from {until} on"] if until else ())))
 
 
 def _twice(files: ConfFiles) -> Iterator[Hit]:
     seen: set[tuple[str, str]] = set()
-    named = [(line, "node", nodes) for line, nodes, _ in files.node_lines] + [
-        (line, "partition", (fields["PartitionName"],)) for line, fields in files.partition_lines]
-    for line, kind, names in named:
+    for line, kind, names in (*((line, "node", nodes) for line, nodes, _ in files.node_lines),
+                              *((line, "partition", (fields["PartitionName"],)) for line, fields in files.partition_lines)):
         again = [name for name, count in Counter(names).items() if count > 1 or (kind, name) in seen]
         seen |= {(kind, name) for name in names}
         if again:
@@ -107,15 +96,14 @@ def _processors(files: ConfFiles) -> Iterator[Hit]:
     for line, nodes, fields in files.node_lines:
         fitting, taken = processors(fields)
         if fields.get("CPUs", "").isdecimal() and int(fields["CPUs"]) not in fitting:
-            numbers = " or ".join(map(str, sorted(fitting)))
-            yield _hit(line, f"{listed(nodes)}: CPUs={fields['CPUs']}", numbers, str(taken))
+            yield _hit(line, f"{listed(nodes)}: CPUs={fields['CPUs']}", " or ".join(map(str, sorted(fitting))), str(taken))
 
 
 # --- gres.conf -------------------------------------------------------------------------------------------------------
 
 
 def _undeclared(files: ConfFiles) -> Iterator[Hit]:
-    types = {word.strip().casefold() for word in files.settings.get("GresTypes", "").split(",")}
+    types = files.settings.get("GresTypes", "").casefold().split(",")
     for line, nodes, fields in files.node_lines if files.whole else ():
         names = dict.fromkeys(name for name, _, _ in parse_gres(fields.get("Gres", "")))
         yield from (_hit(line, f"{listed(nodes)}: Gres={name}", name) for name in names if name.casefold() not in types)
@@ -123,10 +111,9 @@ def _undeclared(files: ConfFiles) -> Iterator[Hit]:
 
 def _typed(files: ConfFiles) -> Iterator[Hit]:
     for line, nodes, fields in files.node_lines:
-        asked = parse_gres(fields.get("Gres", ""))
-        for name in dict.fromkeys(name for name, _, _ in asked):
-            if len({kind is None for each, kind, _ in asked if each == name}) > 1:
-                yield _hit(line, f"{listed(nodes)}: Gres={fields['Gres']}")
+        kinds = {(name, kind is None) for name, kind, _ in parse_gres(fields.get("Gres", ""))}
+        if len(kinds) > len({name for name, _ in kinds}):
+            yield _hit(line, f"{listed(nodes)}: Gres={fields['Gres']}")
 
 
 def _devices(record: Words) -> tuple[str, ...]:
@@ -135,36 +122,31 @@ def _devices(record: Words) -> tuple[str, ...]:
 
 def _count(record: Words) -> int | None:
     """How many a line of gres.conf makes; None where it says so in letters."""
-    files = 1 if "multiplefiles" in record else len(_devices(record))
-    count = record.get("count", str(files or 1))
+    count = record.get("count", str(1 if "multiplefiles" in record else len(_devices(record)) or 1))
     return int(count) if count.isdecimal() else None
 
 
-def _wrong_record(record: Words) -> str:
-    devices, name = _devices(record), record.get("name", "").casefold()
-    if "multiplefiles" in record and {"file", "files"} & record.keys():
-        return "File and MultipleFiles exclude each other"
-    if "multiplefiles" in record and len(devices) < 2:
-        return "MultipleFiles names one file"
-    if devices and name not in _SHARED and _count(record) not in (None, 1 if "multiplefiles" in record else len(devices)):
-        return f"Count={record['count']}, and {len(devices)} files"
-    return ""
+def _wrong(records: Sequence[Words], asked: int) -> str:
+    """What is wrong with lines of gres.conf for a node, of which slurm.conf says that it has ``asked`` such devices.
 
-
-def _wrong_together(records: Sequence[Words], asked: int) -> str:
-    """What is wrong with the lines for one node, of which slurm.conf says that it has ``asked`` such devices.
-
-    Source: _foreach_gres_conf in src/interfaces/gres.c, and what slurmd 22.05.8 says with -G."""
-    filed = [bool(_devices(record)) for record in records]
-    typed = ["type" in record for record in records]
-    twice = [device for device, count in Counter(device for record in records if "multiplefiles" not in record
-                                                 for device in _devices(record)).items() if count > 1]
-    if any(filed) and not all(filed):
-        return "some lines have File, others have not"
-    if any(typed) and not all(typed):
-        return "some lines have Type, others have not"
-    if len(records) > 1 and not any(filed) and not any(typed):
+    Source: _parse_gres_config and _foreach_gres_conf in src/interfaces/gres.c, and what slurmd 22.05.8 says with -G.
+    """
+    for record in records:
+        files = 1 if "multiplefiles" in record else len(_devices(record))
+        if "multiplefiles" in record and ({"file", "files"} & record.keys() or len(_devices(record)) < 2):
+            return "MultipleFiles is beside File, or names one file"
+        if files and record["name"].casefold() not in _SHARED and _count(record) not in (None, files):
+            return f"Count={record['count']}, and {files} files"
+    if records[0]["name"].casefold() in _SHARED:
+        return ""
+    filed, typed = ([bool(_devices(record)) for record in records], ["type" in record for record in records])
+    for key, given in (("File", filed), ("Type", typed)):
+        if any(given) and not all(given):
+            return f"some lines have {key}, others have not"
+    if len(records) > 1 and not any(filed + typed):
         return f"{len(records)} lines for the same, without File and Type"
+    devices = Counter(device for record in records if "multiplefiles" not in record for device in _devices(record))
+    twice = [device for device, count in devices.items() if count > 1]
     too_many = sum(filter(None, map(_count, records))) > asked > 0  # slurmd leaves out what is beyond, the same device too
     return f"{several(twice)} twice" if twice and not too_many else ""
 
@@ -180,33 +162,27 @@ def _records(files: ConfFiles, node: str) -> dict[str, list[tuple[ConfLine, Word
 
 def _gres_records(files: ConfFiles) -> Iterator[Hit]:
     hits: dict[tuple[int, str], Hit] = {}
-    for line in files.gres or ():
-        if wrong := _wrong_record(line.fields):
-            hits[line.number, wrong] = _hit(line, line.fields.get("name", ""), wrong)
     for _, nodes, fields in files.node_lines:
         asked = Counter[str]()
         for name, _, many in parse_gres(fields.get("Gres", "")):
             asked[name.casefold()] += many
-        for node in nodes:
-            for name, rows in _records(files, node).items():
-                if name not in _SHARED and (wrong := _wrong_together([record for _, record in rows], asked[name])):
-                    hits.setdefault((rows[-1][0].number, wrong), _hit(rows[-1][0], name, wrong))
+        for name, rows in ((name, rows) for node in nodes for name, rows in _records(files, node).items()):
+            if wrong := _wrong([record for _, record in rows], asked[name]):
+                hits.setdefault((rows[-1][0].number, wrong), _hit(rows[-1][0], name, wrong))
     yield from hits.values()
 
 
 def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
-    found_by_themselves = any(line.fields.get("autodetect", "off").casefold() != "off" for line in files.gres or ())
-    for line, nodes, fields in () if files.gres is None or found_by_themselves else files.node_lines:
-        asked = parse_gres(fields.get("Gres", "")) if "GresConf" not in fields else ()
+    detected = any(record.get("autodetect", "off").casefold() != "off" for _, record, _ in files.gres_lines)
+    for line, nodes, fields in () if files.gres is None or detected else files.node_lines:
         few: dict[str, list[str]] = {}
-        for node in nodes:
+        for node in nodes if "GresConf" not in fields else ():
             records = _records(files, node)
-            for name, kind, many in asked:
-                rows = [record for _, record in records.get(name.casefold(), ())]
-                counts = [_count(row) for row in rows if kind is None or row.get("type", kind).casefold() == kind.casefold()]
-                if None not in counts and sum(filter(None, counts)) < many:
-                    what = ":".join(filter(None, (name, kind)))
-                    few.setdefault(f"{what} {many}, and {sum(filter(None, counts))} in gres.conf", []).append(node)
+            for name, kind, many in parse_gres(fields.get("Gres", "")):
+                counts = [_count(row) for _, row in records.get(name.casefold(), ())
+                          if kind is None or row.get("type", kind).casefold() == kind.casefold()]
+                if None not in counts and (there := sum(filter(None, counts))) < many:
+                    few.setdefault(f"{name}{f':{kind}' if kind else ''} {many}, and {there} in gres.conf", []).append(node)
         yield from (_hit(line, f"{listed(lacking)}: {words}") for words, lacking in few.items())
 
 
@@ -215,7 +191,7 @@ def _fewer_devices(files: ConfFiles) -> Iterator[Hit]:
 
 def topology_hits(lines: Iterable[ConfLine]) -> Iterator[tuple[Severity, str, ConfLine]]:
     """(severity, what is wrong, line) of a topology.conf, where its reader takes what Slurm refuses in a file."""
-    shown = {key.casefold() for key in conf_table()["topology"]["shown"]}
+    shown = {key.casefold() for key in conf_table("topology")["shown"]}
     for line in lines:
         fields, name = line.fields, line.pairs[0][1] if line.pairs else ""
         if strange := [key for key, _ in line.pairs[1:] if key.casefold() in shown]:
@@ -228,40 +204,26 @@ def topology_hits(lines: Iterable[ConfLine]) -> Iterator[tuple[Severity, str, Co
             yield "error", f"{name} has LinkSpeed={fields['linkspeed']}, which is no number: Slurm refuses that", line
 
 
-Judge = Callable[[ConfFiles], Iterator[Hit]]
 _REFUSED = ": Slurm does not start with it"
 RULES: tuple[Rule[ConfFiles], ...] = (
-    Rule("conf-unread", "error", _unread,
-         "no KEY=VALUE, or a second one on the line of a setting" + _REFUSED,
+    Rule("conf-unread", "error", _unread, "no KEY=VALUE, or a second one on the line of a setting" + _REFUSED,
          "one KEY=VALUE, without blanks in the value or in quotes; fields of one node or partition on one line"),
-    Rule("conf-include", "error", _not_included,
-         "the file cannot be read: Slurm waits for it for a minute, and does not start",
+    Rule("conf-include", "error", _not_included, "the file cannot be read: Slurm waits for it for a minute, and does not start",
          "name a file, without * and relative to the folder of slurm.conf"),
-    Rule("conf-key", "error", _unknown_keys,
-         "no key of this file" + _REFUSED,
-         "{advice}"),
-    Rule("conf-release", "warning", _of_some_releases,
-         "{it} does not start with it",
+    Rule("conf-key", "error", _unknown_keys, "no key of this file" + _REFUSED, "{advice}"),
+    Rule("conf-release", "warning", _of_some_releases, "{it} does not start with it",
          "look at `slurmctld -V`; leave it out if that is such a release"),
-    Rule("defined-twice", "error", _twice,
-         "it is defined a second time" + _REFUSED,
-         "one line for each node and each partition"),
-    Rule("partition-nodes", "error", _nodes_from_nowhere,
-         "no line with NodeName defines these nodes" + _REFUSED,
+    Rule("defined-twice", "error", _twice, "it is defined a second time" + _REFUSED, "one line for each node and each partition"),
+    Rule("partition-nodes", "error", _nodes_from_nowhere, "no line with NodeName defines these nodes" + _REFUSED,
          "define them, or take them out of Nodes="),
-    Rule("cpus-contradict", "error", _processors,
-         "with these sockets, cores and threads it can be {it}: Slurm takes {advice}",
+    Rule("cpus-contradict", "error", _processors, "with these sockets, cores and threads it can be {it}: Slurm takes {advice}",
          "the line that `slurmd -C` prints there"),
-    Rule("gres-undeclared", "error", _undeclared,
-         "it is not in GresTypes: Slurm passes over it, and no job can ask for it",
+    Rule("gres-undeclared", "error", _undeclared, "it is not in GresTypes: Slurm passes over it, and no job can ask for it",
          "slurm.conf: GresTypes={it}"),
-    Rule("gres-typed", "error", _typed,
-         "some have a type, others have not: slurmd does not start with it",
+    Rule("gres-typed", "error", _typed, "some have a type, others have not: slurmd does not start with it",
          "name the type of each, or of none"),
-    Rule("gres-records", "error", _gres_records,
-         "{it}: slurmd does not start with it",
+    Rule("gres-records", "error", _gres_records, "{it}: slurmd does not start with it",
          "one line for each kind of device of a node, with its files: Name=gpu File=/dev/nvidia[0-7]; with AutoDetect, none"),
-    Rule("gres-count", "error", _fewer_devices,
-         "Slurm drains a node that has fewer than slurm.conf says",
+    Rule("gres-count", "error", _fewer_devices, "Slurm drains a node that has fewer than slurm.conf says",
          "make the numbers in slurm.conf and gres.conf agree with `nvidia-smi -L` there"),
 )
