@@ -75,7 +75,8 @@ def mapped_pages() -> int:
 
 
 @pytest.mark.parametrize(("cut", "stored", "limit"), [
-    ("whole", torch.float32, 8), ("rows", torch.bfloat16, 8), ("columns", torch.bfloat16, 8), ("columns", torch.float32, 1 << 20)])
+    ("whole", torch.float32, 8), ("rows", torch.bfloat16, 8), ("columns", torch.bfloat16, 8),
+    ("columns", torch.float32, 1 << 20)])
 def test_pages_of_a_checkpoint_do_not_stay_until_all_is_read(tmp_path: Path, cut: str, stored: torch.dtype, limit: int) -> None:
     """96 MiB in two files; without a limit of the mapped bytes they are all there in the end."""
     names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(6)]
