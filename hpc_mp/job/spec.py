@@ -39,7 +39,7 @@ from hpc_mp.job.values import (
 )
 
 MICROBATCH_TOKENS = 8192  # one sequence of Llama 3's training length: what torchtitan's recipes give a GPU at a time
-MEMORY_WEIGHT = 0.8  # that of SageMaker's model parallel library where it optimizes for memory
+MEMORY_WEIGHT = 0.0  # SageMaker's 0.8 is for models that do not fit: stages of equal bytes wait for the one with most to compute
 UNCOUNTED = 0  # steps of a job that says epochs, until its tokens are counted
 HORIZON = 2  # one forward and one backward: in that time 1F1B, once it is steady, sends one microbatch away and fetches one
 MOST_MICROBATCHES = 2**16  # a rank's schedule has as many actions of each kind
@@ -187,8 +187,8 @@ class Parallel(Section):
     """With `partition = "profile"`: the file of `hpc-mp train JOB.toml --profile`. Left out: where that writes it, in
     `DIRECTORY/.cache`. Example: `"../h100.json"`."""
     memory_weight: Weighting | None = None
-    """With `partition = "profile"`: how much balanced memory counts, from 0 to 1; the rest is balanced time. Left out: 0.8.
-    Example: `0.2`."""
+    """With `partition = "profile"`: how much balanced memory counts, from 0 to 1; the rest is balanced time. Left out: 0, time
+    alone; more of it where the fullest stage does not fit. Example: `0.2`."""
     recompute: Recompute = "none"
     """What a backward computes once more instead of having kept it, see [memory](../user/memory.md): `"selective"` the attention
     core, `"full"` every block from its input, `"every-2"` groups of two blocks (any number) from the group's input. Less memory

@@ -22,6 +22,23 @@ class RankEnv:
     source: str
 
 
+SPARE_FILES = 64  # descriptors of a rank besides its connections: libraries, logs, data, devices
+
+
+def check_open_files(connections: int, most: int, where: str) -> None:
+    """Rank 0 may open enough. Raises HpcMpError.
+
+    Args:
+        connections: that it holds, one to every rank for the rendezvous among them.
+        most: the hard limit of the process; below 0 there is none.
+    """
+    needed = connections + SPARE_FILES
+    if 0 <= most < needed:
+        raise HpcMpError(f"the limit of open files {where} (ulimit -Hn = {most})",
+                         f"is too small: rank 0 has {connections} connections to others, and opens {SPARE_FILES} files besides",
+                         f"raise it to {needed} or more (limits.conf, LimitNOFILE of slurmd), or use fewer ranks")
+
+
 # source: (rank, world, local rank) variables, in the order they are looked up. A batch shell has SLURM_PROCID too but no
 # step, so a step is asked for; torchrun inside a Slurm job says so with TORCHELASTIC_RUN_ID and wins.
 SOURCES: tuple[tuple[str, str, tuple[str, str, str]], ...] = (

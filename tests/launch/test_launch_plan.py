@@ -262,7 +262,7 @@ def test_a_run_directory_says_how_it_was_cut_and_why(tmp_path: Path, monkeypatch
     ("parameters", (1, 1), "as equal in numbers of parameters as "),
     ("cost", (1, 1), "as equal in cost as layers can be cut: 0.76, 1.24 of the mean"),
     ("auto", (1, 1), "as equal in cost as layers "),
-    ("profile", (2, 0), "as equal in measured time and memory as layers can be cut: 0.67, 1.33 of the mean"),
+    ("profile", (2, 0), "as equal in measured time as layers can be cut: 0.67, 1.33 of the mean"),
     ("at:transformer.h.0", (0, 2), "stages begin where the pattern matches"), ([0, 2], (0, 2), "as given"),
 ])
 def test_every_way_to_cut_reaches_the_plan_and_the_ranks(

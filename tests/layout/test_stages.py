@@ -147,7 +147,26 @@ def test_memory_weight_moves_layers_from_balanced_time_to_balanced_memory(tmp_pa
 
     assert layers(0.0) == (5, 5, 2), "16 seconds over three stages"
     assert layers(1.0) == (0, 6, 6), "1,800 bytes over three stages"
-    assert layers(None) == layers(0.8) != layers(0.2)
+    assert layers(None) == layers(0.0) != layers(0.8), "a step waits for the longest stage, whatever the fullest one holds"
+    for weight, words in ((None, "measured time as"), (0.0, "measured time as"), (0.8, "measured time and memory as")):
+        spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0), **({} if weight is None else {"memory_weight": weight}))
+        assert f"as equal in {words}" in stage_cut(spec, read_shape(spec)).why
+
+
+@pytest.mark.parametrize(("spread", "words"), [
+    ((0.0, 0.0, 0.0), "of the mean"), ((0.01, 0.14, 0.02), "; the seconds of a unit vary by 14 %"),
+    ((0.5, 0.0, 0.0), "; the seconds of a unit vary by 50 %")])
+def test_the_reason_tells_how_noisy_a_profile_was(tmp_path: Path, spread: tuple[float, ...], words: str) -> None:
+    spec = measured(tmp_path, (0.0, 600), (1.0, 100), (4.0, 0))
+    tree = json.loads(spec.profile.read_text())
+    for unit, value in zip(("embedding", "block", "head"), spread, strict=True):
+        tree[unit]["spread"] = value
+    spec.profile.write_text(json.dumps(tree))
+    assert stage_cut(spec, read_shape(spec)).why.endswith(words)
+    for unit in ("embedding", "block", "head"):  # a file of an earlier release
+        del tree[unit]["spread"]
+    spec.profile.write_text(json.dumps(tree))
+    assert stage_cut(spec, read_shape(spec)).why.endswith("of the mean")
 
 
 @given(st.tuples(*[st.tuples(st.floats(0, 10), st.integers(0, 10**6))] * 3), st.floats(0, 1), st.integers(1, 5))

@@ -10,12 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from layouts import VARIANTS, job, start, write_text
 from ranks import run_ranks, train
+from safetensors.torch import save_file
 
 from hpc_mp.job import dump_job
+from hpc_mp.layout.models.family import Weight
+from hpc_mp.layout.models.llama import LLAMA
 from hpc_mp.layout.placement import Degrees, place, to_dict
 from hpc_mp.rundir import RunDirectory, newest_complete, write_json
+from hpc_mp.train.engine import initial
 
 PP2DP2 = ["job.ranks_per_node=4", "parallel.pipeline=2", "parallel.zero=0", "parallel.microbatches=2"]
 DP4Z3 = ["job.ranks_per_node=4", "parallel.zero=3", "parallel.microbatches=2"]
@@ -61,6 +66,41 @@ def reads_of_resume(
     trained(run, spec.ranks, note)
     lines = [line for path in notes.iterdir() for line in path.read_text().splitlines()]
     return [(name, begin, count) for name, begin, count in map(json.loads, lines) if name in sizes], sizes
+
+
+def mapped_pages() -> int:
+    """Bytes of files that this process has in memory."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssFile")]
+    return int(line.split()[1]) << 10
+
+
+@pytest.mark.parametrize(("cut", "stored", "limit"), [
+    ("whole", torch.float32, 8), ("rows", torch.bfloat16, 8), ("columns", torch.bfloat16, 8),
+    ("columns", torch.float32, 1 << 20)])
+def test_pages_of_a_checkpoint_do_not_stay_until_all_is_read(tmp_path: Path, cut: str, stored: torch.dtype, limit: int) -> None:
+    """96 MiB in two files; without a limit of the mapped bytes they are all there in the end."""
+    names = [f"model.layers.{layer}.mlp.up_proj.weight" for layer in range(6)]
+    size = 16 << 20
+    shape = (size // stored.itemsize // 4096, 4096)
+    for part in (0, 1):
+        save_file({name: torch.full(shape, 1.0, dtype=stored) for name in names[part::2]}, tmp_path / f"{part}.safetensors")
+    index = {"weight_map": {name: f"{number % 2}.safetensors" for number, name in enumerate(names)}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    rows, columns = (slice(0, shape[0] // (2 if cut == "rows" else 1)), slice(0, 4096 // (2 if cut == "columns" else 1)))
+
+    def process() -> int:
+        initial.MAPPED = limit << 20
+        source, before, most = initial.read(tmp_path, LLAMA), mapped_pages(), 0
+        for name in names:
+            weight = Weight(name, shape, cut=0)
+            target = torch.empty((rows.stop, columns.stop))
+            initial.fill_part(target, weight, (rows, columns), source)
+            assert bool((target == 1.0).all())
+            most = max(most, mapped_pages() - before)
+        return most
+
+    (most,) = run_ranks(1, process)
+    assert most < 40 << 20 if limit == 8 else most > 86 << 20, f"{most >> 20} MiB"
 
 
 @pytest.mark.parametrize("layout", [PP2DP2, DP4Z3], ids=["pp2dp2", "dp4zero3"])

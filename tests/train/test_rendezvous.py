@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
+import signal
+import socket
 import stat
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,11 +20,13 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 
+from hpc_mp.base.errors import HpcMpError
 from hpc_mp.rundir import AttemptRecord, read_attempt, write_attempt
-from hpc_mp.rundir.rank_env import identity
+from hpc_mp.rundir.rank_env import check_open_files, identity
 from hpc_mp.train.engine.collectives import known_to_all
 from hpc_mp.train.rank.proof import Intrusion, SignedKeys, digest, proven
 from hpc_mp.train.rank.rendezvous import Rendezvous, meet, rendezvous
+from hpc_mp.train.rank.signals import EXIT_STOPPED, STOPPING, StopFlag, ending_in
 
 TORCHRUN = {"MASTER_ADDR": "n7", "MASTER_PORT": "29400", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 
@@ -116,6 +124,70 @@ def test_the_stranger_would_be_heard_if_he_knew_the_secret_but_not_believed() ->
     assert run_ranks(2, process)[0] == "Intrusion"
 
 
+@pytest.mark.parametrize(("ranks", "enough"), [(2, 66), (128, 192), (1000, 1064)])
+def test_rank_0_refuses_a_limit_of_open_files_at_once(ranks: int, enough: int) -> None:
+    def process() -> str:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough - 1, enough - 1))
+        with pytest.raises(HpcMpError) as raised:
+            summed(0, ranks)
+        return str(raised.value)
+
+    (said,) = run_ranks(1, process)
+    assert f"(ulimit -Hn = {enough - 1}): is too small" in said and f"Raise it to {enough} or more" in said
+    check_open_files(ranks, enough, "here")
+    check_open_files(ranks, resource.RLIM_INFINITY, "here")
+
+
+def a_rank_that_does_not_come() -> None:
+    with pytest.raises(dist.DistError):
+        store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        store.wait(["rank 1"], timedelta(seconds=60))
+
+
+def a_store_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        dist.TCPStore("127.0.0.1", listening.getsockname()[1], 2, is_master=False, timeout=timedelta(seconds=60))
+
+
+def a_lock() -> None:
+    threading.Lock().acquire()
+    threading.Event().wait(60)
+
+
+def ended_by(number: int, blocked: Callable[[], None], seconds: float | None) -> int | None:
+    """The exit code of a process that is told to stop while it waits; None where it goes on waiting for 3 s."""
+    pid = os.fork()
+    if pid == 0:
+        StopFlag()
+        with ending_in(seconds) if seconds is not None else nullcontext():
+            blocked()
+        os._exit(3)
+    time.sleep(0.7)
+    os.kill(pid, number)
+    until = time.monotonic() + (3 if seconds is None else 60)
+    while time.monotonic() < until:
+        if (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            return os.waitstatus_to_exitcode(ended[1])
+        time.sleep(0.05)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+@pytest.mark.parametrize("blocked", [a_rank_that_does_not_come, a_store_that_does_not_answer, a_lock])
+@pytest.mark.parametrize("number", STOPPING)
+def test_a_stop_request_ends_a_rank_that_waits_for_the_others(number: signal.Signals, blocked: Callable[[], None]) -> None:
+    assert ended_by(number, blocked, 0.1) == EXIT_STOPPED
+
+
+def test_without_that_the_request_would_not_be_heard() -> None:
+    assert ended_by(signal.SIGTERM, a_rank_that_does_not_come, None) is None
+
+
+def test_a_request_leaves_ranks_the_time_to_meet() -> None:
+    assert ended_by(signal.SIGTERM, lambda: time.sleep(1.5), 30.0) == 3
+
+
 def test_a_rank_of_another_start_is_missed_by_its_number() -> None:
     all_are_there = multiprocessing.Barrier(3)
 
@@ -128,4 +200,4 @@ def test_a_rank_of_another_start_is_missed_by_its_number() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hpc_mp.train.rank.rendezvous.LATER", timedelta(seconds=0.5))
-        assert run_ranks(3, process)[0] == "rank 1 of 3 ranks did not come in 5 s"
+        assert run_ranks(3, process)[0] == "2 of 3 ranks came, rank 1 did not in 5 s"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -34,6 +35,7 @@ from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import SECRET, LineFile, RunDirectory
 from hpc_mp.rundir.attempt import AttemptReader
 from hpc_mp.rundir.outcome import Outcome, figures
+from hpc_mp.rundir.rank_env import check_open_files
 
 
 def _gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
@@ -66,6 +68,8 @@ def start(launch: Launch, entry: str = ENTRY) -> Outcome:
         raise HpcMpError(f"emulated nodes on {sys.platform}", "need Linux", "launch inside a Linux container")
     need_train("launch --on local")
     spec = plan.spec
+    groups = spec.parallel.tensor + spec.data_degree * spec.parallel.context  # gloo connects all members of a group
+    check_open_files(spec.ranks + groups, resource.getrlimit(resource.RLIMIT_NOFILE)[1], "on this machine")
     modules = (entry.partition(":")[0], *family_of(plan.shape.model_type).modules)
     environment = shared_environment(spec, os.environ, len(os.sched_getaffinity(0)), EMULATED)
     with ExitStack() as stack:

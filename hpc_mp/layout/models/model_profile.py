@@ -26,11 +26,13 @@ class UnitProfile:
         seconds: forward and backward of a microbatch.
         activations: bytes that its backward needs of its forward.
         parameters: bytes, in the format that computes.
+        spread: of the seconds, from the first to the third quarter of the repetitions, relative to their median.
     """
 
     seconds: float
     activations: int
     parameters: int
+    spread: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -97,7 +99,7 @@ def read_profile(spec: JobSpec, shape: ModelShape) -> ModelProfile:
 
 
 def _unit(tree: dict[str, Any]) -> UnitProfile:
-    unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]))
+    unit = UnitProfile(float(tree["seconds"]), int(tree["activations"]), int(tree["parameters"]), float(tree.get("spread", 0.0)))
     if not (0 <= unit.seconds < float("inf") and unit.activations >= 0 and unit.parameters >= 0):
         raise ValueError(f"{unit} is no measurement")
     return unit

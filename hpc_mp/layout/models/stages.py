@@ -28,7 +28,7 @@ from hpc_mp.job import JobSpec
 from hpc_mp.job.errors import shown
 from hpc_mp.job.values import AT
 from hpc_mp.layout.models.family import Family, Weight
-from hpc_mp.layout.models.model_profile import read_profile, shares
+from hpc_mp.layout.models.model_profile import ModelProfile, read_profile, shares
 from hpc_mp.layout.models.shape import ModelShape
 from hpc_mp.layout.schedule import check_schedule, most_stages, partition
 
@@ -108,11 +108,19 @@ def cut_stages(family: Family, shape: ModelShape, spec: JobSpec) -> StageCut:
     if asked.startswith(AT):
         return _at(asked, family, shape, spec.stages)
     what, measure = MEASURES[asked]
+    what = "measured time" if asked == "profile" and spec.memory_weight == 0 else what
     costs = measure(family, shape, spec)
     layers = partition(costs.blocks, spec.stages, costs.embedding, costs.head)
     if spec.stages == 1:
         return StageCut(layers, "one stage has them all")
-    return StageCut(layers, f"as equal in {what} as layers can be cut: {_balance(costs, layers)} of the mean")
+    return StageCut(layers, f"as equal in {what} as layers can be cut: {_balance(costs, layers)} of the mean"
+                    + (_noise(read_profile(spec, shape)) if asked == "profile" else ""))
+
+
+def _noise(profile: ModelProfile) -> str:
+    """The spread of the measured seconds, from which the balance that is told cannot be better known."""
+    spread = max(unit.spread for unit in (profile.embedding, profile.block, profile.head))
+    return f"; the seconds of a unit vary by {100 * spread:.0f} %" if spread else ""
 
 
 def _balance(costs: LayerCosts, layers: Sequence[int]) -> str:

@@ -22,6 +22,9 @@ from hpc_mp.train.engine.data_axis import Unit
 
 CHUNK = 1 << 22  # elements that are made at once: 16 MB of fp32 beside the parameters, however large they are
 
+BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # of an element of a checkpoint
+MAPPED = 1 << 26  # bytes of a checkpoint's files that stay mapped, and so count as this process's memory, before they are let go
+
 Source = Callable[[Weight, Box], Tensor]  # the values of a part of a weight
 
 
@@ -66,14 +69,21 @@ def read(directory: Path, family: Family) -> Source:
     """First values from a Hugging Face checkpoint, which rank 0 has checked; only the slices that a rank holds are read."""
     files = weight_files(directory)
     handles: dict[Path, safe_open] = {}
+    mapped = 0
 
     def one(weight: Weight, at: tuple[int, ...], name: str, box: Box) -> Tensor:
+        nonlocal mapped
+        if mapped > MAPPED:  # pages stay as long as their file is open
+            handles.clear()
+            mapped = 0
         path = files[name]
         if path not in handles:
             handles[path] = safe_open(str(path), framework="pt")
         stored = handles[path].get_slice(name)
-        inner = box[len(at):]
-        if tuple(stored.get_shape()) == weight.shape[len(at):]:
+        inner, sizes = box[len(at):], stored.get_shape()
+        # A part of each row touches the pages of whole rows.
+        mapped += (inner[0].stop - inner[0].start) * math.prod(sizes[1:]) * BYTES[stored.get_dtype()]
+        if tuple(sizes) == weight.shape[len(at):]:
             return cast(Tensor, stored[inner])
         assert weight.cut  # it is stored as its ``fused_shape``
         before, width, wanted = weight.cut - 1, weight.shape[weight.cut], box[weight.cut]

@@ -51,7 +51,7 @@ from hpc_mp.train.rank.heartbeat_server import GRACE_S
 from hpc_mp.train.rank.logs import cap
 from hpc_mp.train.rank.proof import SignedKeys
 from hpc_mp.train.rank.rendezvous import meet
-from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped
+from hpc_mp.train.rank.signals import EXIT_STOPPED, REASONS, Pace, StopConditions, StopFlag, Stopped, ending_in
 from hpc_mp.train.rank.trainer import Trainer, TrainingEnd, agree, write_trace
 from hpc_mp.train.rank.waits import noted
 from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
@@ -59,6 +59,7 @@ from hpc_mp.train.rank.watchdog import FIRST, Watchdog, limits
 # A thread that waits for the interpreter wakes so often to ask for it: Python's 5 ms wake every watching thread of every rank for
 # nothing where ranks outnumber cores. The main thread gives it up in every operation of torch anyway.
 SWITCH_S = 0.1
+MEETING_S = 10.0  # that a stop request leaves ranks to meet, and then to stop together
 LINGER_S = 2 * GRACE_S  # in which a rank that lost another lives on, so that the heartbeat can say which node it was
 
 
@@ -96,12 +97,12 @@ def _run(job_file: Path, begun: Bootstrap, stop: StopFlag) -> int:
         record_failure(begun.context(begun.run, begun.placement), error)
         return 2
     try:
-        store, host = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
-    except dist.DistError as error:  # somebody did not come: his node may be lost
+        with ending_in(MEETING_S):
+            store, host = begun.waits.together("the rendezvous", range(who.world), lambda: meet(who, begun.where, backend))
+    except (dist.DistError, HpcMpError) as error:  # somebody did not come: his node may be lost
         if begun.run is None or begun.placement is None:
             raise
-        record_failure(begun.context(begun.run, begun.placement), error)
-        return 1
+        return 2 if record_failure(begun.context(begun.run, begun.placement), error) == "user" else 1
     context = begun.waits.behind("the run directory", 0, lambda: join_run(begun, spec, shape, store, host))
     context.log.capture()
     with ExitStack() as beating:

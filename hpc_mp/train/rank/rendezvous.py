@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -10,7 +11,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from hpc_mp.rundir import SECRET, AttemptRecord
-from hpc_mp.rundir.rank_env import RankEnv
+from hpc_mp.rundir.rank_env import RankEnv, check_open_files
 from hpc_mp.train.engine import gloo
 from hpc_mp.train.engine.groups import Tree, everyone
 from hpc_mp.train.rank.proof import SignedKeys, digest
@@ -64,11 +65,14 @@ def meet(who: RankEnv, where: Rendezvous, backend: str, timeout: timedelta = STA
     is noticed by its own watchdog, and by its neighbours in the groups of the mesh.
 
     Raises:
+        HpcMpError: rank 0 may not open enough files.
         dist.DistError: some did not come in time.
         Intrusion: somebody else answers there.
     """
     first = who.rank == 0
     store: dist.Store
+    if first:
+        check_open_files(who.world, resource.getrlimit(resource.RLIMIT_NOFILE)[1], f"on {who.node}")
     if who.world == 1:
         store = dist.HashStore()
     else:
@@ -92,7 +96,8 @@ def _gather(who: RankEnv, keys: SignedKeys, timeout: timedelta) -> None:
         except dist.DistError:
             absent = keys.absent(everybody)
             some = ", ".join(absent[:NAMED]) + (f" and {len(absent) - NAMED} more" if len(absent) > NAMED else "")
-            raise dist.DistStoreError(f"{some} of {who.world} ranks did not come in {timeout.total_seconds():g} s") from None
+            came = f"{who.world - len(absent)} of {who.world} ranks came"
+            raise dist.DistStoreError(f"{came}, {some} did not in {timeout.total_seconds():g} s") from None
         for key in everybody:
             keys.get(key)
         keys.set("all", "are here")

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -37,6 +41,33 @@ class StopFlag:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.set(number)
+
+
+@contextmanager
+def ending_in(seconds: float) -> Iterator[None]:
+    """Let a request to stop end the process after so long. There is nothing to save yet, and the main thread, which would notice
+    the request, may wait in a library. Called by the main thread."""
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    over = threading.Event()
+
+    def watch() -> None:
+        while number := os.read(reader, 1):  # Python writes the number of each signal, whatever the main thread does
+            if number[0] in STOPPING and not over.wait(seconds):
+                print(f"hpc-mp: {REASONS[number[0]]} before all ranks had met; it ends", file=sys.stderr, flush=True)
+                os._exit(EXIT_STOPPED)
+
+    before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    watcher = threading.Thread(target=watch, name="stop requests", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        os.close(writer)
+        watcher.join()
+        os.close(reader)
 
 
 @dataclass

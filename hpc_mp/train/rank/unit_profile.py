@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -47,10 +47,11 @@ def measure(spec: JobSpec, shape: ModelShape, repetitions: int) -> ModelProfile:
         engine.pipeline.perform["F"] = partial(_noted, engine, kept, engine.pipeline.perform["F"])
         work = _microbatch(spec, shape, device)
         steps = [engine.step(number, work, trace=True) for number in range(WARM_UP + repetitions)]
-        seconds = [median(_seconds(step.spans, stage) for step in steps[WARM_UP:]) for stage in range(len(STAGES))]
+        seconds = [[_seconds(step.spans, stage) for step in steps[WARM_UP:]] for stage in range(len(STAGES))]
         sizes = [sum(unit.whole.nbytes for unit in engine.pipeline.sections[stage].units.values())
                  for stage in range(len(STAGES))]
-    embedding, block, head = (UnitProfile(*each) for each in zip(seconds, kept, sizes, strict=True))
+    embedding, block, head = (UnitProfile(median(took), activations, parameters, _spread(took))
+                              for took, activations, parameters in zip(seconds, kept, sizes, strict=True))
     return ModelProfile(device_name(device), repetitions, conditions(spec, shape), embedding, block, head)
 
 
@@ -87,6 +88,14 @@ def _noted(engine: Engine, kept: list[int], perform: Any, step: Any, action: Act
     before = engine.pipeline.activations.here
     perform(step, action)
     kept[action.stage] = engine.pipeline.activations.here - before
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    """The distance of the quartiles, relative to the median."""
+    if len(seconds) < 2 or not median(seconds):
+        return 0.0
+    first, middle, third = quantiles(seconds, method="inclusive")
+    return (third - first) / middle
 
 
 def _seconds(spans: Sequence[Span], stage: int) -> float:
