@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
@@ -15,6 +16,8 @@ from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
 from hpc_mp.planner.activations import kept_inputs
+from hpc_mp.rundir import find_run
+from hpc_mp.rundir.history import saved_step
 
 WIDTH = 120
 
@@ -69,6 +72,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
         rows["rate"] = plan.resolution.schedule.why
     if plan.resolution.profile.why:
         rows["profile"] = plan.resolution.profile.why
+    if resume := plan.given.checkpoint.resume:
+        rows["begins"] = f"with step {saved_step(find_run(Path(resume))) + 1:,}, from the newest checkpoint of {resume}"
     note = without_effect(plan.given, plan.where.place)
     if note is not None:
         rows["note"] = note

@@ -180,8 +180,9 @@ def _never_best(spec: JobSpec) -> dict[str, str]:
     every, saved = spec.evaluate.every, spec.checkpoint.every
     if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
         return {}
+    way = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
     return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "
-                    "evaluated, and the best is found among those alone; let evaluate.every divide checkpoint.every"}
+                    f"evaluated, and the best is found among those alone; {way}"}
 
 
 def _trained_on(text: TrainingText) -> dict[str, str]:

@@ -205,3 +205,12 @@ def test_checkpoints_that_can_never_be_the_best_are_noted(tmp_path: Path, saved:
                           f'evaluate.files=["{held_out}"]'])
     found = text_rows(report_text(spec, 512), spec)
     assert ("let evaluate.every divide checkpoint.every" in found.get("note", "")) == noted
+
+
+@pytest.mark.parametrize(("saved", "evaluated", "way"), [(20, 20, "set both"), (40, 20, "set both"), (20, 40, "let evaluate")])
+def test_what_would_mend_that_is_said(tmp_path: Path, saved: int, evaluated: int, way: str) -> None:
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text("held out " * 2000)
+    spec = load_job(write_job(tmp_path), ["train.steps=8", f"checkpoint.every={saved}", f"evaluate.every={evaluated}",
+                                          f'evaluate.files=["{held_out}"]'])
+    assert f"; {way}" in text_rows(report_text(spec, 512), spec)["note"]
