@@ -58,7 +58,7 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
                     f"sequences of {spec.data.sequence_length} tokens, documents {spec.data.documents}",
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
-        "backwards": _backwards(plan),
+        "in flight": _backwards(plan),
         **(text_rows(text, spec) if text else {}),
         "defaults": "hold for all keys that the job file leaves out (launch --explain lists them)",
     }
@@ -136,7 +136,7 @@ def _backwards(plan: TrainingPlan) -> str:
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
     kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
     held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
-    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most wait for theirs at once"
+    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
     words = f"{waiting}, recompute {spec.parallel.recompute}{kept}"
     if spec.offload_horizon is None:
         return words

@@ -159,9 +159,11 @@ def test_the_end_of_a_program_has_its_last_words(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("letters", ["\x1b[2J", "\x1b]0;x\x07", "\x9b31m", "a\rb", "\x08\x08", "\u202egnp.exe", "\x00\x7f"])
 def test_nothing_that_others_wrote_steers_a_terminal(letters: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "log").mkdir()
+    for name in ("log", "checkpoints"):
+        (tmp_path / name).mkdir()
     (tmp_path / "log" / "rank-00000.log").write_text(f"{letters}\n")
-    (tmp_path / "job.toml").write_text("")
+    for name in ("job.toml", "placement.json"):
+        (tmp_path / name).write_text("{}")
     TerminalListener(aside=False).say(f"first row {letters}")
     TerminalListener(aside=False).note(f"warning: {letters}")
     print_findings([Finding("X", "error", "subject", letters, fix=letters)])

@@ -140,7 +140,7 @@ def test_the_first_row_is_shown_as_it_is_trained(job: Path, rows: Path, tokenize
     assert 0 < shown["first_row_counted"] < first
     assert (f"prompt “What is 0 + 0?”, completion “It is 0.” in {rows}: {first} tokens, of which "
             f"{shown['first_row_counted']} count in the loss") in shown["said"]
-    assert "text 1 file, " in shown["said"] and "1 of rows" in shown["said"]
+    assert "text 1 file of rows, " in shown["said"]
     assert "all documents end to end, cut there" in shown["said"] and "tokens see earlier documents" in shown["said"]
     assert "tokens see their own document alone" in dry_run(job, *overrides, 'data.documents="separate"')["said"]
     assert not shown["exact"] and abs(shown["tokens"] / made.count - 1) < 0.02 and "estimated from bytes" in shown["said"]
@@ -156,7 +156,7 @@ def test_the_first_row_is_shown_as_it_is_trained(job: Path, rows: Path, tokenize
 def test_a_text_whose_tokenizer_comes_later(job: Path) -> None:
     shown = dry_run(job)
     assert "trained on these files" in shown["said"] and shown["first_row_tokens"] is None
-    assert "“some text some text" in shown["said"] and "1 of plain text, one document each" in shown["said"]
+    assert "“some text some text" in shown["said"] and "1 file of plain text, one document each" in shown["said"]
     assert not (job.parent / "runs").exists(), "a dry run writes nothing"
 
 
