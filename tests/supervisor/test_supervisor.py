@@ -91,9 +91,6 @@ def test_a_failure_on_a_node_that_has_just_come_back_is_not_counted() -> None:
     decision = decide(MACHINE, cancelled=False, retries=3, stalled=spent, saved=0, returned=("n3",))
     assert (decision.action, decision.exclude) == ("requeue", ("n3",)) and "n3 had failed before" in decision.why
     assert decide(PROGRAM, cancelled=False, retries=3, stalled=[], saved=0, returned=("n3",)).action == "fail"
-    ended = RootCause(Cause("ended", "rank 4 was killed by SIGTERM", 4, "n3"), (), retry=False)
-    for returned, action in ((("n3",), "requeue"), (("n1",), "fail")):  # Slurm delivers what it could not before
-        assert decide(ended, cancelled=False, retries=3, stalled=[], saved=0, returned=returned).action == action
     forgiven = [replace(end(), returned=("n3",))] * 2
     assert decide(MACHINE, cancelled=False, retries=3, stalled=[*forgiven, end(), end()], saved=0).action == "requeue"
 

@@ -235,6 +235,11 @@ def inner_script(words: tuple[Word, ...]) -> Word | None:
     return None
 
 
+def _unescaped(text: str) -> str:
+    """What double quotes leave of a text."""
+    return re.sub(r'\\([\\"$`])', r"\1", text)
+
+
 _UNSAFE = re.compile(r"[^\x01-\x7f]")
 _HERE_DOCUMENT = re.compile(r"""(?<!<)<<(-?)\s*(?:["']([\w.!-]+)["']|\\?([A-Za-z_]\w*))""")
 # Arithmetic and ``${…}``, in which such a letter is an operator; or a variable in a word, and the letter behind it.
@@ -298,7 +303,9 @@ class NodeReader:
     def word(self, node: Node) -> Word:
         expands = tuple(dict.fromkeys((self.raw(each), self.line(each))
                                       for each in _descendants(node) if each.type == "variable_name"))
-        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"))
+        evaluated = tuple(_unescaped(self.raw(each)) if node.type == "string" else self.raw(each)
+                          for each in _descendants(node) if each.type == "command_substitution")
+        return Word(self.plain(node), self.line(node), expands, node.type in ("string", "raw_string"), evaluated)
 
     def plain(self, node: Node) -> str:
         """The text without its quotes; expansions, and a backslash before a line end, stay as they are written."""
@@ -309,7 +316,7 @@ class NodeReader:
             case "ansi_c_string":
                 return text[2:-1]
             case "string":
-                return re.sub(r'\\([\\"$`])', r"\1", text[1:-1])
+                return _unescaped(text[1:-1])
             case "word":
                 return re.sub(r"\\([^\n])", r"\1", text)
             case "concatenation":
