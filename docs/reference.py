@@ -30,6 +30,7 @@ from hpc_mp.doctor.drift import TRAITS  # noqa: E402
 from hpc_mp.environment.file_rules import RULES as NCCL_FILES  # noqa: E402
 from hpc_mp.environment.machine_rules import RULES as ON_MACHINE  # noqa: E402
 from hpc_mp.job import program, spec  # noqa: E402
+from hpc_mp.job.elsewhere import NAMES, OPTIONS, VALUES, WITHIN, WORDS  # noqa: E402
 from hpc_mp.job.values import toml_value  # noqa: E402
 from hpc_mp.lint.sbatch.rules import RULES as SBATCH  # noqa: E402
 from hpc_mp.lint.slurm_conf.report import RULES as SLURM_CONF  # noqa: E402
@@ -39,6 +40,12 @@ from hpc_mp.rundir.records import Evaluation, StepMetrics  # noqa: E402
 
 NOTICE = "<!-- made by docs/reference.py: `make reference` writes it anew -->"
 TITLES = {
+    "coming-from": """Coming from Hugging Face, DeepSpeed, Megatron or torchtitan
+
+Names of Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, torchtitan, torchrun, Lightning and sbatch, and what stands
+for each in a [job file](../reference/job-file.md). Who writes one of them in a job file gets the same answer. Whole programs
+that are there already (LoRA, multi-node torchrun, notebooks' scripts) run as they are: [`hpc-mp run`](programs.md), or
+[`hpc-mp adopt`](adopt.md) for a script of sbatch; curves and a profile of a run are in its report, in place of TensorBoard.""",
     "job-file": """The job file
 
 A job file is TOML. `hpc-mp init` writes one that runs; `hpc-mp launch` prints every default that it takes, and writes the
@@ -207,8 +214,38 @@ def _command(command: click.Command, context: click.Context, depth: int) -> list
 
 PAGES: dict[str, Callable[[], str]] = {
     "job-file": job_file, "run-directory": run_directory, "checks": checks, "rules": rules, "queue-reasons": queue_reasons,
-    "commands": commands,
+    "commands": commands, "coming-from": lambda: coming_from(),
 }
+
+
+USER = frozenset({"coming-from"})  # pages of docs/user
+
+
+def coming_from() -> str:
+    """What other trainers call a key or a value of the job file."""
+    ways: dict[str, list[str]] = {}
+    for name, way in WORDS.items():
+        ways.setdefault(way, []).append(name)
+    within = [(f"`[{section}]` {', '.join(f'`{name}`' for name, key in names.items() if key == ours)}", f"`{ours}`")
+              for section, names in WITHIN.items() for ours in dict.fromkeys(names.values())]
+    options = ", ".join(f"`{name}`" for name in sorted(OPTIONS))
+    return "\n\n".join((
+        "## Keys", table(("elsewhere", "here"), [
+            *((", ".join(f"`{name}`" for name in names.split()), f"`{ours}`") for ours, names in NAMES.items()), *within,
+            (options, "`slurm.extra`: `extra = { mem = \"64G\" }` in `[slurm]`")]),
+        "## Had in another way, or not at all", table(("elsewhere", "here"), [
+            (", ".join(f"`{name}`" for name in names), way) for way, names in ways.items()]),
+        "## Values", table(("key", "elsewhere", "here"), [
+            (f"`{key}`", ", ".join(f"`{theirs}`" for theirs, value in values.items() if value == ours), f"`{toml_value(ours)}`")
+            for key, values in VALUES.items() for ours in _distinct(values.values())])))
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    for value in values:
+        if value not in found:
+            found.append(value)
+    return found
 
 
 def rooms() -> str:
@@ -233,13 +270,15 @@ def page(name: str) -> str:
     return f"# {TITLES[name]}\n\n{NOTICE}\n\n{PAGES[name]().strip()}\n"
 
 
+def path(name: str) -> Path:
+    return ROOT / "docs" / ("user" if name in USER else "reference") / f"{name}.md"
+
+
 def main() -> None:
-    folder = ROOT / "docs" / "reference"
-    folder.mkdir(exist_ok=True)
     contributing = ROOT / "CONTRIBUTING.md"
     contributing.write_text(with_rooms(contributing.read_text(encoding="utf-8")), encoding="utf-8")
     for name in PAGES:
-        (folder / f"{name}.md").write_text(page(name), encoding="utf-8")
+        path(name).write_text(page(name), encoding="utf-8")
 
 
 if __name__ == "__main__":

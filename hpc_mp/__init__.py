@@ -6,10 +6,11 @@ import importlib
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "log", "run_job", "submit"]
+__all__ = ["HpcMpError", "RunFailed", "__version__", "log", "run_job", "submit"]
 
 # Imported when they are first asked for, so that ``import hpc_mp`` costs nothing.
-LAZY = {"log": "hpc_mp.program.log", "run_job": "hpc_mp.launch.launch", "submit": "hpc_mp.launch.submit.api"}
+LAZY = {"log": "hpc_mp.program.log", "run_job": "hpc_mp.launch.launch", "submit": "hpc_mp.launch.submit.api",
+        "HpcMpError": "hpc_mp.base.errors", "RunFailed": "hpc_mp.base.errors"}
 
 
 def __getattr__(name: str) -> Any:
@@ -18,3 +19,7 @@ def __getattr__(name: str) -> Any:
     if name in LAZY:
         return getattr(importlib.import_module(LAZY[name]), name)
     raise AttributeError(f"module 'hpc_mp' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *LAZY})

@@ -8,6 +8,7 @@ one by the other. Three digits are kept, since no figure here is known better th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from difflib import get_close_matches
@@ -113,6 +114,14 @@ def moment(time: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``1 node``, ``2 nodes``, ``1,024 ranks``; ``plural`` where an s does not make it (``microbatches``)."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def escaped(text: str) -> str:
+    """The text with control characters written out (``\\x1b``), but for line ends and tabs: it must not steer a terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")  # and what turns the writing round
 
 
 def several(names: Sequence[str], most: int = 4) -> str:

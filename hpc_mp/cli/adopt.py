@@ -17,10 +17,12 @@ from hpc_mp.adopt import AdoptedJob, Fate, LineFate, adopt
 from hpc_mp.adopt.keys import job_text
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.base.files import text_of
+from hpc_mp.base.text import escaped
 from hpc_mp.cli.output import terminal
 from hpc_mp.launch.render import find_template, render
 from hpc_mp.launch.run_files import next_run
 
+_NO_SCRIPTS = frozenset({".json", ".jsonl", ".yaml", ".yml", ".ini", ".cfg", ".conf", ".md", ".rst", ".csv", ".ipynb"})
 COLOURS = {Fate.KEPT: "green", Fate.REPLACED: "cyan", Fate.DROPPED: "dim", Fate.LOST: "red"}
 
 
@@ -69,6 +71,8 @@ def _check_kind(script: Path, text: str) -> None:
         return
     if script.suffix == ".toml":
         raise HpcMpError(str(script), "is a job file, and no job script", f"hpc-mp launch {shlex.quote(str(script))} starts it")
+    if script.suffix in _NO_SCRIPTS and not text.startswith("#!"):
+        raise HpcMpError(str(script), "is no job script by its name", "name the script that is given to sbatch")
     if script.suffix == ".py" or re.match(r"#!.*\bpython", text):
         raise HpcMpError(str(script), "is a Python program, and no job script",
                          f"hpc-mp run -- python {shlex.quote(str(script))} starts it")
@@ -101,12 +105,13 @@ def _print_account(job: AdoptedJob, *, aside: bool) -> None:
     for each in job.account:
         where = f" → {each.where}" if each.where else ""
         why = f"  ({each.why})" if each.why else ""
-        console.print(f"{each.place:>7}  [{COLOURS[each.fate]}]{each.fate.value}[/]  {escape(each.text + where + why)}")
+        console.print(f"{each.place:>7}  [{COLOURS[each.fate]}]{each.fate.value}[/]  {escape(escaped(each.text + where + why))}")
     console.print(f"\n{_counts(job.account)}")
     for each in job.lost:
-        console.print(f"[red]not carried over[/], line {each.place}: {escape(each.text)}\n    {escape(each.why)}")
+        console.print(f"[red]not carried over[/], line {each.place}: {escape(escaped(each.text))}")
+        console.print(f"    {escape(escaped(each.why))}")
     for note in job.notes:
-        console.print(f"note: {escape(note)}")
+        console.print(f"note: {escape(escaped(note))}")
 
 
 def _counts(account: tuple[LineFate, ...]) -> str:

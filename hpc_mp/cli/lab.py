@@ -82,7 +82,7 @@ def up(nodes: int, cpus_per_node: int, memory_per_node: int, switches: int | Non
         raise RunFailed(f"the cluster did not start, and nothing of it is left: {error}") from None
     if not started:
         raise HpcMpError(f"cluster {name}", "is up already",
-                         f"use it with `export SLURM_CONF={lab.conf}`, or end it with `{mine('lab', 'down')}`")
+                         f"use it with `export SLURM_CONF={lab.conf}`, or end it with `{mine('lab', 'down', *_named(name))}`")
     forget(chosen(name))
     _say(lab, name, time.monotonic() - start, as_json)
     _warn(nodes)
@@ -190,8 +190,10 @@ def forget(cluster: LabCluster) -> None:
 
 
 def chosen(name: str | None) -> LabCluster:
-    """The cluster of that name, or the only one."""
+    """The cluster of that name, else that of SLURM_CONF, else the only one."""
     running = keeper.names()
+    ours = os.environ.get("SLURM_CONF")
+    name = name or next((each for each in running if ours == str(LabCluster(keeper.directory_of(each)).conf)), None)
     if name is None and len(running) > 1:
         raise HpcMpError("hpc-mp lab", f"{len(running)} clusters are up: {', '.join(running)}", "say which with --name")
     if not running or name not in (None, *running):
@@ -215,6 +217,11 @@ def mine(*arguments: str) -> str:
     program = os.path.abspath(sys.argv[0])
     start = [sys.executable, "-m", "hpc_mp"] if program.endswith("__main__.py") else [program]
     return shlex.join(["sudo", *start, *arguments])
+
+
+def _named(name: str) -> tuple[str, ...]:
+    """The option for a cluster that is not called as it is by default."""
+    return ("--name", name) if name != "lab" else ()
 
 
 def _root(name: str | None, nodes: Sequence[str]) -> LabCluster:
@@ -283,7 +290,7 @@ def _say(lab: Lab, name: str, seconds: float, as_json: bool) -> None:
                    f"    {export}\n    hpc-mp init\n    hpc-mp launch job.toml --on slurm --wait\n")
         seen = f" but {' '.join(map(str, lab.keep))}, which all see" if lab.keep else ""
         click.echo(f"Nodes see the files of this machine. Each has a /tmp of its own{seen}.\n"
-                   f"It runs until `{mine('lab', 'down')}`. Also: status, shape, link, kill, boot, at.")
+                   f"It runs until `{mine('lab', 'down', *_named(name))}`. Also: status, shape, link, kill, boot, at.")
     else:
         click.echo(export)
 

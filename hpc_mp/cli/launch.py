@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,12 +17,15 @@ from hpc_mp.cluster.slurm.releases import Version, parse_version
 from hpc_mp.job.sweep import words_of
 from hpc_mp.launch.launch import ON, LaunchRequest, Preview, again, again_alone, launch, preview
 from hpc_mp.launch.listener import Listener
+from hpc_mp.launch.logs import Logs
 from hpc_mp.launch.summary import defaults
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.checkpoints import step_of
 from hpc_mp.rundir.outcome import Outcome
 from hpc_mp.rundir.sweep import best_of, read_member
 
+LAST_WORDS = 3  # lines of a program that has ended well
 # What would end the same way again, unless something is done before.
 MEND_FIRST = {
     "memory": "let a rank hold less (more parallel.microbatches, parallel.zero = 3, parallel.recompute, more ranks)",
@@ -127,6 +131,9 @@ def _curve_words(outcome: Outcome, before: str) -> str:
 
 def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
     """Say how it went; the exit code. Raises RunFailed."""
+    if outcome.state == "completed":
+        words = (*_last_words(RunDirectory(outcome.run)), "ended     completed")
+        listener.say("\n".join((*words, f"logs      {shlex.join(['hpc-mp', 'logs', str(outcome.run)])}")))
     if curve := _curve_words(outcome, "loss      "):
         speed = f", {outcome.tokens_per_s:,.0f} tokens/s on average" if outcome.tokens_per_s else ""
         listener.say(curve + speed)
@@ -158,6 +165,14 @@ def _conclude(outcome: Outcome, go_on: str, listener: Listener) -> int:
         first = mend.get(cause.kind)
         raise RunFailed(f"{cause.message}\n{log}{f'{first}, then ' if first else ''}go on with: {go_on}")
     return 0
+
+
+def _last_words(run: RunDirectory) -> Iterator[str]:
+    """The last lines of a program, as its first rank has printed them."""
+    sources = Logs(run, None).rank(0) if run.program.exists() else ()
+    lines = [line for source in sources for line in source.lines(tail(source.path)) if line.strip()]
+    for number, line in enumerate(lines[-LAST_WORDS:]):
+        yield f"{'' if number else 'last said':<9} {line}"
 
 
 def _lost(outcome: Outcome) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import escaped
 from hpc_mp.cluster.slurm import jobs as queue
 from hpc_mp.cluster.slurm.job import SlurmJob
 from hpc_mp.launch.find import find
@@ -41,7 +42,7 @@ def command(run: Path, rank: int | None, node: str | None, attempt: int | None, 
         logs = Logs(found, attempt)
         sources = logs.rank(rank) if rank is not None else logs.node(node) if node is not None else logs.main()
         for line in follower.new(sources):
-            click.echo(line)
+            click.echo(escaped(line))
         if ended:
             break
         time.sleep(POLL_S)
@@ -78,4 +79,4 @@ def _cause(run: RunDirectory, attempt: int, jobs: list[SlurmJob]) -> None:
     said = found.message if found else now.cause if attempt == now.attempt else None
     traceback = next((each.traceback for each in read_failures(run, attempt) if found and each.rank == found.rank), "")
     for text in filter(None, (traceback, said)):
-        click.echo(f"\n{text.rstrip()}")
+        click.echo(f"\n{escaped(text.rstrip())}")

@@ -14,7 +14,7 @@ import click
 from hpc_mp import __version__
 from hpc_mp.base.errors import HpcMpError, RunFailed
 from hpc_mp.base.extras import missing_extra
-from hpc_mp.base.text import nearest
+from hpc_mp.base.text import escaped, nearest
 from hpc_mp.cli.output import lasting_output
 
 # Group, then verb: (module in hpc_mp.cli, one line of help). The help stands here so that `hpc-mp --help` imports no verb.
@@ -54,6 +54,17 @@ RENAMED = {"cyclecloud": "cloud"}
 """Verbs of release 0.0 that still work in this one, though help does not show them."""
 
 
+# Words that other launchers have for a verb, and what is typed here.
+ELSEWHERE = {
+    **dict.fromkeys(("resume", "continue", "restart", "requeue"), "launch JOB.toml --resume"),
+    **dict.fromkeys(("submit", "start", "sbatch", "execute"), "launch JOB.toml"),
+    **dict.fromkeys(("dry-run", "dryrun", "plan", "validate", "check", "explain"), "launch JOB.toml --dry-run"),
+    **dict.fromkeys(("stop", "kill", "scancel", "abort"), "cancel RUN"),
+    **dict.fromkeys(("ps", "list", "queue", "squeue"), "status"),
+    **dict.fromkeys(("tail", "log"), "logs RUN --follow"), **dict.fromkeys(("convert", "save"), "export RUN --output DIRECTORY"),
+}
+
+
 class Verbs(click.Group):
     """A click group that imports a verb's module when the verb is used."""
 
@@ -73,7 +84,7 @@ class Verbs(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does, with the nearest verb beside the one that there is not."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
-            near = nearest(args[0], VERBS)
+            near = [f"hpc-mp {ELSEWHERE[args[0].lower()]}"] if args[0].lower() in ELSEWHERE else nearest(args[0], VERBS)
             guess = f"Did you mean '{near[0]}'?" if near else "'hpc-mp --help' lists them."
             ctx.fail(f"No such command '{args[0]}'. {guess}")
         return super().resolve_command(ctx, args)
@@ -131,12 +142,12 @@ def _run() -> tuple[int, dict[str, Any] | None]:
     except HpcMpError as error:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise
-        click.echo(f"hpc-mp: {error}", err=True)
+        click.echo(f"hpc-mp: {escaped(str(error))}", err=True)
         said = {"message": str(error), "value": error.value, "rule": error.rule, "remedy": error.remedy}
         code, why = 2, {"state": "refused", "error": said}
     except RunFailed as error:
         if os.environ.get("HPC_MP_DEBUG") == "1":
             raise
-        click.echo(f"hpc-mp: {error}", err=True)
+        click.echo(f"hpc-mp: {escaped(str(error))}", err=True)
         code, why = 1, {"state": "failed", "error": {"message": str(error)}}
     return code if isinstance(code, int) else 0, why

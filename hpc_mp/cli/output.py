@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from hpc_mp.base.findings import Finding, Severity, findings_document, nagios_line, summary, worst
+from hpc_mp.base.text import escaped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,8 +68,8 @@ def terminal() -> Console:
 
 
 def _one_line(text: str) -> str:
-    """A message quotes what others wrote: what would break the line or steer the terminal becomes a question mark."""
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    """A message quotes what others wrote: nothing of it breaks the line or steers the terminal."""
+    return escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def to_monitor(findings: Sequence[Finding]) -> None:

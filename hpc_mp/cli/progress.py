@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from hpc_mp.base.text import data_size, duration, loss_number, loss_words
+from hpc_mp.base.text import data_size, duration, escaped, loss_number, loss_words
 from hpc_mp.cluster.slurm.job import WAITING
 from hpc_mp.launch.listener import Listener
 from hpc_mp.rundir.records import Evaluation, RankStatus, StepMetrics
@@ -37,9 +37,10 @@ class TerminalListener(Listener):
         self.interval = 0.25 if self._terminal else 1.0
 
     def say(self, text: str) -> None:
-        click.echo(text, err=self._aside)
+        click.echo(escaped(text), err=self._aside)
 
     def note(self, text: str) -> None:
+        text = escaped(text)
         if self._bar is not None:
             self._bar.print(text)
         else:

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from hpc_mp.base.errors import HpcMpError
-from hpc_mp.base.text import ago, data_size, duration, loss_number, loss_words
+from hpc_mp.base.text import ago, data_size, duration, escaped, loss_number, loss_words
 from hpc_mp.cli.follow import follow
 from hpc_mp.cluster.slurm.job import UNKNOWN, SlurmJob
 from hpc_mp.cluster.slurm.nodelist import compress
@@ -72,7 +72,7 @@ def _document(seen: RunStatus, *, whole: bool) -> dict[str, Any]:
 
 
 def single_text(seen: Sequence[RunStatus]) -> str:
-    return "\n".join(f"{name:<9} {text}" for name, text in lines(seen[0]))
+    return escaped("\n".join(f"{name:<9} {text}" for name, text in lines(seen[0])))
 
 
 def table(seen: Sequence[RunStatus]) -> str:
@@ -83,7 +83,7 @@ def table(seen: Sequence[RunStatus]) -> str:
     texts = ("  ".join(row[name].rjust(widths[name]) if name in RIGHT else row[name].ljust(widths[name]) for name in COLUMNS)
              for row in rows)
     beside = ["", *(_sweep_words(each, best.get(each.run)) for each in seen)]
-    return "\n".join(f"{text}  {more}".rstrip() for text, more in zip(texts, beside, strict=True))
+    return escaped("\n".join(f"{text}  {more}".rstrip() for text, more in zip(texts, beside, strict=True)))
 
 
 def _row(seen: RunStatus) -> dict[str, str]:
@@ -113,7 +113,8 @@ def one_line(seen: RunStatus) -> str:
     job = seen.job
     waits = f" ({job.reason}{': ' + job.meaning if job.meaning else ''})" if job is not None and job.waits and job.reason else ""
     cause = f": {seen.cause}" if seen.cause is not None else ""
-    return f"{_shown(seen.run)} {seen.state}{_doing(seen)}{waits}{f', step {steps_words(seen)}' if seen.step else ''}{cause}"
+    step = f", step {steps_words(seen)}" if seen.step else ""
+    return escaped(f"{_shown(seen.run)} {seen.state}{_doing(seen)}{waits}{step}{cause}")
 
 
 def _doing(seen: RunStatus) -> str:

@@ -6,6 +6,8 @@ The names are those of Hugging Face's Trainer and TRL, DeepSpeed, Megatron-LM, t
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -73,14 +75,19 @@ NAMES: dict[str, str] = {
                           "concurrency throttle n_jobs array_task_throttle",
     "slurm.account": "project billing_account slurm_account",
     "slurm.partition": "queue slurm_partition partitions",
-    "slurm.extra": "sbatch_args sbatch slurm_args extra_args options cpus_per_task mem mem_per_cpu mem_per_gpu exclude nodelist "
-                   "mail_user mail_type",
+    "slurm.extra": "sbatch_args sbatch slurm_args extra_args options",
     "slurm.container": "image container_image singularity_image docker_image",
     "slurm.modules": "module",
     "slurm.conda": "conda_env",
     "slurm.setup": "pre_commands setup_commands commands",
     "environment.set": "env env_vars environment_variables envs variables",
 }
+
+# Options of sbatch, which have their place in slurm.extra.
+OPTIONS = frozenset({
+    "cpus_per_task", "mem", "mem_per_cpu", "mem_per_gpu", "exclude", "nodelist", "mail_user", "mail_type", "gres",
+    "gpus_per_task", "cpus_per_gpu", "gpu_bind", "cpu_bind", "mem_bind", "exclusive", "licenses", "nice", "comment",
+    "begin", "deadline", "wckey", "core_spec", "time_min", "tmp", "hint", "distribution"})
 
 # The same in a table where a name means another key than elsewhere.
 WITHIN: dict[str, dict[str, str]] = {
@@ -177,21 +184,29 @@ VALUES: dict[str, dict[str, Any]] = {
 }
 
 
-def key_here(name: str, section: str, known: Iterable[str]) -> tuple[str, str] | None:
+def key_here(name: str, section: str, known: Iterable[str], value: Any = None) -> tuple[str, str] | None:
     """The rule and the remedy for a key that other trainers have; None for one that is unknown there too.
 
     Args:
         section: the table that it stands in; "" for none.
         known: the keys of that table.
+        value: that was given.
     """
     plain = name.lower().replace("-", "_").removeprefix("__")
     place = f"[{section}]" if section else "a job file"
     if (words := WORDS.get(plain)) is not None:
         return f"is no key of {place}", words
+    if plain in OPTIONS:
+        written = json.dumps(value, ensure_ascii=False) if value is not None else "…"
+        return "is an option of sbatch, and no key", f"write extra = {{ {plain.replace('_', '-')} = {written} }} in [slurm]"
     ours = f"{section}.{plain}" if section and plain in known else WITHIN.get(section, OURS).get(plain, OURS.get(plain))
     if ours is None:
         return None
     table, _, key = ours.rpartition(".")
+    if ours == "data.files" and isinstance(value, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", value) and not os.path.lexists(value):
+        return ("is a dataset of the Hugging Face Hub, and data.files are files that all nodes see",
+                f'write its rows into a file, load_dataset("{value}", split="train").to_json("train.jsonl"), and '
+                'files = ["train.jsonl"] in [data]')
     return f"is {ours} here", f"write {key} = … " + ("in its place" if table == section else f"below the line [{table}]")
 
 

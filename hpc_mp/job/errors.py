@@ -87,7 +87,7 @@ def _problem(found: dict[str, Any], model: type[BaseModel]) -> tuple[str, str, s
         place = f"it to [{dotted(where[:-1])}]" if where[1:] else f"[{name}]; `hpc-mp init` writes a whole job file"
         return name, "is required", f"add {place}"
     if kind == "extra_forbidden":
-        return value, *_nearest(where, model)
+        return value, *_nearest(where, model, found["input"])
     rule, remedy = KINDS.get(kind, (f"is refused ({found['msg']})", "write another value"))
     if isinstance(where[-1], int):  # an item of a list has no name that could be written before it
         remedy = remedy.replace("{key} = ", "")
@@ -112,7 +112,7 @@ def _words(command: str) -> list[str]:
         return [command]
 
 
-def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
+def _nearest(where: Sequence[str], model: type[BaseModel], given: Any) -> tuple[str, str]:
     """Rule and remedy for an unknown key: another section has it, another trainer, it is misspelt, or it is none of these."""
     sections = {name: list(inner.model_fields) for name, inner in _tables(model)}
     *parents, key = where
@@ -124,7 +124,7 @@ def _nearest(where: Sequence[str], model: type[BaseModel]) -> tuple[str, str]:
         return rule, (f"move it: {key} belongs to {' or '.join(f'[{name}]' for name in homes)}; "
                       f"on the command line --set {homes[0]}.{key}=…")
     known = sections.get(dotted(parents), sections[parents[0]]) if parents else [name for name in sections if "." not in name]
-    return key_here(key, dotted(parents), known) or (
+    return key_here(key, dotted(parents), known, given) or (
         rule, did_you_mean(key, known, f"the keys are {', '.join(known)}"))
 
 

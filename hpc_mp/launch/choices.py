@@ -64,8 +64,8 @@ def slurm_gpus(spec: AnySpec, facts: ClusterFacts) -> GpuRequest:
     """
     partition = facts.partition
     if facts.silence is not None:
-        return as_given(spec, Device(spec.job.device, f"partitions unknown: {facts.silence}; launch where `sinfo` "
-                                                        "answers, or set job.device"))
+        return as_given(spec, Device(spec.job.device, f"partitions unknown: {facts.silence}; launch where `sinfo` answers"
+                                         + (", or set job.device" if spec.job.device == "auto" else "")))
     if facts.unknown_partition is not None:
         raise _no_partition(spec, facts.unknown_partition, facts.partition_names)
     if partition is None:
@@ -153,6 +153,9 @@ def avoid(spec: AnySpec, facts: ClusterFacts, bad: Mapping[str, BadNode]) -> Res
     states = {node: NodeState("down" if node in facts.out_of_service else "idle") for node in usable}
     excluded, wanted = (list(expand(str(spec.slurm.extra.get(option, "")))) for option in ("exclude", "nodelist"))
     found = [bad[node] for node in states if node in bad and node not in (*excluded, *wanted)]
+    if facts.allocation is not None:  # whose nodes the job has, whatever is held against them
+        found = [finding for finding in found if finding.node in facts.allocation]
+        return ResolvedKey(EXCLUDE, None, f"not avoided, as this allocation has them: {_against(found)}" if found else "")
     if not found:
         return ResolvedKey(EXCLUDE, None)
     keeping = choose(found, excluded, states, spec.job.nodes)

@@ -37,6 +37,7 @@ class ClusterFacts:
         most_elements: that an array of jobs may have (``MaxArraySize``).
         srun_options: long options that srun knows, those of the site's plug-ins among them.
         mpi_plugins: by which srun's tasks may meet through MPI; asked for where they do.
+        allocation: the nodes of the allocation that the job runs in; None outside of one.
         silence: why partitions are unknown, in Slurm's last words.
     """
 
@@ -56,6 +57,7 @@ class ClusterFacts:
     most_elements: int | None = None
     srun_options: frozenset[str] | None = None
     mpi_plugins: tuple[str, ...] | None = None
+    allocation: tuple[str, ...] | None = None
     silence: str | None = None
 
     @property

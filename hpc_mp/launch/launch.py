@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from hpc_mp.base.errors import HpcMpError
+from hpc_mp.base.text import counted
 from hpc_mp.cluster.slurm.inside import decide
 from hpc_mp.cluster.slurm.releases import Version
-from hpc_mp.job import AnySpec, JobSpec, load_sweep
+from hpc_mp.job import AnySpec, JobSpec, ProgramSpec, load_sweep
 from hpc_mp.job.inputs import find_files, find_program
 from hpc_mp.job.sweep import Sweep
 from hpc_mp.launch import sweep
@@ -27,12 +28,13 @@ from hpc_mp.launch.program.plan import ProgramPlan, compose_program
 from hpc_mp.launch.program.summary import describe_program
 from hpc_mp.launch.render import JobScript, check_sweep, find_template, site_defaults
 from hpc_mp.launch.resume import Resumed, resuming
-from hpc_mp.launch.run_files import check_writable, next_runs, script
+from hpc_mp.launch.run_files import check_writable, next_run, next_runs, script
 from hpc_mp.launch.summary import describe, table
 from hpc_mp.launch.training_text import TrainingText, check_text, counted_steps, estimated_steps, report_text, tokenizer_of
 from hpc_mp.layout.models import read_config
 from hpc_mp.report.conclude import conclude
 from hpc_mp.rundir import RunDirectory
+from hpc_mp.rundir.history import saved_step
 from hpc_mp.rundir.outcome import Outcome, figures, verdict
 from hpc_mp.rundir.plan import read_plan
 
@@ -126,6 +128,8 @@ def launch(request: LaunchRequest, listener: Listener) -> Outcome:
         with _resumed(plan, request) as resumed:
             if words is not None:
                 listener.say(words)
+            if left := _left(plan, request):
+                listener.note(left)
             if resumed is not None and not resumed.left:
                 listener.say(f"nothing is left to do: the run has its {plan.steps} steps and their checkpoint"
                              if isinstance(plan, TrainingPlan) else "nothing is left to do: the run is complete")
@@ -157,6 +161,8 @@ def preview(request: LaunchRequest, listener: Listener) -> Preview:
         _check_models(plans, listener)(check_model)
         backend, text = BACKENDS[plans[0].where.place], launched_text(plans)
         listener.say(_summary(plans, backend, text))
+        if left := _left(plans[0], request):
+            listener.note(left)
         runs = next_runs(plans if plans[0].spec.sweep.given else plans[:1], resumed)
         if backend.rehearse is not None:
             plans, said = backend.rehearse(plans, runs)
@@ -261,8 +267,25 @@ def _summary(plans: Sequence[JobPlan], backend: Launcher, text: TrainingText | N
     else:
         assert isinstance(first, TrainingPlan)
         words = describe(first, title, text or launched_text(plans))
+    limit = first.spec.job.time_limit
+    remark = [table({"limit": f'job.time_limit = {limit} is {counted(int(limit), "minute")}, as Slurm counts; hours are written '
+                              f'"{int(limit):02d}:00:00"'})] if re.fullmatch(r"0*[1-9]\d{0,2}", limit) else []
     swept = [] if plans[0].member is None else [sweep.rows(plans, backend.arrays)]
-    return "\n".join((words, *row(plans[0].depends), *swept))
+    return "\n".join((words, *remark, *row(plans[0].depends), *swept))
+
+
+def _left(plan: JobPlan, request: LaunchRequest) -> str:
+    """That the newest run of the job has not come to its end, and how to go on with it; empty where there is none."""
+    new = next_run(plan.spec)
+    run = RunDirectory(new.with_name(f"{int(new.name) - 1:04d}"))
+    ended = None if request.resume or plan.member is not None else verdict(run)
+    goes_on = plan.spec.program.resumes if isinstance(plan.spec, ProgramSpec) else bool(saved_step(run))
+    if ended is None or ended.state not in ("stopped", "failed") or not goes_on:
+        return ""
+    steps = figures(run, ended.attempt)["steps"]
+    at = f" at step {steps}{f'/{plan.steps}' if plan.steps else ''}" if steps else ""
+    return f"note: run {run.path.name} of this job {ended.state}{at}, and this is a new one from the beginning; " \
+           f"to go on with that one: {again(request, run.path)}"
 
 
 def _once(check: Callable[[ModelChecker], None]) -> Callable[[ModelChecker], None]:

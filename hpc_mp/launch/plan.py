@@ -241,7 +241,8 @@ def _resolution(
         layers=layers, tensor_modules=ResolvedKey("parallel.tensor_modules", given.parallel.tensor_modules, held_alike),
         reduce=reduce_choice(given, shape, layers.value),
         order=ResolvedKey("parallel.order", order.letters, "; ".join(filter(None, (order.why, slow)))),
-        schedule=rate_schedule(given, resumed))
+        schedule=rate_schedule(given, resumed or (None if given.checkpoint.resume is None
+                                                  else find_run(Path(given.checkpoint.resume)))))
 
 
 def origin_of(path: Path) -> Path:

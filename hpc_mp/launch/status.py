@@ -9,7 +9,7 @@ import shlex
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -37,6 +37,7 @@ from hpc_mp.rundir.sweep import SweepMember, read_member
 from hpc_mp.rundir.usage import Usage, usage
 
 RECENT = 20  # steps whose median time foretells the rest
+STIRS_S = 120.0  # within which ranks that go on have written something
 LATE_STEPS, LATE_S = 3.0, 15.0  # a step is late when it takes so many times as long as those before it, and so many seconds
 SLOW_PHASES = ("saving", "evaluating", AWAITING)  # of rank 0, between two steps
 AGAIN = ("requeue", "wait")  # what was done about an attempt's end so that the run goes on
@@ -151,6 +152,8 @@ def seen(run: RunDirectory, jobs: Sequence[SlurmJob]) -> RunStatus:
     awaits = phase == AWAITING
     doing = f"{phase} {status.detail}" if status is not None and awaits else phase
     recorded = _recorded(phase, found, done=steps in (0, step))
+    if job is not None and job.state == FORGOTTEN and recorded is None and _stirs(run):
+        job = replace(job, state=UNKNOWN)  # its controller has lost it, and its ranks go on
     state = _state(job, recorded, held(run), run.stop.exists())
     pace = statistics.median(record.step_time_s for record in recent) if recent else None
     step_age = max(0.0, time.time() - run.metrics.stat().st_mtime) if recent else None
@@ -217,6 +220,12 @@ def _state(job: SlurmJob | None, recorded: str | None, held: bool, asked: bool) 
         return recorded
     return "completed" if job.state == "COMPLETED" else "stopped" if job.state in STOPPING or (
         asked and job.state == FORGOTTEN) else "failed"
+
+
+def _stirs(run: RunDirectory) -> bool:
+    """Whether its ranks or its supervisor have written anything lately."""
+    files = (run.status, run.metrics, *(run.log.iterdir() if run.log.is_dir() else ()))
+    return any(file.exists() and time.time() - file.stat().st_mtime < STIRS_S for file in files)
 
 
 def _recorded(phase: str | None, found: Verdict | None, done: bool) -> str | None:

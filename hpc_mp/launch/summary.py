@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Mapping
+from pathlib import Path
 
 from hpc_mp.base.text import counted, memory_size
 from hpc_mp.cluster.slurm.options import options_of
@@ -15,6 +16,8 @@ from hpc_mp.job.values import toml_value
 from hpc_mp.launch.plan import JobPlan, TrainingPlan
 from hpc_mp.launch.training_text import TrainingText, text_rows
 from hpc_mp.planner.activations import kept_inputs
+from hpc_mp.rundir import find_run
+from hpc_mp.rundir.history import saved_step
 
 WIDTH = 120
 
@@ -55,7 +58,7 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
                     f"sequences of {spec.data.sequence_length} tokens, documents {spec.data.documents}",
         "order": f"{plan.placement.order} ({plan.resolution.order.why})",
         "state": f"{_state(plan)} (parameters, gradients, optimizer)",
-        "backwards": _backwards(plan),
+        "in flight": _backwards(plan),
         **(text_rows(text, spec) if text else {}),
         "defaults": "hold for all keys that the job file leaves out (launch --explain lists them)",
     }
@@ -71,6 +74,8 @@ def describe(plan: TrainingPlan, title: str, text: TrainingText | None = None) -
         rows["rate"] = plan.resolution.schedule.why
     if plan.resolution.profile.why:
         rows["profile"] = plan.resolution.profile.why
+    if resume := plan.given.checkpoint.resume:
+        rows["begins"] = f"with step {saved_step(find_run(Path(resume))) + 1:,}, from the newest checkpoint of {resume}"
     note = without_effect(plan.given, plan.where.place)
     if note is not None:
         rows["note"] = note
@@ -133,7 +138,7 @@ def _backwards(plan: TrainingPlan) -> str:
     inputs = kept_inputs(plan.shape, spec, plan.record.layers)
     kept = "" if inputs is None else f", which keeps {memory_size(inputs)} of each for the blocks of a stage"
     held, here, away = (max(getattr(each, what) for each in chunks) for what in ("held", "here", "away"))
-    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most wait for theirs at once"
+    waiting = f"{counted(held, 'microbatch', 'microbatches')} at most between forward and backward"
     words = f"{waiting}, recompute {spec.parallel.recompute}{kept}"
     if spec.offload_horizon is None:
         return words

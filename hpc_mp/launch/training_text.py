@@ -185,8 +185,9 @@ def _never_best(spec: JobSpec) -> dict[str, str]:
     every, saved = spec.evaluate.every, spec.checkpoint.every
     if not (spec.evaluate.files and every and saved) or lcm(every, saved) < spec.train.steps:
         return {}
+    way = "let evaluate.every divide checkpoint.every" if saved % every else "set both to less than train.steps"
     return {"note": f"checkpoint.every = {saved} and evaluate.every = {every}: before the last step no checkpoint is one that is "
-                    "evaluated, and the best is found among those alone; let evaluate.every divide checkpoint.every"}
+                    f"evaluated, and the best is found among those alone; {way}"}
 
 
 def _trained_on(text: TrainingText) -> dict[str, str]:
@@ -201,10 +202,12 @@ def _trained_on(text: TrainingText) -> dict[str, str]:
 
 
 def _files(rows: tuple[FirstRow, ...]) -> str:
-    lines = sum(kind(row.path) == "jsonl" for row in rows)
+    lines, size = sum(kind(row.path) == "jsonl" for row in rows), data_size(sum(row.size for row in rows))
+    if lines in (0, len(rows)):
+        return f"{counted(len(rows), 'file')} of {'rows' if lines else 'plain text, one document each'}, {size}"
     kinds = {f"{lines:,} of rows": lines, f"{len(rows) - lines:,} of plain text, one document each": len(rows) - lines}
     said = ", ".join(words for words, count in kinds.items() if count)
-    return f"{counted(len(rows), 'file')}, {data_size(sum(row.size for row in rows))}: {said}"
+    return f"{counted(len(rows), 'file')}, {size}: {said}"
 
 
 def _tokenizer(text: TrainingText, spec: JobSpec) -> str:

@@ -115,8 +115,8 @@ def host_words(placement: Placement, traffic: Traffic, given: Sequence[str], ord
     """``rank map: n1 n3 n2 n4 → 8.1 MB per step out of the busiest leaf switch, 12.3 MB in the order given``."""
     cost = hosts_cost(placement, traffic, tree)
     before, after = cost(given), cost(ordered)
-    return (f"rank map: {' '.join(ordered)} → {data_size(after)} per step out of the busiest leaf switch, "
-            f"{data_size(before)} in the order given")
+    leaves = f"{data_size(after)} per step out of the busiest leaf switch" if after else "nothing leaves a leaf switch"
+    return f"rank map: {' '.join(ordered)} → {leaves}" + (f", {data_size(before)} in the order given" if before else "")
 
 
 def rate_words(placement: Placement, traffic: Traffic, given: Sequence[str], ordered: Sequence[str], rates: TieredRates,

@@ -16,11 +16,14 @@ from click.testing import CliRunner
 from machines.tree import broken
 
 from hpc_mp.base.errors import HpcMpError, RunFailed
+from hpc_mp.base.findings import Finding
 from hpc_mp.cli import main as main_module
 from hpc_mp.cli.doctor import command as doctor
 from hpc_mp.cli.doctor import spelled_out
 from hpc_mp.cli.launch import _conclude
+from hpc_mp.cli.logs import command as logs
 from hpc_mp.cli.main import GROUPS, VERBS, cli
+from hpc_mp.cli.output import print_findings
 from hpc_mp.cli.progress import TerminalListener
 from hpc_mp.doctor.checks.registry import PASSIVE
 from hpc_mp.launch.listener import Listener
@@ -139,6 +142,36 @@ def test_a_program_is_told_nothing_of_the_engines_keys(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="a smaller batch") as said:
         _conclude(Outcome(tmp_path, "failed", cause=Cause("memory", "boom")), "again", Listener())
     assert "parallel." not in str(said.value)
+
+
+def test_the_end_of_a_program_has_its_last_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunDirectory(tmp_path)
+    (tmp_path / "log").mkdir()
+    assert _conclude(Outcome(tmp_path, "completed"), "again", TerminalListener(aside=False)) == 0
+    assert capsys.readouterr().out == f"ended     completed\nlogs      hpc-mp logs {tmp_path}\n"
+    run.program.write_text("{}")
+    run.rank_log(0).write_text("one\ntwo\nthree\n\x1b]0;title\x07four\n\n")
+    assert _conclude(Outcome(tmp_path, "completed"), "again", TerminalListener(aside=False)) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[:3] == ["last said two", "          three", r"          \x1b]0;title\x07four"]
+    assert said[3] == "ended     completed"
+
+
+@pytest.mark.parametrize("letters", ["\x1b[2J", "\x1b]0;x\x07", "\x9b31m", "a\rb", "\x08\x08", "\u202egnp.exe", "\x00\x7f"])
+def test_nothing_that_others_wrote_steers_a_terminal(letters: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("log", "checkpoints"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "log" / "rank-00000.log").write_text(f"{letters}\n")
+    for name in ("job.toml", "placement.json"):
+        (tmp_path / name).write_text("{}")
+    TerminalListener(aside=False).say(f"first row {letters}")
+    TerminalListener(aside=False).note(f"warning: {letters}")
+    print_findings([Finding("X", "error", "subject", letters, fix=letters)])
+    shown = CliRunner().invoke(logs, [str(tmp_path), "--rank", "0"]).output
+    said = run("status", letters.replace("\x00", "")).stderr
+    printed = capsys.readouterr()
+    for text in (shown, said, printed.out, printed.err):
+        assert text and not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
 
 
 # --- one document on every way out -----------------------------------------------------------------------------------

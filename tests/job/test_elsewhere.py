@@ -14,7 +14,7 @@ from small_job import JOB
 
 from hpc_mp.base.errors import HpcMpError
 from hpc_mp.job import JobSpec, resolve
-from hpc_mp.job.elsewhere import NAMES, VALUES, WORDS
+from hpc_mp.job.elsewhere import NAMES, OPTIONS, VALUES, WORDS
 
 TABLES = {name: set(field.annotation.model_fields) for name, field in JobSpec.model_fields.items()}
 ALIAS = [(ours, name) for ours, names in NAMES.items() for name in names.split()]
@@ -85,3 +85,19 @@ def test_what_is_unknown_everywhere_is_not_answered_with_a_key_of_ours() -> None
     said = refusal("train", "flurbl", 1)
     assert said.rule == "is no key of [train]" and "write" not in said.remedy
     assert not exists("train.flurbl") and "write" not in refusal("train", "precision", "flurbl").remedy
+
+
+@pytest.mark.parametrize("name", sorted(OPTIONS))
+def test_an_option_of_sbatch_is_answered_with_its_line(name: str) -> None:
+    for table in ("slurm", "job", ""):
+        said = refusal(table, name, "64G")
+        assert said.remedy == f'write extra = {{ {name.replace("_", "-")} = "64G" }} in [slurm]'
+    written = said.remedy.removeprefix("write ").removesuffix(" in [slurm]")
+    assert tomllib.loads(written) == {"extra": {name.replace("_", "-"): "64G"}}
+
+
+@pytest.mark.parametrize("table", ["data", "train", ""])
+def test_a_dataset_of_the_hub_is_no_file(table: str) -> None:
+    said = refusal(table, "dataset", "tatsu-lab/alpaca")
+    assert "Hugging Face Hub" in said.rule and 'load_dataset("tatsu-lab/alpaca"' in said.remedy
+    assert refusal(table, "dataset", "text/a/*.jsonl").rule == refusal(table, "dataset", "book.txt").rule == "is data.files here"

@@ -52,6 +52,16 @@ def test_nodes_that_are_down_are_not_enough() -> None:
     check(2, {}, ("n3",), None, "not avoided, as only 1 other nodes are there: n3", down=("n1", "n2"))
 
 
+@pytest.mark.parametrize(("found", "words"), [
+    (("n3",), "not avoided, as this allocation has them: n3"), (("n4",), ""), ((), ""),
+    (("n2", "n3", "n4"), "not avoided, as this allocation has them: n2 (lost: n2 vanished); n3")])
+def test_nodes_of_the_allocation_around_a_job_are_not_avoided(found: tuple[str, ...], words: str) -> None:
+    spec = resolve({"job": {"nodes": 2}, "model": {"config": {"model_type": "gpt2"}}, "train": {"steps": 1, "global_batch": 12},
+                    "data": {"files": ["x"], "sequence_length": 8}}, Path("/"))
+    chosen = avoid(spec, ClusterFacts(partition=PARTITION, allocation=("n1", "n2", "n3")), bad(*found))
+    assert chosen.value is None and chosen.why.startswith(words) and bool(chosen.why) == bool(words) and "n4" not in chosen.why
+
+
 def check(nodes: int, extra: dict[str, Any], found: tuple[str, ...], excluded: str | None, words: str | None,
           down: tuple[str, ...] = ()) -> None:
     spec = resolve({"job": {"nodes": nodes}, "model": {"config": {"model_type": "gpt2"}},

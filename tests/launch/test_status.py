@@ -195,6 +195,17 @@ def test_states(run: RunDirectory, slurm: str, left: dict[str, Any] | None, stat
     assert seen(run, [SlurmJob("7", slurm)]).state == state
 
 
+@pytest.mark.parametrize("name", ["status.json", "metrics.jsonl", "log/rank-00000.log", "log/node-n1.log"])
+def test_a_job_that_its_controller_has_lost_goes_on_where_its_ranks_write(run: RunDirectory, name: str) -> None:
+    file = run.path / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    assert seen(run, [SlurmJob("7", FORGOTTEN)]).state == "unknown"
+    assert seen(run, [SlurmJob("7", "NODE_FAIL")]).state == "failed"
+    os.utime(file, (1e9, 1e9))
+    assert seen(run, [SlurmJob("7", FORGOTTEN)]).state == "failed"
+
+
 def test_a_chain_is_where_its_first_unfinished_job_is(run: RunDirectory) -> None:
     found = seen(run, [SlurmJob("7", "TIMEOUT"), SlurmJob("8", "RUNNING"), SlurmJob("9", "PENDING")])
     assert found.state == "running" and found.job and found.job.id == "8" and [job.id for job in found.successors] == ["9"]

@@ -119,10 +119,19 @@ def test_no_result_in_time_then_cancelled(here: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "words"), [({"nodes": 0}, "nodes = 0"), ({"tasks_per_node": -1}, "tasks_per_node"),
-                                                    ({"on": "mpi"}, "Choose one of auto, slurm, local")])
+                                                    ({"on": "mpi"}, "Choose one of auto, slurm, local"),
+                                                    ({"nodes": "2"}, "nodes = 2"), ({"slurm": {"tim": 5}}, "'tim'"),
+                                                    ({"slurm": {"partitoin": "x"}}, "'partitoin'")])
 def test_wrong_arguments(here: dict[str, Any], arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(HpcMpError, match=words):
         hpc_mp.submit(sleep, **here | arguments)
+
+
+@pytest.mark.parametrize("what", [3, "job.toml", None, {"job": {}}])
+def test_what_cannot_be_called_is_refused_at_once(here: dict[str, Any], what: Any) -> None:
+    with pytest.raises(HpcMpError, match="nothing that can be called"):
+        hpc_mp.submit(what, **here)
+    assert not any(path.name.startswith("int") for path in Path(here["directory"]).glob("*"))
 
 
 def test_the_door_is_light() -> None:

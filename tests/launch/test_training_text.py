@@ -140,7 +140,7 @@ def test_the_first_row_is_shown_as_it_is_trained(job: Path, rows: Path, tokenize
     assert 0 < shown["first_row_counted"] < first
     assert (f"prompt “What is 0 + 0?”, completion “It is 0.” in {rows}: {first} tokens, of which "
             f"{shown['first_row_counted']} count in the loss") in shown["said"]
-    assert "text 1 file, " in shown["said"] and "1 of rows" in shown["said"]
+    assert "text 1 file of rows, " in shown["said"]
     assert "all documents end to end, cut there" in shown["said"] and "tokens see earlier documents" in shown["said"]
     assert "tokens see their own document alone" in dry_run(job, *overrides, 'data.documents="separate"')["said"]
     assert not shown["exact"] and abs(shown["tokens"] / made.count - 1) < 0.02 and "estimated from bytes" in shown["said"]
@@ -156,7 +156,7 @@ def test_the_first_row_is_shown_as_it_is_trained(job: Path, rows: Path, tokenize
 def test_a_text_whose_tokenizer_comes_later(job: Path) -> None:
     shown = dry_run(job)
     assert "trained on these files" in shown["said"] and shown["first_row_tokens"] is None
-    assert "“some text some text" in shown["said"] and "1 of plain text, one document each" in shown["said"]
+    assert "“some text some text" in shown["said"] and "1 file of plain text, one document each" in shown["said"]
     assert not (job.parent / "runs").exists(), "a dry run writes nothing"
 
 
@@ -205,3 +205,12 @@ def test_checkpoints_that_can_never_be_the_best_are_noted(tmp_path: Path, saved:
                           f'evaluate.files=["{held_out}"]'])
     found = text_rows(report_text(spec, 512), spec)
     assert ("let evaluate.every divide checkpoint.every" in found.get("note", "")) == noted
+
+
+@pytest.mark.parametrize(("saved", "evaluated", "way"), [(20, 20, "set both"), (40, 20, "set both"), (20, 40, "let evaluate")])
+def test_what_would_mend_that_is_said(tmp_path: Path, saved: int, evaluated: int, way: str) -> None:
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text("held out " * 2000)
+    spec = load_job(write_job(tmp_path), ["train.steps=8", f"checkpoint.every={saved}", f"evaluate.every={evaluated}",
+                                          f'evaluate.files=["{held_out}"]'])
+    assert f"; {way}" in text_rows(report_text(spec, 512), spec)["note"]

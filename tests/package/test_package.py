@@ -56,6 +56,12 @@ def test_everything_that_ranks_do_not_run_imports_neither_torch_nor_transformers
     assert loaded_after(f"import {', '.join(names)}", HEAVY) == []
 
 
+def test_the_front_door_shows_its_names_and_imports_nothing_for_that() -> None:
+    code = "import hpc_mp; assert {'submit', 'run_job', 'log', 'HpcMpError', 'RunFailed'} <= set(dir(hpc_mp))"
+    assert loaded_after(code, (*HEAVY, "submitit", "click")) == []
+    assert hpc_mp.HpcMpError is HpcMpError
+
+
 def test_an_import_of_torch_would_be_seen() -> None:
     assert loaded_after("import torch", HEAVY) == ["torch"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from hpc_mp.cluster.slurm.nodelist import expand
 from hpc_mp.cluster.slurm.releases import Version
 from hpc_mp.cluster.slurm.steps import script_command
 from hpc_mp.cluster.slurm.variables import step_environment
@@ -21,7 +22,8 @@ from hpc_mp.rundir.outcome import Outcome
 
 
 def _facts(spec: AnySpec, release: Version | None) -> ClusterFacts:
-    return replace(ask_cluster(spec, release), cpus=None)  # an allocation may have fewer than its nodes
+    nodes = tuple(expand(os.environ.get("SLURM_JOB_NODELIST", "")))
+    return replace(ask_cluster(spec, release), cpus=None, allocation=nodes)  # which may have fewer CPUs than its nodes
 
 
 TARGET = Target("in this allocation", _facts, slurm_gpus, in_script=True)

@@ -40,8 +40,11 @@ def submit(
         HpcMpError: a parameter is wrong, or we are inside an allocation.
         RunFailed: sbatch refuses, in its own words.
     """
+    if not callable(function):
+        raise HpcMpError(f"submit({function!r}, …)", "is nothing that can be called",
+                         "give a function and its arguments: submit(train, 3); hpc_mp.run_job starts a job file")
     for name, value in (("nodes", nodes), ("tasks_per_node", tasks_per_node)):
-        if value < 1:
+        if not isinstance(value, int) or value < 1:
             raise HpcMpError(f"{name} = {value}", "must be at least 1", "give a positive number")
     if on not in ON:
         raise HpcMpError(f'on = "{on}"', "is no back end that runs a callable", f"choose one of {', '.join(ON)}")

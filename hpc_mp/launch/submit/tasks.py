@@ -44,21 +44,7 @@ class SlurmTasks(SubmittedTasks):
     """
 
     def __init__(self, request: CallRequest) -> None:
-        folder, options = request.folder, request.options
-        executor = _Executor(folder, python=PYTHON)
-        path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
-        limit = options.get("time", LIMIT_MIN)
-        warning = min(WARNING_S, limit * 60 // 4) if isinstance(limit, int) else WARNING_S  # else at a short job's start
-        # sites refuse wckeys that they do not know
-        ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
-        cpus = [f"--cpus-per-task={options['cpus_per_task']}"] if "cpus_per_task" in options else []  # not inherited on 22.05
-        try:
-            executor.update_parameters(**{
-                **ours, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
-                "setup": [path, *options.get("setup", ())], "srun_args": [*SRUN, *cpus, *options.get("srun_args", ())]})
-        except (ValueError, TypeError, NameError) as error:
-            raise HpcMpError(f"slurm = {dict(options)}", str(error).replace("\n", " "),
-                             "name those, or others in additional_parameters") from None
+        executor, folder = _executor(request), request.folder
         self.id = executor.submit(request.call).job_id
         self.words = executor.words
         self._log = folder / f"{self.id}_0_log.out"  # what srun says stands there too
@@ -96,11 +82,36 @@ class _Executor(submitit.SlurmExecutor):
         return submitit.SlurmJob(self.folder, submission.job_id, tasks=list(range(self._num_tasks())))
 
 
+def _executor(request: CallRequest) -> _Executor:
+    """What hands a call in. Raises HpcMpError: a name in its options is none of submitit's."""
+    folder, options = request.folder, request.options
+    executor = _Executor(folder, python=PYTHON)
+    path = f"export PYTHONPATH={shlex.quote(os.pathsep.join(filter(None, sys.path)))}"  # what we can import, tasks can
+    limit = options.get("time", LIMIT_MIN)
+    warning = min(WARNING_S, limit * 60 // 4) if isinstance(limit, int) else WARNING_S  # else at a short job's start
+    # sites refuse wckeys that they do not know
+    ours = {"job_name": folder.name, "wckey": None, "stderr_to_stdout": True, "signal_delay_s": warning}
+    cpus = [f"--cpus-per-task={options['cpus_per_task']}"] if "cpus_per_task" in options else []  # not inherited on 22.05
+    try:
+        executor.update_parameters(**{
+            **ours, **options, "nodes": request.nodes, "ntasks_per_node": request.tasks_per_node,
+            "setup": [path, *options.get("setup", ())], "srun_args": [*SRUN, *cpus, *options.get("srun_args", ())]})
+    except (ValueError, TypeError, NameError) as error:
+        raise HpcMpError(f"slurm = {dict(options)}", str(error).replace("\n", " "),
+                         "name those, or others in additional_parameters") from None
+    return executor
+
+
 class EmulatedTasks(SubmittedTasks):
     """Processes here, one per task, with the names that srun sets; they live no longer than this object. ``options`` are
-    Slurm's alone."""
+    Slurm's alone, and checked.
+
+    Raises:
+        HpcMpError: as ``SlurmTasks``.
+    """
 
     def __init__(self, request: CallRequest) -> None:
+        _executor(request)
         folder, nodes, tasks_per_node = request.folder, request.nodes, request.tasks_per_node
         self.id, self.words = str(1 + secrets.randbelow(10**9)), ""
         self._cancelled, self._tasks, self._per_node = False, nodes * tasks_per_node, tasks_per_node

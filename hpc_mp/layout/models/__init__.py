@@ -53,12 +53,17 @@ __all__ = [
 FAMILIES: dict[str, Family] = {family.model_type: family for family in (GPT2, LLAMA, QWEN2, GPTJ, MIXTRAL)}
 
 
+# Families that are like one of ours by their names alone.
+OTHERS = frozenset({"mistral", "ministral", "qwen2_moe", "qwen2_vl", "gpt_neo", "gpt_neox", "gpt_oss", "mllama", "codellama"})
+
+
 def family_of(model_type: str) -> Family:
     """Raises HpcMpError for a family that has no table."""
     if model_type in FAMILIES:
         return FAMILIES[model_type]
+    slip = "" if model_type in OTHERS or model_type[:-1] in ("llama", "qwen") else did_you_mean(model_type, FAMILIES)
     raise HpcMpError(f"model_type = {model_type!r}", f"is not one of {', '.join(FAMILIES)}",
-                     f"{did_you_mean(model_type, FAMILIES)} Use a model of one of these families".lstrip())
+                     f"{slip} Use a model of one of these families, or start its own training program with hpc-mp run".lstrip())
 
 
 def check_pretrained(spec: JobSpec) -> None:
