@@ -363,13 +363,9 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
         return []
     own = [symptom for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
     telling = [symptom for symptom in own if symptom.kind != "exit"] or own[:1]
-    killed = next((end for end in ends if end.code == -signal.SIGKILL), None)
-    if telling or killed is None:
-        return telling
-    text = f"{ending(-signal.SIGKILL)}, and MPI ended the others"
-    if len(killed.tasks) > 1:
-        return [Symptom("signal", f"lost one of its ranks, which {text}", killed.host, own=True)]
-    return [Symptom("signal", text, killed.host, evidence.rank_of(killed.host, killed.tasks[0]), own=True)]
+    killed = any(end.code == -signal.SIGKILL for end in ends)  # in no order that tells which was the first
+    text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others"
+    return telling or ([Symptom("signal", text)] if killed else [])
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:
