@@ -60,6 +60,7 @@ NO_LIBRARY = ("It is listed by srun, and this Slurm cannot load it. Name another
               "administrators for its library")
 SLURMS = re.compile(r"srun: |slurmstepd: |hpc-mp: |\d+: hpc-mp: ")  # lines of srun's log that mpirun has not written
 OF_A_GPU = re.compile(r"CUDA|CUBLAS|CUDNN|NCCL", re.IGNORECASE)
+LOST_PMIX = 14  # Open MPI ends a rank with it whose PMIx server is gone
 SIGKILLED = re.compile(r"SIGKILL|signal: Killed|ran out of memory|Out Of Memory")
 LAST_LINES = 1000  # of a rank's log in which a program's words are about its end
 
@@ -361,15 +362,12 @@ def ended_by_mpi(evidence: Evidence) -> list[Symptom]:
     ends = list(all_ends(evidence.srun)) if evidence.by_mpi and not evidence.hang else []
     if any(end.code == -signal.SIGTERM for end in ends):  # as Slurm does for somebody
         return []
-    own = [symptom for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
-    telling = [symptom for symptom in own if symptom.kind != "exit"] or own[:1]
-    killed = next((end for end in ends if end.code == -signal.SIGKILL), None)
-    if telling or killed is None:
-        return telling
-    text = f"{ending(-signal.SIGKILL)}, and MPI ended the others"
-    if len(killed.tasks) > 1:
-        return [Symptom("signal", f"lost one of its ranks, which {text}", killed.host, own=True)]
-    return [Symptom("signal", text, killed.host, evidence.rank_of(killed.host, killed.tasks[0]), own=True)]
+    own = [(end.code, symptom) for end in ends if end.code and end.code > 0 for symptom in _end(end, evidence)]
+    telling = ([symptom for _, symptom in own if symptom.kind != "exit"]
+               or [symptom for code, symptom in own if code != LOST_PMIX][:1])
+    killed = any(end.code == -signal.SIGKILL for end in ends)  # in no order that tells which was the first
+    text = f"lost one of its ranks, which {ending(-signal.SIGKILL)}, and MPI ended the others"
+    return telling or ([Symptom("signal", text)] if killed else [])
 
 
 def step_cancelled(evidence: Evidence) -> Symptom | None:

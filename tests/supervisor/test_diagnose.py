@@ -319,10 +319,11 @@ SHARED = [
     ("MPI_Abort", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: task 3: Exited with exit code 7", MPI.srun[4]), logs={
         "n2": ("3: application called MPI_Abort(MPI_COMM_WORLD, 7) - process 3",)}), "exit", (),
      "rank 3 on n2 ended with exit code 7; its last words: application called MPI_Abort"),
-    ("MPI, a kill", replace(MPI, srun=(*MPI.srun[:2], *MPI.srun[3:])), "signal", (),
-     "rank 2 on n2 was killed by SIGKILL (the system ran out of memory, or somebody killed it), and MPI ended the others"),
-    ("MPI, a kill, told with another", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: tasks 2-3: Killed", MPI.srun[4])),
-     "signal", (), "node n2 (ranks 2, 3) lost one of its ranks, which was killed by SIGKILL"),
+    ("MPI, a kill", replace(MPI, srun=(*MPI.srun[:2], *MPI.srun[3:])), "signal", (), "the job lost one of its ranks, which was "
+     "killed by SIGKILL (the system ran out of memory, or somebody killed it), and MPI ended the others"),
+    ("MPI, a kill, and one whose server was gone", replace(MPI, srun=(
+        *MPI.srun[:2], "srun: error: n1: task 0: Exited with exit code 14", "srun: error: n2: tasks 2-3: Killed")), "signal", (),
+     "the job lost one of its ranks"),
     ("MPI, a step that somebody ended", replace(MPI, srun=(*MPI.srun[:2], "srun: error: n2: tasks 2-3: Terminated")), "cancelled",
      (), "somebody has ended its step"),
     ("MPI, memory", replace(MPI, logs={"n2": (*OF_TASK_3[:-1], "3: MemoryError")}), "memory", (),
