@@ -71,18 +71,19 @@ FORMS: dict[str, tuple[str, ...]] = {
     "mpirun": ("--set", "program.start=mpi", "--set", "slurm.mpi=mpirun"),
 }
 KINDS = {"r0": ("REQUEUE", 0), "r20": ("REQUEUE", 20), "c0": ("CANCEL", 0), "c20": ("CANCEL", 20)}
-AT_ONCE = 5  # jobs in each partition: two ranks of one CPU each on nodes of four
 
 
 @pytest.fixture(scope="module")
 def preempting() -> Iterator[Lab]:
-    """For each kind of preemption a partition of three hosts, and one that goes before all others."""
+    """For each kind of preemption a partition of two hosts, and one that goes before all others."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
     settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE", "KillWait": "8", "SlurmdTimeout": "60",
                 "MessageTimeout": "30", "BatchStartTimeout": "60"}
-    with Lab(3 * len(KINDS), overrides=settings, patience=60) as lab:
+    lab = Lab(2 * len(KINDS), overrides=settings, patience=60)
+    lab.node = "CPUs=16 RealMemory=4000"  # for all programs at the same time
+    with lab:
         for number, (name, (mode, grace)) in enumerate(KINDS.items()):
             lab.run(["scontrol", "create", f"PartitionName={name}", f"Nodes={hosts(number)}", f"PreemptMode={mode}",
                      f"GraceTime={grace}"], check=True)
@@ -91,13 +92,13 @@ def preempting() -> Iterator[Lab]:
 
 
 def hosts(number: int) -> str:
-    return f"n[{3 * number + 1}-{3 * number + 3}]"
+    return f"n[{2 * number + 1}-{2 * number + 2}]"
 
 
 def preempt(lab: Lab, kinds: Sequence[str]) -> None:
     for number, kind in enumerate(KINDS):
         if kind in kinds:
-            lab.sbatch("--partition=better", "--nodes=3", f"--nodelist={hosts(number)}", "--exclusive", "--output=/dev/null",
+            lab.sbatch("--partition=better", "--nodes=2", f"--nodelist={hosts(number)}", "--exclusive", "--output=/dev/null",
                        "--wrap=sleep 2")
 
 

@@ -99,7 +99,7 @@ def test_a_departure_is_not_counted_and_goes_on_for_ever() -> None:
      "node n2 failed, says Slurm: srun: error: Node failure on n2; all its nodes answer now"),
     (("srun: error: Node failure on n1",), "", "node", ("n1",), "node n1 failed, says Slurm"),
     ((), "", "vanished", (), "it ended without a word"),
-    (("hpc-mp: 11:00:00 attempt 1 (7.0.9) on n1, n2; x", because("PREEMPTION"), "hpc-mp: 11:00:00 attempt 1 (TOKEN) on n1, n2; x"),
+    (("hpc-mp: 11:00:00 attempt 1 (7.0.9) on n1, n2; x", because("PREEMPTION"), "hpc-mp: 11:00:00 attempt 1 (TOKEN) on n1"),
      "", "vanished", (), "it ended without a word"),  # an earlier start was preempted
 ])
 def test_an_attempt_that_was_ended_with_its_job(
