@@ -48,6 +48,9 @@ while done < STEPS:
         time.sleep(1 + 4 * (rank == 0 and "slow" in sys.argv))
         save()
         print("saved", flush=True)
+        if "mpi" in sys.argv:
+            MPI.COMM_WORLD.Barrier()  # else mpirun ends those that still save
+            MPI.Finalize()
         os._exit(int(how))
     if done % 10 == 0:
         save()
@@ -98,8 +101,8 @@ def hosts(number: int) -> str:
 def preempt(lab: Lab, kinds: Sequence[str]) -> None:
     for number, kind in enumerate(KINDS):
         if kind in kinds:
-            lab.sbatch("--partition=better", "--nodes=2", f"--nodelist={hosts(number)}", "--exclusive", "--output=/dev/null",
-                       "--wrap=sleep 2")
+            lab.sbatch("--partition=better", "--nodes=2", f"--nodelist={hosts(number)}", "--exclusive", "--mem=100",
+                       "--output=/dev/null", "--wrap=sleep 2")
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, as
     (-9, True, None), (137, True, None), (-11, True, None), (1, False, None)])
 def test_ranks_that_slurm_or_somebody_has_told_to_stop(tmp_path: Path, code: int, resumes: bool, means: str | None) -> None:
     """By a signal to the step alone, of which the supervisor gets nothing. SIGKILL is no request."""
-    found = ended(attempt(tmp_path, resumes=resumes), code, told=True)
+    found = ended(attempt(tmp_path, resumes=resumes), code, ranks_asked=True)
     assert found == means if means is None or " " not in means else means in found
 
 
@@ -98,14 +98,14 @@ def test_who_has_told_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
     watch = watched(begun := attempt(tmp_path))
     begun.run.node_log("n1").write_text(f"0: begins\n{line}\n0: more\n")
-    assert watch.told() is told
+    assert watch.ranks_asked() is told
 
 
 def test_what_we_have_ended_was_not_told(tmp_path: Path, sent: list[tuple[str, str]]) -> None:
     watch = watched(begun := attempt(tmp_path))
     watch._send("KILL")
     begun.run.node_log("n1").write_text("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n")
-    assert not watch.told() and sent == [("7.1", "KILL")]
+    assert not watch.ranks_asked() and sent == [("7.1", "KILL")]
 
 
 def test_signals_and_codes_of_its_own(tmp_path: Path) -> None:
