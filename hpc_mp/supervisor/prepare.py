@@ -25,7 +25,7 @@ from hpc_mp.cluster.slurm.nodes import address_of, unresponsive_nodes
 from hpc_mp.environment.job import of_interpreter, profile_job
 from hpc_mp.environment.versions import Installed, distribution
 from hpc_mp.job import AnySpec, ProgramSpec
-from hpc_mp.planner.hosts import choose_host_order
+from hpc_mp.planner.hosts import choose_host_order, kept_order_words
 from hpc_mp.rundir import AttemptRecord, RunDirectory, prepare_resume, read_attempt, write_attempt
 from hpc_mp.rundir.attempt import tail
 from hpc_mp.rundir.failures import read_failures, sentence
@@ -130,16 +130,16 @@ def _hosts(waiting: SupervisedRun, ask: Runner) -> tuple[tuple[str, ...], str]:
         raise HpcMpError(f"{len(given.hosts)} hosts in the allocation ({', '.join(given.hosts)})",
                          f"are fewer than job.nodes = {placement.nodes}", "ask for more nodes, or lower job.nodes")
     hosts = given.hosts[:placement.nodes]  # srun starts its steps on the first ones: --relative=0
+    measured = read_measured(run.measured)
+    here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     if isinstance(waiting.spec, ProgramSpec):
-        return hosts, "rank map: in Slurm's order of hosts, so that a rank is the task of its number"
+        return hosts, kept_order_words(hosts, here)
     plan, rank_map = read_plan(run), waiting.spec.parallel.rank_map
     if rank_map != "auto":
         return hosts, f"parallel.rank_map = {rank_map}"
     if plan is None:
         return hosts, f"rank map: in Slurm's order of hosts, for {run.plan.name} cannot be read"
     tree, witness = switches(hosts, waiting.command, TopologySources(ask))
-    measured = read_measured(run.measured)
-    here = measured if measured is not None and measured.cluster == given.cluster else None  # names of nodes repeat elsewhere
     ordered, why = choose_host_order(placement, plan.traffic, hosts, tree, here)
     return ordered, f"{why}; switches according to {witness}" if tree.above else why
 

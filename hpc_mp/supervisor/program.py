@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -28,7 +29,7 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.departure import departure
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
-from hpc_mp.supervisor.log_patterns import HANG_ENDED, OTHERS_ENDED, STEP_ASKED
+from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, unmet_mpi
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
@@ -38,6 +39,7 @@ EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man
 LAST_S = 10.0  # before the end, at most half of the grace: ranks that go on are ended, so that what follows can be done
 ENDING = ("KILL", "ABRT")  # signals of ours by which ranks end that have not been asked to stop
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
+MPI_SAYS = 1000  # lines of a node's log in which its MPI tells how it began
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
 
 
@@ -192,6 +194,8 @@ def ending_of(
     if attempt.has_failed():
         return None
     late = record.end is not None and time.time() >= _warned_from(record, record.end)
+    if code == 0 and (alone := _met_nobody(attempt)) is not None:
+        return RootCause(Cause("user", alone), (), retry=False)
     sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
     warned = asked or late or (ranks_asked and not sigkill)  # scancel of a step sends SIGKILL at once
     if code == 0 and not (cancelled or asked or ranks_asked or (late and spec.program.resumes)):
@@ -207,6 +211,15 @@ def ending_of(
             if code else "its ranks, which were asked to stop, ended with exit code 0, which does not tell that they were done")
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would go on"),
                      (), retry=False)
+
+
+def _met_nobody(attempt: AttemptContext) -> str | None:
+    """Why the ranks of a program have computed each by itself, where their MPI says so."""
+    for host in attempt.record.hosts if len(attempt.placement.ranks) > 1 else ():
+        with suppress(OSError), open(attempt.run.node_log(host), encoding="utf-8", errors="replace") as log:
+            if (why := unmet_mpi((line.rstrip() for line in itertools.islice(log, MPI_SAYS)), ALONE)) is not None:
+                return f"each rank was alone: {why}"
+    return None
 
 
 def ends_by(spec: ProgramSpec) -> frozenset[int]:

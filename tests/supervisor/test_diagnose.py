@@ -366,6 +366,10 @@ def test_xid() -> None:
     assert xid("NVRM: Xid (PCI:0000:c6:00): 13, Graphics Exception") is None
     assert xid("NVRM: Xid (0000:03:00): 48, DBE") is not None
     assert xid("NVRM: Xid (PCI:0000:c6:00): 999, ?") is None
+    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2)") is None
+    assert xid("NVRM: Xid (PCI:0018:01:00): 145, RLW_REMAP Fatal XC0 i0 Link 13 (0x00000004)") is not None
+    assert xid("NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:1863)") == (
+        "GPU 0000:01:00 (the driver could not initialise it (RmInitAdapter); it needs a reboot)")
 
 
 def test_harmless_lines_say_nothing() -> None:
