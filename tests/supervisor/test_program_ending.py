@@ -210,6 +210,26 @@ def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(
     assert sent == expected
 
 
+@pytest.mark.parametrize(("record", "leaves"), [
+    ("JobState=COMPLETING Restarts=0", True), ("JobState=RUNNING Restarts=0", False),
+    ("JobState=COMPLETING Restarts=1", False)])  # Slurm has queued it again
+def test_ranks_of_a_job_that_slurm_ends_for_good_are_ended_before_the_supervisor_is(
+        tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, record: str, leaves: bool) -> None:
+    executable(tmp_path / "bin" / "scontrol", f"""#!/bin/sh
+[ "$2" = config ] && echo 'KillWait = 4 sec' || echo 'JobId=7 {record} PreemptTime=None'
+""")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    monkeypatch.setattr(program, "end_of", lambda environ, job: None)
+    watch, signals = watched(begun := attempt(tmp_path)), Signals.__new__(Signals)
+    begun.run.node_log("n1").write_text("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n")
+    signals.number = signal.SIGTERM
+    watch.warn(signals)
+    watch.warn(signals)
+    begun.run.srun_log.write_text(begun.run.srun_log.read_text() + "\nsrun: forcing job termination\n")
+    watch.poll()
+    assert sent == [("7.1", "KILL")] * leaves and watch.overdue is leaves
+
+
 @pytest.mark.parametrize(("left", "lasts", "times"), [(100.0, 200.0, 1), (130.0, 200.0, 0), (100.0, HOUR, 0), (None, HOUR, 0)])
 def test_a_short_job_is_warned_by_us(tmp_path: Path, sent: list[tuple[str, str]], left: float | None, lasts: float,
                                      times: int) -> None:
