@@ -163,6 +163,7 @@ def check_end(cell: Cell) -> None:
 
 def check_stop(lab: Lab, cell: Cell) -> None:
     """The verdict on a job that Slurm has cancelled, and the way to go on, which is then gone."""
+    until(lambda: verdict(cell.run) is not None, f"the verdict\n{cell.logs()}", 30)
     ended = verdict(cell.run)
     assert ended is not None and ended.state == "stopped", cell.logs()
     assert ended.cause is not None and ended.cause.message == "Slurm preempted the job", ended
@@ -237,6 +238,7 @@ def test_our_own_engine_in_every_preemption(preempting: Lab, share: Path) -> Non
 
 
 def check_stop_of_engine(lab: Lab, kind: str, run: RunDirectory) -> None:
+    until(lambda: verdict(run) is not None, "the verdict", 30)
     ended = verdict(run)
     assert kind.startswith("c") and ended is not None and ended.state == "stopped", ended
     log = "".join(path.read_text() for path in run.path.glob("slurm-*.log"))
