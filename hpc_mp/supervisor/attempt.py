@@ -179,8 +179,8 @@ def _ending(attempt: AttemptContext, code: int, script: ScriptLog | None, asked:
         hang = watch.hang() if watch is not None and not well else None
         unended = watch.unended.hosts if watch is not None and watch.unended is not None else ()
         failed = again or hang is not None or unended or (code != 0 and not cancelled and node_lost(attempt.run, script))
-        overdue, told = watch is not None and watch.overdue, watch is not None and watch.told()
-        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, told)
+        overdue, ranks_asked = (watch.overdue, watch.ranks_asked()) if watch is not None else (False, False)
+        found = None if failed else ending_of(attempt, attempt.spec, code, asked, cancelled, overdue, ranks_asked)
         return found or classify(gather(attempt, code, script, hang=hang, unended=unended))
     if code == 0 and not again:  # so srun ends, too, where it is ended while it starts its tasks
         return "stopped" if (cancelled or asked) and not history.complete(attempt.run, attempt.spec) else "completed"

@@ -22,15 +22,15 @@ class FailedStep:
 
     Args:
         log: what srun says. What stands there already is of earlier steps.
-        told: whether they were told to stop: then each of them ends once it has saved.
+        asked: whether they were asked to stop: then each of them ends once it has saved.
         grace: seconds that they have for that.
         stop_codes: with which a rank ends that has saved.
     """
 
-    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, told: Callable[[], bool] = lambda: False,
+    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, asked: Callable[[], bool] = lambda: False,
                  grace: float = LINGER_S, stop_codes: Collection[int] = ()) -> None:
         self._lines, self._clock, self._since = NewLines(log), clock, math.inf
-        self._told, self._grace, self._stop_codes, self._stops = told, grace, stop_codes, False
+        self._asked, self._grace, self._stop_codes, self._stops = asked, grace, stop_codes, False
         self._lines.read()
 
     def due(self) -> bool:
@@ -41,7 +41,7 @@ class FailedStep:
             elif self._since == math.inf and (codes := {end.code for end in task_ends([line])} - {0}):
                 self._since, self._stops = self._clock(), codes <= {*self._stop_codes}
         waited = self._clock() - self._since
-        if waited < LINGER_S or self._since == -math.inf or (waited < self._grace and (self._stops or self._told())):
+        if waited < LINGER_S or self._since == -math.inf or (waited < self._grace and (self._stops or self._asked())):
             return False
         self._since = -math.inf
         return True

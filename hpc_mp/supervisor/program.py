@@ -29,7 +29,7 @@ from hpc_mp.supervisor.context import AttemptContext
 from hpc_mp.supervisor.departure import departure
 from hpc_mp.supervisor.diagnose import RootCause
 from hpc_mp.supervisor.failing import FailedStep
-from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_TOLD, unmet_mpi
+from hpc_mp.supervisor.log_patterns import ALONE, HANG_ENDED, OTHERS_ENDED, STEP_ASKED, unmet_mpi
 from hpc_mp.supervisor.signals import REPEAT_S, Signals
 from hpc_mp.supervisor.silence import LABEL, Hang, SilenceWatch, node_files, rank_files
 from hpc_mp.supervisor.stacks import add_what_logs_say, explained, record_on_all_nodes, where
@@ -37,7 +37,7 @@ from hpc_mp.supervisor.unended import MORE_S, UnendedTasks, patience
 
 EARLY_S, START_S = 60.0, 60.0  # by which Slurm may send it before its time (man sbatch); a shorter job is not sent it
 LAST_S = 10.0  # before the end, at most half of the grace: ranks that go on are ended, so that what follows can be done
-ENDING = ("KILL", "ABRT")  # signals of ours by which ranks end that have not been told to stop
+ENDING = ("KILL", "ABRT")  # signals of ours by which ranks end that have not been asked to stop
 TAIL = 1 << 22  # bytes of a node's log in which the stacks of its ranks are looked for
 MPI_SAYS = 1000  # lines of a node's log in which its MPI tells how it began
 STEP = re.compile(r"launching StepId=(\d+\.\d+)")  # of srun --verbose
@@ -50,7 +50,7 @@ class ProgramWatch:
         silence: notices that they hang; then a step writes down where each of them stands, and they are ended.
         unended: notices that nodes do not tell of their ends; None where they are not started by srun.
         overdue: whether they went on until their time limit was there, in spite of the signal, and were ended.
-        warned: whether they were told to stop, by us or by Slurm.
+        warned: whether they were asked to stop, by us or by Slurm.
     """
 
     def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
@@ -62,14 +62,15 @@ class ProgramWatch:
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self._last = self._last_moment(record.end)
         self.overdue = self.warned = self._ended = self._leaves = False
-        self._heard: float | None = None
+        self._signalled: float | None = None
         ranks = len(attempt.placement.ranks)
         self.silence = SilenceWatch(spec.program.silent_limit, ranks, rank_files(run, ranks) if attempt.by_mpirun
                                     else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
-        self._failed = FailedStep(run.srun_log, told=self.told, grace=record.grace, stop_codes=spec.program.stop_codes) if (
-            attempt.allocation is not None and not spec.by_mpirun) else None
+        by_srun = attempt.allocation is not None and not spec.by_mpirun
+        self._failed = FailedStep(run.srun_log, asked=self.ranks_asked, grace=record.grace,
+                                  stop_codes=spec.program.stop_codes) if by_srun else None
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""
@@ -79,22 +80,22 @@ class ProgramWatch:
         if self._failed is not None and self._failed.due():
             self._note(OTHERS_ENDED)
             self._send("KILL")
-        unended = self.unended is not None and self.unended.noticed()
-        if self.unended is not None and self.unended.begun:  # their silence says nothing then
-            return unended
         if time.time() >= self._last:
             self._last = self._last_moment(end_of({}, self._attempt.job_id or ""))  # somebody may have given it more time
             self.overdue = self._leaves or time.time() >= self._last
             if self.overdue:
                 self._last = math.inf
                 self._send("KILL")
+        unended = self.unended is not None and self.unended.noticed()
+        if self.unended is not None and self.unended.begun:  # their silence says nothing then
+            return unended
         return self.silence.noticed()
 
-    def told(self) -> bool:
-        """Whether the ranks were told to stop, by us or by Slurm: slurmstepd says so of SIGTERM, and Slurm of the job."""
+    def ranks_asked(self) -> bool:
+        """Whether the ranks were asked to stop, by us or by Slurm: slurmstepd says so of SIGTERM, and Slurm of the job."""
         given, hosts = self._attempt.allocation, self._attempt.record.hosts
         if not (self.warned or self._ended or given is None):
-            self.warned = (any(map(STEP_TOLD.search, tail(self._attempt.run.node_log(hosts[0]))))
+            self.warned = (any(map(STEP_ASKED.search, tail(self._attempt.run.node_log(hosts[0]))))
                            or departure(known_job(given.job_id, patient), given.restart, ()) is not None)
         return self.warned
 
@@ -141,11 +142,11 @@ class ProgramWatch:
 
     def warn(self, signals: Signals) -> None:
         """Pass on, once, that they are to stop. Slurm's SIGTERM to the whole job reaches them by itself, and some programs end at
-        once at a second one: it was for the job's script alone if they have not been told a moment later."""
-        if signals.number == signal.SIGTERM and self._heard is None:
-            self._heard = time.monotonic()
+        once at a second one: it was for the job's script alone if they have not been asked a moment later."""
+        if signals.number == signal.SIGTERM and self._signalled is None:
+            self._signalled = time.monotonic()
         elif signals.number is not None:
-            by_slurm = signals.number == signal.SIGTERM and self.told()
+            by_slurm = signals.number == signal.SIGTERM and self.ranks_asked()
             signals.number = None
             if by_slurm:
                 self._leave()
@@ -176,8 +177,10 @@ def sent_by_slurm(record: AttemptRecord, end: float) -> bool:
     return end - record.time - record.grace >= EARLY_S + START_S
 
 
-def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool,
-              cancelled: bool, overdue: bool = False, told: bool = False) -> Literal["completed", "stopped"] | RootCause | None:
+def ending_of(
+    attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool, cancelled: bool, overdue: bool = False,
+    ranks_asked: bool = False,
+) -> Literal["completed", "stopped"] | RootCause | None:
     """How an attempt ended in which no rank failed by itself; None where one did.
 
     Args:
@@ -185,7 +188,7 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
         asked: whether the supervisor was asked to have the ranks stop.
         cancelled: whether the user wishes the run to stop.
         overdue: whether the ranks had to be ended at the time limit.
-        told: whether the ranks were told to stop, by whomever.
+        ranks_asked: whether somebody asked the ranks to stop.
     """
     record = attempt.record
     if attempt.has_failed():
@@ -194,8 +197,8 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
     if code == 0 and (alone := _met_nobody(attempt)) is not None:
         return RootCause(Cause("user", alone), (), retry=False)
     sigkill = code in (-signal.SIGKILL, 128 + signal.SIGKILL)
-    warned = asked or late or (told and not sigkill)  # scancel of a step sends SIGKILL at once
-    if code == 0 and not (cancelled or asked or told or (late and spec.program.resumes)):
+    warned = asked or late or (ranks_asked and not sigkill)  # scancel of a step sends SIGKILL at once
+    if code == 0 and not (cancelled or asked or ranks_asked or (late and spec.program.resumes)):
         return "completed"
     killed = overdue and sigkill
     by_signal = killed or code == 0 or code in ends_by(spec)  # many end well after SIGTERM
@@ -205,7 +208,7 @@ def ending_of(attempt: AttemptContext, spec: ProgramSpec, code: int, asked: bool
         return None
     limit = f"its time limit was near (job.time_limit = {toml_value(spec.job.time_limit)}), and " if late else ""
     ends = (f"its ranks went on in spite of SIG{spec.program.signal}" if killed else f"SIG{spec.program.signal} ended its ranks"
-            if code else "its ranks, which were told to stop, ended with exit code 0, which does not tell that they were done")
+            if code else "its ranks, which were asked to stop, ended with exit code 0, which does not tell that they were done")
     return RootCause(Cause("cancelled", f"the job was ended by Slurm: {limit}{ends}; with program.resumes = true it would go on"),
                      (), retry=False)
 

@@ -48,6 +48,9 @@ while done < STEPS:
         time.sleep(1 + 4 * (rank == 0 and "slow" in sys.argv))
         save()
         print("saved", flush=True)
+        if "mpi" in sys.argv:
+            MPI.COMM_WORLD.Barrier()  # else mpirun ends those that still save
+            MPI.Finalize()
         os._exit(int(how))
     if done % 10 == 0:
         save()
@@ -71,18 +74,19 @@ FORMS: dict[str, tuple[str, ...]] = {
     "mpirun": ("--set", "program.start=mpi", "--set", "slurm.mpi=mpirun"),
 }
 KINDS = {"r0": ("REQUEUE", 0), "r20": ("REQUEUE", 20), "c0": ("CANCEL", 0), "c20": ("CANCEL", 20)}
-AT_ONCE = 5  # jobs in each partition: two ranks of one CPU each on nodes of four
 
 
 @pytest.fixture(scope="module")
 def preempting() -> Iterator[Lab]:
-    """For each kind of preemption a partition of three hosts, and one that goes before all others."""
+    """For each kind of preemption a partition of two hosts, and one that goes before all others."""
     reason = why_not()
     if reason:
         pytest.skip(reason)
     settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE", "KillWait": "8", "SlurmdTimeout": "60",
                 "MessageTimeout": "30", "BatchStartTimeout": "60"}
-    with Lab(3 * len(KINDS), overrides=settings, patience=60) as lab:
+    lab = Lab(2 * len(KINDS), overrides=settings, patience=60)
+    lab.node = "CPUs=16 RealMemory=4000"  # for all programs at the same time
+    with lab:
         for number, (name, (mode, grace)) in enumerate(KINDS.items()):
             lab.run(["scontrol", "create", f"PartitionName={name}", f"Nodes={hosts(number)}", f"PreemptMode={mode}",
                      f"GraceTime={grace}"], check=True)
@@ -91,14 +95,14 @@ def preempting() -> Iterator[Lab]:
 
 
 def hosts(number: int) -> str:
-    return f"n[{3 * number + 1}-{3 * number + 3}]"
+    return f"n[{2 * number + 1}-{2 * number + 2}]"
 
 
 def preempt(lab: Lab, kinds: Sequence[str]) -> None:
     for number, kind in enumerate(KINDS):
         if kind in kinds:
-            lab.sbatch("--partition=better", "--nodes=3", f"--nodelist={hosts(number)}", "--exclusive", "--output=/dev/null",
-                       "--wrap=sleep 2")
+            lab.sbatch("--partition=better", "--nodes=2", f"--nodelist={hosts(number)}", "--exclusive", "--mem=100",
+                       "--output=/dev/null", "--wrap=sleep 2")
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,7 @@ def check_end(cell: Cell) -> None:
 
 def check_stop(lab: Lab, cell: Cell) -> None:
     """The verdict on a job that Slurm has cancelled, and the way to go on, which is then gone."""
+    until(lambda: verdict(cell.run) is not None, f"the verdict\n{cell.logs()}", 30)
     ended = verdict(cell.run)
     assert ended is not None and ended.state == "stopped", cell.logs()
     assert ended.cause is not None and ended.cause.message == "Slurm preempted the job", ended
@@ -233,6 +238,7 @@ def test_our_own_engine_in_every_preemption(preempting: Lab, share: Path) -> Non
 
 
 def check_stop_of_engine(lab: Lab, kind: str, run: RunDirectory) -> None:
+    until(lambda: verdict(run) is not None, "the verdict", 30)
     ended = verdict(run)
     assert kind.startswith("c") and ended is not None and ended.state == "stopped", ended
     log = "".join(path.read_text() for path in run.path.glob("slurm-*.log"))

@@ -309,16 +309,65 @@ def test_ranks_that_go_on_until_the_time_limit(lab: Lab, here: Path, resumes: bo
     assert resumes or (ended.cause is not None and "its ranks went on in spite of SIGTERM" in ended.cause.message), ended
 
 
+SAVES = """
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+done = int(open(f"saved-{rank}").read()) if os.path.exists(f"saved-{rank}") else 0
+while done < 80:
+    time.sleep(0.2)
+    done += 1
+    print("step", done, flush=True)
+    open(f"steps-{rank}", "a").write(f"{done}\\n")
+    if asked or done % 5 == 0 or done == 80:
+        open(f"new-{rank}", "w").write(str(done))
+        os.replace(f"new-{rank}", f"saved-{rank}")
+    if asked:
+        time.sleep(4 * rank % 5)
+        sys.exit(0)
+"""
+
+
+def kill_srun(*numbers: int) -> str:
+    """Of the ranks' step: srun, and the child of it that waits for its end."""
+    return "; ".join(f"kill -9 $(pgrep -f '^srun .*hpc_mp.program' | sort -n | sed -n {number}p)" for number in numbers)
+
+
+# (what is done to the job, kind of the first end, whether the ranks have saved by then)
+ASKED: dict[str, tuple[str, str, bool]] = {
+    "SIGTERM to the step": ("scancel --signal=TERM JOB", "stopped", True),
+    "SIGTERM to the script": ("scancel --batch --signal=TERM JOB", "stopped", True),
+    "SIGTERM to all": ("scancel --full --signal=TERM JOB", "stopped", True),
+    "SIGUSR2 to the script": ("scancel --batch --signal=USR2 JOB", "stopped", True),
+    "a requeue": ("scontrol requeue JOB", "stopped", False),  # Slurm kills them KillWait later
+    "the end of the step": ("scancel JOB.1", "cancelled", False),
+    "SIGINT to the step": ("scancel --signal=INT JOB", "ended", False),
+    "SIGKILL to srun": (kill_srun(1), "signal", False),
+    "SIGKILL to srun and its child": (kill_srun(2, 1), "signal", True),
+    "suspension": ("scontrol suspend JOB; sleep 8; scontrol resume JOB", "completed", False),
+}
+
+
 @pytest.mark.prove
 @pytest.mark.timeout(300)
-def test_a_step_that_somebody_ends(lab: Lab, here: Path) -> None:
-    found = submitted(lab, here, program(here, "open(f'ready-{rank}', 'w').close()\ntime.sleep(600)"))
-    until(lambda: len(list(here.glob("ready-*"))) == 4, "the ranks", 120)
-    steps = lab.run(["squeue", "--steps", "--noheader", "--format=%i"]).stdout.split()
-    lab.run(["scancel", max(step for step in steps if step.rpartition(".")[2].isdigit())])
-    until(lambda: verdict(found) is not None, "the verdict", 120)
-    cause = verdict(found).cause  # type: ignore[union-attr]
-    assert cause is not None and cause.kind == "cancelled" and "somebody has ended its step" in cause.message, logs(found)
+@pytest.mark.parametrize("name", ASKED)
+def test_whatever_asks_a_job_to_go_loses_nothing(lab: Lab, here: Path, name: str) -> None:
+    does, kind, saves = ASKED[name]
+    silence = ("--set", "program.silent_limit=6") if name == "suspension" else ()
+    found = submitted(lab, here, program(here, SAVES), "--set", "program.resumes=true", *silence)
+    until(lambda: all((here / f"saved-{rank}").exists() for rank in range(4)), "some steps", 120)
+    job_id = next(found.path.glob("slurm-*.log")).stem.partition("-")[2]
+    first = read_json(found.attempt_record)["hosts"][0]
+    words = ["bash", "-c", does.replace("JOB", job_id)]
+    asked = lab.at(first, words) if does.startswith("kill") else lab.run(words)
+    assert asked.returncode == 0, asked.stderr
+    until(lambda: verdict(found) is not None, f"the end\n{logs(found)}", 240)
+    ends = history.history(found)
+    assert verdict(found).state == "completed", f"{ends}\n{logs(found)}"  # type: ignore[union-attr]
+    assert ends[0].kind == kind and len(ends) == 1 + (kind != "completed"), f"{ends}\n{logs(found)}"
+    assert kind in ("completed", "stopped") or "n1" in ends[0].message or ends[0].rank is not None, ends
+    for rank in range(4):
+        steps = [int(line) for line in (here / f"steps-{rank}").read_text().split()]
+        assert sorted(set(steps)) == list(range(1, 81)) and (len(steps) == 80 or not saves), f"{rank}: {steps}\n{logs(found)}"
 
 
 @pytest.mark.prove

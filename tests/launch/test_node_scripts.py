@@ -223,6 +223,15 @@ def test_what_tells_of_a_failure_is_kept(node: Node, tmp_path: Path) -> None:
     assert not node.job.exists()
 
 
+def test_a_node_that_keeps_nothing_leaves_the_directories_of_others_alone(node: Node) -> None:
+    """Another node has just made the one above its own, and would find it gone."""
+    node.start()
+    (node.run / "log" / "nccl").mkdir(parents=True)
+    (node.job / "flight" / "rank-0").write_bytes(b"x" * (17 << 20))
+    node.end("failed")
+    assert list((node.run / "log" / "nccl").iterdir()) == []
+
+
 def test_only_its_own_directory_is_removed(node: Node, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "file").write_text("")

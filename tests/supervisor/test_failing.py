@@ -42,3 +42,19 @@ def test_a_step_that_is_being_ended_is_left_alone(tmp_path: Path) -> None:
 def test_what_follows_is_an_echo() -> None:
     ends = list(task_ends([FAILED.strip(), OTHERS_ENDED, "srun: error: n1: tasks 0-1: Killed"]))
     assert [(end.host, end.code) for end in ends] == [("n2", 1)]
+
+
+@pytest.mark.parametrize(("line", "told", "waits"), [
+    (FAILED, True, True), (FAILED, False, False), ("srun: error: n2: task 3: Terminated\n", True, True),
+    ("srun: error: n2: task 3: Exited with exit code 75\n", False, True)])
+def test_ranks_that_were_told_to_stop_have_their_grace(tmp_path: Path, line: str, told: bool, waits: bool) -> None:
+    """One has saved, or died of it, and the others have not saved yet."""
+    log, now = tmp_path / "srun.log", [0.0]
+    log.write_text("")
+    step = FailedStep(log, lambda: now[0], asked=lambda: told, grace=120.0, stop_codes=(75,))
+    log.write_text(line)
+    assert not step.due()
+    now[0] = 119.0
+    assert step.due() is not waits
+    now[0] = 121.0
+    assert step.due() is waits

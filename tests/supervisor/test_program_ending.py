@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rendering import job
+from rendering import executable, job
 
 from hpc_mp.cluster.slurm.allocation import Allocation
 from hpc_mp.job import ProgramSpec
@@ -87,6 +87,39 @@ def test_an_end(tmp_path: Path, code: int, resumes: bool, left: float | None, as
     assert found == means if means is None or " " not in means else means in found
 
 
+@pytest.mark.parametrize(("code", "resumes", "means"), [
+    (0, True, "stopped"), (1, True, "stopped"), (-15, True, "stopped"), (75, False, "stopped"),
+    (0, False, "ended with exit code 0, which does not tell that they were done"), (143, False, "SIGTERM ended its ranks"),
+    (-9, True, None), (137, True, None), (-11, True, None), (1, False, None)])
+def test_ranks_that_slurm_or_somebody_has_told_to_stop(tmp_path: Path, code: int, resumes: bool, means: str | None) -> None:
+    """By a signal to the step alone, of which the supervisor gets nothing. SIGKILL is no request."""
+    found = ended(attempt(tmp_path, resumes=resumes), code, ranks_asked=True)
+    assert found == means if means is None or " " not in means else means in found
+
+
+@pytest.mark.parametrize(("line", "record", "told"), [
+    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***", "", True),
+    ("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO PREEMPTION ***", "", True),
+    ("0: slurmstepd: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 DUE TO SIGNAL Terminated ***", "", True),
+    ("0: the words *** STEP 7.1 ON n1 CANCELLED AT 2026 *** of a program", "", False),
+    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-26T11:41:45", True),  # by another signal
+    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=1 PreemptTime=None", True),
+    ("0: step 1", "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None", False)])
+def test_who_has_told_the_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, record: str, told: bool) -> None:
+    executable(tmp_path / "bin" / "scontrol", f"#!/bin/sh\necho '{record}'\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    watch = watched(begun := attempt(tmp_path))
+    begun.run.node_log("n1").write_text(f"0: begins\n{line}\n0: more\n")
+    assert watch.ranks_asked() is told
+
+
+def test_what_we_have_ended_was_not_told(tmp_path: Path, sent: list[tuple[str, str]]) -> None:
+    watch = watched(begun := attempt(tmp_path))
+    watch._send("KILL")
+    begun.run.node_log("n1").write_text("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n")
+    assert not watch.ranks_asked() and sent == [("7.1", "KILL")]
+
+
 def test_signals_and_codes_of_its_own(tmp_path: Path) -> None:
     begun = attempt(tmp_path, left=10, signal="USR1", stop_codes=[3])
     assert ended(begun, 3) == "stopped" and ended(begun, 75) is None
@@ -158,12 +191,43 @@ def watched(begun: AttemptContext) -> ProgramWatch:
     return ProgramWatch(begun, begun.spec)
 
 
-def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(tmp_path: Path, sent: list[tuple[str, str]]) -> None:
-    watch, signals = watched(attempt(tmp_path)), Signals.__new__(Signals)  # without handlers in the process of the tests
-    for number, expected in ((signal.SIGTERM, []), (signal.SIGUSR2, [("7.1", "TERM")]), (None, [("7.1", "TERM")])):
-        signals.number = number or signals.number
+@pytest.mark.parametrize(("number", "line", "expected"), [
+    (signal.SIGUSR2, "", [("7.1", "TERM")]),
+    (signal.SIGTERM, "", [("7.1", "TERM")]),  # scancel --batch, scancel --full: to the job's script alone
+    (signal.SIGTERM, "0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n", [])])
+def test_a_wish_to_stop_is_passed_on_once_and_only_if_slurm_has_not(
+        tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, number: int, line: str,
+        expected: list[tuple[str, str]]) -> None:
+    executable(tmp_path / "bin" / "scontrol", "#!/bin/sh\necho JobId=7 JobState=RUNNING Restarts=0 PreemptTime=None\n")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    watch, signals = watched(begun := attempt(tmp_path)), Signals.__new__(Signals)  # without handlers in the process of the tests
+    begun.run.node_log("n1").write_text(line)
+    signals.number = number
+    watch.warn(signals)
+    assert sent == (expected if number == signal.SIGUSR2 else []), "Slurm's own may be on its way"
+    for _ in range(3):
         watch.warn(signals)
-        assert sent == expected
+    assert sent == expected
+
+
+@pytest.mark.parametrize(("record", "leaves"), [
+    ("JobState=COMPLETING Restarts=0", True), ("JobState=RUNNING Restarts=0", False),
+    ("JobState=COMPLETING Restarts=1", False)])  # Slurm has queued it again
+def test_ranks_of_a_job_that_slurm_ends_for_good_are_ended_before_the_supervisor_is(
+        tmp_path: Path, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, record: str, leaves: bool) -> None:
+    executable(tmp_path / "bin" / "scontrol", f"""#!/bin/sh
+[ "$2" = config ] && echo 'KillWait = 4 sec' || echo 'JobId=7 {record} PreemptTime=None'
+""")
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin", prepend=":")
+    monkeypatch.setattr(program, "end_of", lambda environ, job: None)
+    watch, signals = watched(begun := attempt(tmp_path)), Signals.__new__(Signals)
+    begun.run.node_log("n1").write_text("0: slurmstepd-n1: error: *** STEP 7.1 ON n1 CANCELLED AT 2026-11-26T11:41:45 ***\n")
+    signals.number = signal.SIGTERM
+    watch.warn(signals)
+    watch.warn(signals)
+    begun.run.srun_log.write_text(begun.run.srun_log.read_text() + "\nsrun: forcing job termination\n")
+    watch.poll()
+    assert sent == [("7.1", "KILL")] * leaves and watch.overdue is leaves
 
 
 @pytest.mark.parametrize(("left", "lasts", "times"), [(100.0, 200.0, 1), (130.0, 200.0, 0), (100.0, HOUR, 0), (None, HOUR, 0)])
