@@ -21,12 +21,14 @@ class FailedStep:
     """Looks for the first rank that fails.
 
     Args:
-        log: what srun says. What stands there already is of earlier steps.
+        log: what srun says.
+        begins: whether the step is started now: what stands there already is of earlier ones.
     """
 
-    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, log: Path, clock: Callable[[], float] = time.monotonic, begins: bool = True) -> None:
         self._lines, self._clock, self._since = NewLines(log), clock, math.inf
-        self._lines.read()
+        if begins:
+            self._lines.read()
 
     def due(self) -> bool:
         """Whether the others are to be ended now; said once, and not of a step that is being ended already."""

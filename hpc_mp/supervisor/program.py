@@ -46,11 +46,12 @@ class ProgramWatch:
         overdue: whether they went on until their time limit was there, in spite of the signal, and were ended.
     """
 
-    def __init__(self, attempt: AttemptContext, spec: ProgramSpec) -> None:
-        """Writes down that the attempt begins now."""
+    def __init__(self, attempt: AttemptContext, spec: ProgramSpec, begins: bool = True) -> None:
+        """``begins``: whether the attempt begins now, which is then written down."""
         run, record = attempt.run, attempt.record
         hosts = record.hosts or [emulated_node(node) for node in range(attempt.placement.nodes)]  # mpirun alone knows its hosts
-        say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
+        if begins:
+            say_begun(run, record.attempt, attempt.placement, hosts, spec.job.device, record.token)
         self._attempt, self._spec = attempt, spec
         self._due = record.end - record.grace if record.end is not None and not sent_by_slurm(record, record.end) else math.inf
         self._last = self._last_moment(record.end)
@@ -60,7 +61,7 @@ class ProgramWatch:
                                     else node_files(run, attempt.placement, record.hosts), on_hang=self._record_stacks)
         tasks = dict.fromkeys(record.hosts, spec.srun_tasks_per_node)
         self.unended = UnendedTasks(run.srun_log, tasks, find_settings) if attempt.allocation is not None else None
-        self._failed = FailedStep(run.srun_log) if attempt.allocation is not None and not spec.by_mpirun else None
+        self._failed = FailedStep(run.srun_log, begins=begins) if attempt.allocation is not None and not spec.by_mpirun else None
 
     def poll(self) -> bool:
         """Warn the tasks of a time limit of which Slurm does not; whether they hang, or do not end when they must."""
